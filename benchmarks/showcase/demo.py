@@ -29,17 +29,14 @@ from runtimes.tasks.check import CheckReport, check
 from trainer.run.record import METRICS
 from xl_export.cli.options import PACKAGES
 
-# Two beginnings with seeds whose texts were chosen by hand: the model writes best after a few sentences.
-OPENING = (
-    "Once upon a time there was a poor woodcutter who had three sons. The youngest was called Jack. One day "
-    "Jack went into the forest, and there he met an old woman."
-)
+# Two beginnings with seeds whose texts were chosen by hand. The model itself ends the first one.
+OPENING = "Once upon a time"
 STORY = (
     "Once upon a time there was a little girl who lived with her grandmother at the edge of a great forest. "
     "One winter evening somebody knocked at the door. It was a bear."
 )
-OPENING_SEED, STORY_SEED = 3, 8
-OPENING_TOKENS, STORY_TOKENS = 118, 330
+OPENING_SEED, STORY_SEED = 5, 41
+OPENING_TOKENS, STORY_TOKENS = 120, 273  # the second ends with a sentence
 TEXT = "story.txt"
 
 
@@ -71,8 +68,7 @@ def run_demo(
     if stories is not None:
         echo_title(
             "a trained model writes",
-            f"{stories}, {OPENING_TOKENS} tokens after the first three sentences; a small model, whose text "
-            "was chosen",
+            f"{stories}, at most {OPENING_TOKENS} tokens; a small model, whose text was chosen",
         )
         report, flat = _show(stories)
         figures["trained_model"] = {"check": report.to_json(), **flat.to_json()}
