@@ -58,7 +58,7 @@ def put_in_place() -> None:
     tensorrt.__name__, tensorrt.__spec__ = "tensorrt", ModuleSpec("tensorrt", None)  # as a module has
     sys.modules |= {"cuda.bindings.runtime": cuda, "tensorrt": tensorrt}  # type: ignore[dict-item]
     gpu = Gpu(name=fake_gpu.GPU.name, compute_capability=fake_gpu.GPU.compute_capability)
-    driver.ask_driver = lambda: driver.Driver(gpus=(gpu,), cuda=(13, 0))
+    driver.ask_driver = lambda: driver.DriverFacts(gpus=(gpu,), cuda=(13, 0))
     build.build = made  # type: ignore[assignment]
 
 
