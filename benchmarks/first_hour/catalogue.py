@@ -56,18 +56,39 @@ def _onnx_attention(step: Step) -> Step:
     )
 
 
-def _provider(size: str, device: str, precision: str, minutes: float = 6, memory: str = "fp32") -> Step:
-    in_memory = "" if memory == "fp32" else f"-memory-{memory}"
+def _provider(
+    size: str,
+    device: str,
+    precision: str,
+    minutes: float = 6,
+    *,
+    memory: str = "fp32",
+    mask: str = "same-length",
+) -> Step:
+    other = "" if memory == "fp32" else f"-memory-{memory}"
+    other += "" if mask == "same-length" else f"-mask-{mask}"
     names = {"cuda": "CUDA", "ort-tensorrt": "TensorRT", "ort-tensorrt-rtx": "TensorRT-RTX"}
     return _step(
-        f"{device}-{size}-{precision}{in_memory}",
-        f"{size}: ONNX Runtime's {names[device]} provider, {precision}{in_memory.replace('-', ' ')}",
+        f"{device}-{size}-{precision}{other}",
+        f"{size}: ONNX Runtime's {names[device]} provider, {precision}{other.replace('-', ' ')}",
         "providers:run",
         minutes,
         size=size,
         device=device,
         precision=precision,
         memory=memory,
+        mask=mask,
+    )
+
+
+def _trtexec(flavour: str) -> Step:
+    tool = {"tensorrt": "trtexec", "rtx": "tensorrt_rtx"}[flavour]
+    return _step(
+        f"trtexec-{flavour}",
+        f"the lines of trtexec.txt, where {tool} is on the PATH",
+        "outside.trtexec:run",
+        8,
+        flavour=flavour,
     )
 
 
@@ -96,12 +117,14 @@ STEPS: tuple[Step, ...] = (
     _provider("small", "cuda", "fp32"),
     _provider("small", "cuda", "fp16"),
     _provider("small", "cuda", "int8"),
+    _provider("small", "cuda", "int8-stored"),
     _provider("small", "cuda", "int4"),
     _provider("small", "cuda", "fp32", memory="fp16"),
     _provider("small", "cuda", "fp32", memory="int8"),
+    _provider("small", "cuda", "fp32", mask="full"),
     _step(
         "commands",
-        "eval and generate of a run and of an artefact",
+        "eval, score and generate of a run and of an artefact",
         "commands:run",
         6,
         size="small",
@@ -132,6 +155,14 @@ STEPS: tuple[Step, ...] = (
         "building.build_options:run",
         10,
     ),
+    _step(
+        "rtx-cache",
+        "what TensorRT-RTX compiles, kept for the next process",
+        "outside.rtx_cache:run",
+        6,
+    ),
+    _trtexec("tensorrt"),
+    _trtexec("rtx"),
     _provider("small", "ort-tensorrt", "fp16"),
     _provider("small", "ort-tensorrt", "fp32"),
     _provider("small", "ort-tensorrt-rtx", "fp16"),

@@ -1,4 +1,4 @@
-"""The commands on a GPU: what `eval` and `generate` say of an artefact and of a run, beside the CPU."""
+"""The commands on a GPU: what `eval`, `score` and `generate` say of an artefact and a run, beside the CPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from xl_export.cli.main import main
 
 KIND = Kind(target="onnxruntime", form="ring", precision="fp32")
 SEGMENTS, DRAWN = 4, 16  # of the scored text; tokens
+TEXTS = "texts.txt"
+LENGTHS = (1, 2, 3, 5, 8, 13, 40)  # letters of the texts for `score`, which computes some of them together
 
 
 def run(record: Record, *, size: str, devices: str) -> None:
     """Compares the commands on each of the devices, with commas between them, with those on the CPU."""
     config = config_of(size, quick=record.quick)
     text = record.work / "text.txt"
-    text.write_bytes(np.random.default_rng(0).integers(97, 123, SEGMENTS * config.segment).astype(np.uint8))
+    draw = np.random.default_rng(0)
+    text.write_bytes(draw.integers(97, 123, SEGMENTS * config.segment).astype(np.uint8))
+    lines = [draw.integers(97, 123, length).astype(np.uint8).tobytes() for length in LENGTHS]
+    text.with_name(TEXTS).write_bytes(b"\n".join(lines) + b"\n")
     folders = {"run": run_folder(record, config), "artefact": artefact_of(record, config, KIND)}
     for kind, folder in folders.items():
         expected = _said(folder, text, "cpu")
@@ -37,6 +42,12 @@ def _compare(record: Record, name: str, found: dict[str, Any], expected: dict[st
     limit = tolerance_of("fp32")
     said = f"{found['bits']:.6f} bits a token, {apart:.2e} nats from the CPU (tolerance {limit:g})"
     record.check(f"{name}: eval", bool(apart <= limit), said)
+    pairs = list(zip(found["texts"], expected["texts"], strict=True))
+    worst = np.max([abs(mine - other) / max(1, tokens) for (tokens, mine), (_, other) in pairs])
+    counted = all(mine == other for (mine, _), (other, _) in pairs) and len(pairs) == len(LENGTHS)
+    said = f"{len(pairs)} texts, at most {worst:.2e} nats a token from the CPU (tolerance {limit:g})"
+    said += "" if counted else ", and their tokens are counted otherwise"
+    record.check(f"{name}: score", bool(counted and worst <= limit), said)
     same = found["ids"] == expected["ids"]
     record.check(
         f"{name}: generate", same, f"its {DRAWN} tokens are {'' if same else 'not '}those of the CPU"
@@ -48,13 +59,25 @@ def _said(folder: Path, text: Path, device: str) -> dict[str, Any]:
     drawn = _json(
         "generate", folder, "--prompt", "a", "--tokens", DRAWN, "--temperature", 0, "--device", device
     )
-    return {"bits": scored["bits_per_token"], "computed_by": scored["computed_by"], "ids": drawn["ids"]}
+    texts = _printed("score", folder, "--input", text.with_name(TEXTS), "--device", device)
+    documents = [json.loads(line) for line in texts]
+    return {
+        "bits": scored["bits_per_token"],
+        "computed_by": scored["computed_by"],
+        "texts": [(document["tokens"], document["log_prob"]) for document in documents],
+        "ids": drawn["ids"],
+    }
 
 
 def _json(*words: object) -> dict[str, Any]:
-    """The last line of JSON that a command prints. Raises the error that the command made a sentence of."""
+    """The last line of JSON that a command prints."""
+    document: dict[str, Any] = json.loads(_printed(*words)[-1])
+    return document
+
+
+def _printed(*words: object) -> list[str]:
+    """The lines that a command prints with --json. Raises the error that it made a sentence of."""
     ended = CliRunner().invoke(main, [*map(str, words), "--json"], standalone_mode=False)
     if ended.exception is not None:
         raise ended.exception.__cause__ or ended.exception
-    document: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
-    return document
+    return ended.stdout.strip().splitlines()

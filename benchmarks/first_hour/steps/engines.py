@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
 from benchmarks.first_hour.record import Record
 from benchmarks.first_hour.steps import timed
@@ -12,7 +14,7 @@ from runtimes.contract.engine import NAMES, PLAN, Attention, EngineFacts, Flavou
 from runtimes.contract.precision import Precision
 from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.device_memory import Cuda
-from xl_export.tensorrt.build import build
+from xl_export.tensorrt.build import LAYERS, build
 from xl_export.tensorrt.options import BuildOptions
 
 MOST_ROWS = max(timed.BATCHES)
@@ -40,6 +42,7 @@ def run(
     facts = build(artefact, out, options_of(flavour, attention, Cuda().gpu.compute_capability))
     side = f"{NAMES[flavour]}, {attention}, {form}, {precision}" + ", ONNX Attention" * (written == "native")
     keep_build(record, side, facts)
+    keep_layers(record, side, out)
     timed.tried(
         record, out, open_session(out), config, side=side, form=form, precision=precision, artefact=artefact
     )
@@ -65,3 +68,18 @@ def keep_build(record: Record, side: str, facts: EngineFacts) -> None:
         f"{facts.files[PLAN].num_bytes / 2**20:.1f} MiB and {sum(facts.layers.values())} layers, of which "
         f"{facts.plugin_layers} are the plugin's",
     )
+
+
+def keep_layers(record: Record, side: str, folder: Path) -> None:
+    """Keeps how many layers the plan has by TensorRT's inspector, whose file is there where a GPU built it.
+
+    They are fewer than those of the network, which TensorRT joins.
+    """
+    name = f"{side}: {LAYERS}"
+    with record.attempt(name):
+        if not (folder / LAYERS).is_file():
+            record.check(name, False, "it is not in the folder of the engine, although a GPU built it")
+            return
+        layers = json.loads((folder / LAYERS).read_text("utf-8"))["Layers"]
+        record.fact(f"{side}: layers of the plan", len(layers))
+        record.check(name, len(layers) > 0, f"it is JSON, and has {len(layers)} layers")

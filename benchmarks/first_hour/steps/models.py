@@ -12,7 +12,7 @@ from benchmarks.first_hour.record import Record
 from benchmarks.models import random_weights, write_run
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
-from runtimes.contract.rule import MemoryRule
+from runtimes.contract.rule import Mask, MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.config import ModelConfig
 from xl_export import export
@@ -28,6 +28,7 @@ class Kind:
     """One graph of a model. attention: what the attention of a graph for TensorRT is written as.
 
     memory: the precision of the memory tensors in a graph for ONNX Runtime; one for TensorRT has its own.
+    mask: that of the artefact's rule.
     """
 
     target: Target
@@ -35,11 +36,12 @@ class Kind:
     precision: Precision
     attention: Attention = "plugin"
     memory: MemoryPrecision = "fp32"
+    mask: Mask = "same-length"
 
     @property
     def folder(self) -> str:
         by_target = self.memory if self.target == "onnxruntime" else self.attention
-        return f"{self.target}-{self.form}-{self.precision}-{by_target}"
+        return f"{self.target}-{self.form}-{self.precision}-{by_target}" + "-full" * (self.mask == "full")
 
 
 def config_of(size: str, *, quick: bool) -> BenchmarkConfig:
@@ -56,9 +58,9 @@ def config_of(size: str, *, quick: bool) -> BenchmarkConfig:
     return CONFIGS[size]
 
 
-def rule_of(config: BenchmarkConfig) -> MemoryRule:
-    """The memory rule of a model, under the mask `same-length`."""
-    return MemoryRule(mem_len=config.mem_len, segment=config.segment)
+def rule_of(config: BenchmarkConfig, mask: Mask = "same-length") -> MemoryRule:
+    """The memory rule of a model under a mask."""
+    return MemoryRule(mem_len=config.mem_len, segment=config.segment, mask=mask)
 
 
 def run_folder(record: Record, config: BenchmarkConfig, *, seed: int = 0) -> Path:
@@ -84,7 +86,7 @@ def artefact_of(record: Record, config: BenchmarkConfig, kind: Kind, *, seed: in
             run,
             out,
             memory=kind.form,
-            rule=rule_of(config),
+            rule=rule_of(config, kind.mask),
             target=kind.target,
             attention=kind.attention,
             precision=kind.precision,

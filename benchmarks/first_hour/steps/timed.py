@@ -17,7 +17,7 @@ from benchmarks.measure import Timing, take_turns
 from benchmarks.steps import filled
 from runtimes import Session, check, load_memory, open_session, save_memory
 from runtimes.contract.precision import MEMORY_IN_BYTES, TOLERANCES, MemoryPrecision, Precision
-from runtimes.contract.rule import MemoryRule
+from runtimes.contract.rule import Mask, MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.arithmetic import with_head
 from trainer.model.config import ModelConfig
@@ -47,6 +47,7 @@ def tried(
     form: Form,
     precision: Precision,
     memory: MemoryPrecision = "fp32",
+    mask: Mask = "same-length",
     artefact: Path | None = None,
     device: str = "auto",
 ) -> None:
@@ -82,6 +83,7 @@ def tried(
                     form=form,
                     precision=precision,
                     memory=memory,
+                    mask=mask,
                     halves=for_engines and precision != "fp32",
                     batch=batch,
                     tokens=tokens,
@@ -129,13 +131,14 @@ def keep(
     batch: int,
     tokens: int,
     memory: MemoryPrecision = "fp32",
+    mask: Mask = "same-length",
 ) -> None:
     """Keeps a timing with the physical limit of the step beside it.
 
     precision: of the weights. memory: of the memory. halves: whether the step computes in 16 bits, memory
     included.
     """
-    rule = rule_of(config)
+    rule = rule_of(config, mask)
     least = least_bytes(
         config.model, rule, form, batch=batch, precision=precision, halves=halves, memory=memory
     )

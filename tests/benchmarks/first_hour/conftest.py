@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,14 @@ from benchmarks.first_hour import run
 from benchmarks.first_hour.catalogue import Step
 from benchmarks.first_hour.rates import COPY, HALVES
 from benchmarks.first_hour.record import Record
-from benchmarks.first_hour.steps import models
+from benchmarks.first_hour.steps import engines, models, shapes
+from benchmarks.first_hour.steps.building import build_options
+from benchmarks.first_hour.steps.outside import rtx_cache, trtexec
+from runtimes.contract.engine import Profile, load_engine
+from runtimes.contract.reference import load_reference
+from runtimes.contract.spec import load_spec
+from tests import fake_gpu
+from xl_export.tensorrt.trtexec import LINE, timing_commands, trtexec_command
 
 ROOT = Path(__file__).parents[3]
 MEASURED = {COPY: (1e12, 2e12), HALVES: (1e14,)}
@@ -54,3 +62,28 @@ def record(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recor
     for name, values in MEASURED.items():
         before.series(name, values)
     return Record(path=tmp_path / "step.json", work=work, results=tmp_path, quick=True)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.FakeCuda:
+    """A stand-in for TensorRT and CUDA; a build gives an engine that ONNX Runtime runs."""
+
+    def build(artefact: Path, out: Path, options: Any) -> Any:
+        rows = (1, 1, options.batch[2])
+        profiles = (
+            Profile(name="segment", batch=rows, tokens=(1, 8, 8)),
+            Profile(name="token", batch=rows, tokens=(1, 1, 1)),
+        )
+        fake_gpu.make_engine(artefact, out, profiles=profiles, flavour=options.flavour)
+        (out / engines.LAYERS).write_text('{"Layers": ["a", "b"]}')
+        spec = load_spec(artefact)
+        lines = [trtexec_command(artefact, spec, options, {})]
+        lines += timing_commands(spec, options, load_reference(artefact, spec), out)
+        (out / LINE).write_text("\n".join(lines) + "\n")
+        return load_engine(out)[0]
+
+    fake_gpu.install(monkeypatch, package="tensorrt_rtx")
+    cuda = fake_gpu.install(monkeypatch)
+    for module in (engines, shapes, build_options, trtexec, rtx_cache):
+        monkeypatch.setattr(module, "build", build)
+    return cuda

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +43,20 @@ def test_the_list_has_every_step_and_runs_nothing() -> None:
     result = CliRunner().invoke(main, ["first-hour", "--list"])
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == [step.name for step in STEPS]
+
+
+def test_the_guide_names_every_step_and_no_other() -> None:
+    guide = (ROOT / "docs" / "guides" / "first-hour.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")]
+    patterns = [name.replace("…", "*") for row in rows for name in re.findall(r"`([a-z0-9…-]+)`", row)]
+    names = [step.name for step in STEPS]
+    unnamed = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in patterns)]
+    assert unnamed == []
+    of_steps = patterns[: patterns.index("nccl") + 1]  # the tables after it are of options and files
+    assert [each for each in of_steps if not fnmatch.filter(names, each)] == []
+    (left_out,) = (line for line in guide.splitlines() if line.startswith("**Not in the list:**"))
+    assert "`mps`" in left_out
+    assert not [word for word in ("trtexec", "cache of TensorRT-RTX") if word in left_out]
 
 
 @pytest.mark.slow

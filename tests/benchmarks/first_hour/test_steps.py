@@ -28,32 +28,13 @@ from benchmarks.first_hour.steps import (
 )
 from benchmarks.first_hour.steps.building import ahead, build_options
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.engine import Profile, load_engine
+from runtimes.contract.engine import load_engine
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from runtimes.sessions.tensorrt.session import TrtSession
 from tests import fake_gpu
 from trainer.model.config import ModelConfig
 from xl_export.tensorrt.naive import naive_relative_attention
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.FakeCuda:
-    """A stand-in for TensorRT and CUDA; a build gives an engine that ONNX Runtime runs."""
-
-    def build(artefact: Path, out: Path, options: Any) -> Any:
-        rows = (1, 1, options.batch[2])
-        profiles = (
-            Profile(name="segment", batch=rows, tokens=(1, 8, 8)),
-            Profile(name="token", batch=rows, tokens=(1, 1, 1)),
-        )
-        return load_engine(fake_gpu.make_engine(artefact, out, profiles=profiles))[0]
-
-    cuda = fake_gpu.install(monkeypatch)
-    for module in (engines, shapes, build_options):
-        monkeypatch.setattr(module, "build", build)
-    return cuda
-
 
 ENGINE = {"size": "small", "flavour": "tensorrt", "attention": "native", "form": "ring", "precision": "fp16"}
 
@@ -64,7 +45,8 @@ def test_an_engine_is_compared_and_then_timed_beside_its_limit(
     engines.run(record, **ENGINE)  # type: ignore[arg-type]
     record.finish()
     result = record.result
-    assert [check.passed for check in result.checks] == [True] * 3, result.checks
+    assert [check.passed for check in result.checks] == [True] * 4, result.checks
+    assert result.facts["TensorRT, native, ring, fp16: layers of the plan"] == "2"
     assert [(row.batch, row.tokens) for row in result.rows] == [(1, 1), (1, 8), (8, 1), (8, 8)]
     for row in result.rows:
         assert row.milliseconds > 0
@@ -89,6 +71,27 @@ def test_an_engine_is_compared_and_then_timed_beside_its_limit(
     record.finish()
     assert record.result.status == "failed"
     assert record.result.rows == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "it is not in the folder of the engine"),
+        ("a layer", "JSONDecodeError"),
+        ('{"Bindings": []}', "KeyError: 'Layers'"),
+        ('{"Layers": []}', "it is JSON, and has 0 layers"),
+    ],
+)
+def test_what_an_inspector_did_not_tell_is_a_failure(
+    text: str | None, sentence: str, record: Record, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / engines.LAYERS).write_text(text)
+    engines.keep_layers(record, "an engine", tmp_path)
+    assert [(check.name, check.passed) for check in record.result.checks] == [
+        ("an engine: layers.json", False)
+    ]
+    assert sentence in record.result.checks[0].sentence
 
 
 def test_the_bytes_of_a_step_are_those_of_its_form_and_precision() -> None:

@@ -1,0 +1,1 @@
+"""Steps in which other programs than the one of the step open an engine."""
