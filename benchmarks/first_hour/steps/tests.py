@@ -46,8 +46,9 @@ class Reporter:
     def _keep(self, report: Any) -> None:
         self.counts["failed"] += 1
         crash = getattr(report.longrepr, "reprcrash", None)
-        said = crash.message if crash else str(report.longrepr)
-        self.record.check(report.nodeid, False, " ".join(said.split())[-SENTENCE:])
+        # A file that cannot be imported has a text alone, and what is wrong stands at its end.
+        said = crash.message[:SENTENCE] if crash else str(report.longrepr)[-SENTENCE:]
+        self.record.check(report.nodeid, False, " ".join(said.split()))
 
     @property
     def said(self) -> str:
