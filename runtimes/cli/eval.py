@@ -34,8 +34,8 @@ text_option = click.option(
 ids_option = click.option(
     "--ids",
     is_flag=True,
-    help="The file of --text holds token ids of this model: a .npy file, a raw .bin file, or a .jsonl file "
-    "with a list of ids on each line.",
+    help="The file of --text holds token ids of this model: a .npy file, a raw .bin file, a .jsonl file with "
+    "a list of ids on each line, or a .txt file of numbers.",
 )
 dtype_option = click.option(
     "--dtype", type=click.Choice(ID_TYPES), help="The type of the ids in a .bin file, little-endian."

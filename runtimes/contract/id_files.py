@@ -1,6 +1,8 @@
-"""Files of token ids: `.npy` arrays, raw `.bin` files, and `.jsonl` files with one list of ids a line.
+"""Files of token ids: `.npy` arrays, raw `.bin` files, `.jsonl` files with one list of ids a line, and `.txt`
+files of numbers.
 
-Arrays are memory-mapped and lists are read line by line, so a file may be larger than memory.
+Arrays are memory-mapped, lists are read line by line, and numbers block by block, so a file may be larger
+than memory.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from runtimes.base.files import NPZ_ERRORS, open_file, reading
 
 IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 ID_TYPES: tuple[IdType, ...] = get_args(IdType)
-ID_SUFFIXES = (".npy", ".bin", ".jsonl")
+ID_SUFFIXES = (".npy", ".bin", ".jsonl")  # without .txt, which is taken where ids alone can be meant
 LONGEST_LINE = 1 << 26  # bytes of one document in a `.jsonl` file
+TEXT_BLOCK = 1 << 22  # bytes of a `.txt` file that are read at a time
+LONGEST_NUMBER = 100  # bytes, many of which may be leading zeros
 CHECKED = 1 << 22  # ids that are checked at a time
 LARGEST_ID = 1 << 62  # which fits into int64 whatever is added to it
 
 
 def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.ndarray:
-    """The token ids [N] of a `.npy` or `.bin` file, memory-mapped and read-only.
+    """The token ids [N] of a `.npy` or `.bin` file, memory-mapped and read-only, or of a `.txt` file, read.
 
     dtype: of the ids of a `.bin` file, which are little-endian; it must be None for a `.npy` file. rows: a
     `.npy` file may also hold ids [documents, N]. The range of the ids is not checked (see `refuse_outside`).
@@ -32,10 +36,14 @@ def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.
     """
     if path.suffix == ".bin":
         return _raw(path, dtype)
+    if path.suffix == ".txt":
+        _refuse_dtype(path, dtype)
+        return np.concatenate([np.zeros(0, np.int64), *number_blocks(path)])
     if path.suffix != ".npy":
+        refuse_archive(path)
         raise TextError(
-            f"{path} is no array of token ids; give a .npy file, or a .bin file of raw little-endian "
-            "integers."
+            f"{path} is no file of token ids; give a .npy, .jsonl or .txt file, or a .bin file of raw "
+            "little-endian integers."
         )
     _refuse_dtype(path, dtype)
     _refuse_no_file(path, "a .npy file of token ids")
@@ -83,6 +91,39 @@ def documents(
                 yield _document(line, f"{path}: line {number}")
 
 
+def number_blocks(
+    path: Path, *, tick: Callable[[int], object] | None = None, mend: str = "give a file of token ids"
+) -> Iterator[np.ndarray]:
+    """The ids of a `.txt` file of whole numbers with white space or commas between them, block by block.
+
+    tick: called with the number of bytes of each block. mend: the end of the sentence for a file that has
+    something else. Raises TextError with the first word that is no token id.
+    """
+    _refuse_no_file(path, "a .txt file of token ids")
+    with reading(path), open_file(path) as stream:
+        rest, before = b"", 0  # before: the number of words in earlier blocks
+        while block := stream.read(TEXT_BLOCK):
+            if tick is not None:
+                tick(len(block))
+            text = rest + block.replace(b",", b" ")
+            words = text.split()
+            # The last word may go on in the next block, unless it is longer than any number.
+            goes_on = len(words) > 0 and not text[-1:].isspace() and len(words[-1]) <= LONGEST_NUMBER
+            rest = words.pop() if goes_on else b""
+            yield _numbers(words, path, before, mend)
+            before += len(words)
+        yield _numbers(rest.split(), path, before, mend)
+
+
+def refuse_archive(path: Path) -> None:
+    """Raises TextError for an `.npz` file, which holds several arrays, and says how to take one out."""
+    if path.suffix == ".npz":
+        raise TextError(
+            f"{path} is an archive of arrays; save one of them as a .npy file, such as the first with "
+            f"`python -c \"import numpy; a = numpy.load('{path}'); numpy.save('ids.npy', a[a.files[0]])\"`."
+        )
+
+
 def refuse_outside(ids: np.ndarray, where: object, size: int, *, mend: str, start: int = 0) -> None:
     """Raises TextError with file and index of the first id that is not from 0 to size - 1.
 
@@ -124,6 +165,18 @@ def _raw(path: Path, dtype: str | None) -> np.ndarray:
     if size == 0:
         return np.empty(0, little_endian)
     return np.memmap(path, little_endian, mode="r")
+
+
+def _numbers(words: list[bytes], path: Path, before: int, mend: str) -> np.ndarray:
+    """The ids that are written as words. before: the number of words before these, for the message."""
+    for number, word in enumerate(words, before + 1):
+        if not word.isdigit() or len(word) > LONGEST_NUMBER or int(word) >= LARGEST_ID:
+            shown = word[:40].decode("utf-8", errors="replace")
+            raise TextError(
+                f"{path} has {shown!r} as word {number:,}, which is no token id; expected whole numbers with "
+                f"white space or commas between them: {mend}."
+            )
+    return np.array(words, dtype="S").astype(np.int64) if words else np.zeros(0, np.int64)
 
 
 def _document(line: bytes, where: str) -> np.ndarray:

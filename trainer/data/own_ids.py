@@ -10,10 +10,21 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
 from runtimes.base.files import read_bytes
-from runtimes.contract.id_files import CHECKED, documents, open_ids, refuse_outside
+from runtimes.contract.id_files import (
+    CHECKED,
+    documents,
+    number_blocks,
+    open_ids,
+    refuse_archive,
+    refuse_outside,
+)
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, as_text, load_vocab
+from trainer.data.dataset import DATA
 from trainer.data.own import OWN_IDS, OwnFiles, Prepared, write_dataset
 from trainer.data.published import Tick
+
+MEND_SIZE = "give another --vocab-size, or other ids"
+MEND_TEXT = "prepare a text with `xl-export prepare text`"
 
 
 def prepare_ids(
@@ -27,6 +38,7 @@ def prepare_ids(
 ) -> Prepared:
     """The dataset `out` of files of ids (see `runtimes.contract.id_files`), read block by block.
 
+    A `.txt` file of numbers is one document, whatever its lines are.
     dtype: of raw `.bin` files. With an end-of-document token in the vocabulary, that token stands after each
     document: a file, a row of a two-dimensional array, or a line of a `.jsonl` file. Raises TextError with
     file and index of an id that the vocabulary lacks.
@@ -37,6 +49,8 @@ def prepare_ids(
 
     if dtype is not None and all(path.suffix != ".bin" for path in files.all):
         raise ConfigError(f"--dtype is {dtype}, and none of the files is a .bin file; leave out --dtype.")
+    for path in files.all:  # before any work
+        _refuse_other(path)
     return write_dataset(
         out,
         corpus=OWN_IDS,
@@ -88,13 +102,37 @@ def _names(path: Path) -> list[str]:
     return list(names)
 
 
+def _refuse_other(path: Path) -> None:
+    """Raises TextError for what is no file of ids, and says what to do with it."""
+    if (path / DATA).is_file():
+        raise TextError(f"{path} is a dataset already; train on it with `xl-export train --data {path}`.")
+    if path.is_dir():
+        raise TextError(f"{path} is a folder; give each of its files with an option of its own.")
+    refuse_archive(path)
+    if path.suffix not in (".npy", ".bin", ".jsonl", ".txt"):
+        raise TextError(
+            f"{path} is no file of token ids; give .npy, .bin or .jsonl files, or .txt files of numbers, or "
+            f"{MEND_TEXT}."
+        )
+
+
+def _encode_numbers(path: Path, vocab: IdsVocab, tick: Tick) -> Iterator[np.ndarray]:
+    """The ids of a `.txt` file, with the token for the end of a document behind them."""
+    end, last, start = vocab.special.end_of_document, None, 0
+    for block in number_blocks(path, tick=tick, mend=f"give such a file, or {MEND_TEXT}"):
+        refuse_outside(block, path, vocab.size, mend=MEND_SIZE, start=start)
+        start += len(block)
+        last = int(block[-1]) if len(block) else last
+        yield block
+    if end is not None and last not in (None, end):
+        yield np.array([end])
+
+
 def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Iterator[np.ndarray]:
     end = vocab.special.end_of_document
-    if path.suffix not in (".npy", ".bin", ".jsonl"):
-        raise TextError(
-            f"{path} is no file of token ids; give .npy, .bin or .jsonl files, or prepare a text with "
-            "`xl-export prepare text`."
-        )
+    if path.suffix == ".txt":
+        yield from _encode_numbers(path, vocab, tick)
+        return
     several = path.suffix == ".jsonl" or open_ids(path, dtype=dtype, rows=True).ndim == 2
     if several and end is None:
         raise ConfigError(
@@ -105,9 +143,7 @@ def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Itera
         where = f"{path}, document {number}," if several else path
         for start in range(0, len(document), CHECKED):
             block = document[start : start + CHECKED]
-            refuse_outside(
-                block, where, vocab.size, mend="give another --vocab-size, or other ids", start=start
-            )
+            refuse_outside(block, where, vocab.size, mend=MEND_SIZE, start=start)
             if path.suffix != ".jsonl":  # whose lines were counted when they were read
                 tick(block.nbytes)
             yield block

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import TextError, UserError
-from runtimes.contract.id_files import documents, open_ids, refuse_outside
+from runtimes.contract import id_files
+from runtimes.contract.id_files import documents, number_blocks, open_ids, refuse_outside
 
 
 def written(path: Path, content: bytes | np.ndarray) -> Path:
@@ -33,6 +34,8 @@ def test_raw_ids_are_mapped_in_little_endian(tmp_path: Path) -> None:
         ("a.npy", np.array([3, 4]), [[3, 4]]),
         ("a.npy", np.array([[3, 4], [5, 6]], np.uint8), [[3, 4], [5, 6]]),
         ("a.bin", np.array([3, 4], "<i4").tobytes(), [[3, 4]]),
+        ("a.txt", b"3 4\n\n5,6, 17\r\n", [[3, 4, 5, 6, 17]]),
+        ("a.txt", b"", [[]]),
         ("a.jsonl", b'[3]\n\n {"ids": [4, 5], "id": "x"}\n[]\n[6]', [[3], [4, 5], [], [6]]),
     ],
 )
@@ -57,7 +60,13 @@ def test_a_file_gives_its_documents(
             None,
             r"int64 \[1, 1, 1\]; expected token ids, integers \[N\] or",
         ),
-        ("a.txt", b"1 2", None, "no array of token ids"),
+        ("a.csv", b"1 2", None, "no file of token ids"),
+        ("a.npz", b"PK", None, "a.npz is an archive of arrays; save one of them as a .npy file"),
+        ("a.txt", b"1 2", "uint8", "leave out --dtype"),
+        ("a.txt", b"12 the cat", None, r"a.txt has 'the' as word 2, which is no token id; expected whole"),
+        ("a.txt", b"1 -2", None, "has '-2' as word 2"),
+        ("a.txt", b"1 1_000", None, "has '1_000' as word 2"),
+        ("a.txt", b"1" * 5_000, None, "has '1{40}' as word 1"),
         ("a.jsonl", b"[1]\n[2", None, "line 2 is not JSON"),
         ("a.jsonl", b'[1]\n\n[2, "3"]', None, "line 3 is no list of token ids"),
         ("a.jsonl", b"[true]", None, "line 1 is no list of token ids"),
@@ -76,7 +85,7 @@ def test_what_is_no_file_of_ids_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a.bin", "a.npy", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.bin", "a.npy", "a.jsonl", "a.txt"])
 def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> None:
     dtype = "uint8" if name == "a.bin" else None
     with pytest.raises(UserError, match="No such file"):
@@ -84,6 +93,18 @@ def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> N
     (tmp_path / name).mkdir()
     with pytest.raises(TextError, match="is not a file"):
         list(documents(tmp_path / name, dtype=dtype))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 1 << 22])
+def test_numbers_are_whole_wherever_a_block_ends(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_files, "TEXT_BLOCK", block)
+    path, seen = written(tmp_path / "a.txt", b"123 45,6\n7890 1"), []
+    assert np.concatenate(list(number_blocks(path, tick=seen.append))).tolist() == [123, 45, 6, 7890, 1]
+    assert sum(seen) == path.stat().st_size
+    with pytest.raises(TextError, match="has 'six' as word 3"):
+        list(number_blocks(written(tmp_path / "b.txt", b"123 45,six 7")))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_documents_end_with_their_token_once(tmp_path: Path) -> None:
         ("a.npy", np.array([1, 9]), r"a\.npy has the token id 9 at index 1, outside the vocabulary \(0"),
         ("a.npy", np.array([1, -1]), r"the token id -1 at index 1"),
         ("a.jsonl", "[1]\n[2, 3, 10]\n", r"a\.jsonl, document 2, has the token id 10 at index 2"),
-        ("a.txt", "1 2 3", "no file of token ids.*xl-export prepare text"),
+        ("a.csv", "1 2 3", "no file of token ids.*xl-export prepare text"),
+        ("a.txt", "1 2,9", r"a\.txt has the token id 9 at index 2, outside the vocabulary"),
     ],
 )
 def test_what_is_wrong_with_ids_is_told(

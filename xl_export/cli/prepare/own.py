@@ -105,8 +105,8 @@ def tokens_command(
     """Prepare token ids that another program has made: music, events, encoded text.
 
     Files are .npy arrays of integers (one dimension, or two with a document a row), raw .bin files of
-    integers, or .jsonl files with a list of integers a line. They are read block by block, so they may be
-    larger than memory.
+    integers, .jsonl files with a list of integers a line, or .txt files of numbers with white space or commas
+    between them. They are read block by block, so they may be larger than memory.
     """
     files = _files(train, valid, test, out, force)
     with needs("train", "tqdm"):

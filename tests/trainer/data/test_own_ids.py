@@ -1,0 +1,44 @@
+"""Files of token ids as users have them: numbers in a text file, and what is given in place of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.commands import last_line, refused, xl
+from trainer.data.dataset import open_dataset
+
+
+def prepare(folder: Path, *train: object, size: int = 60) -> list[object]:
+    files = [word for path in train for word in ("--train", path)]
+    return ["prepare", "tokens", *files, "--vocab-size", size, "--out", folder / "out"]
+
+
+@pytest.mark.parametrize("end", [None, 0])
+def test_a_text_file_of_numbers_is_one_stream(
+    end: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimes.contract.id_files.TEXT_BLOCK", 5)  # several blocks
+    stream = [1 + i % 59 for i in range(100)]
+    lines = [" ".join(map(str, stream[at : at + 7])) for at in range(0, 100, 7)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    ends = [] if end is None else ["--end-of-document", end]
+    made = last_line(xl(*prepare(tmp_path, tmp_path / "lines.txt"), *ends, "--json"))
+    assert sum(made["tokens"].values()) == 100 + len(ends[1:])
+    dataset = open_dataset(tmp_path / "out")
+    parts = [part.tolist() for part in (dataset.train, dataset.valid, dataset.test)]
+    assert [*parts[0], *parts[1], *parts[2]] == stream + ends[1:]
+
+
+def test_what_is_no_file_of_ids_has_a_sentence_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("12 the cat")
+    np.savez(tmp_path / "a.npz", ids=np.arange(9))
+    np.save(tmp_path / "ids.npy", np.arange(59).repeat(5))
+    refused(xl(*prepare(tmp_path, tmp_path / "text.txt")), "has 'the' as word 2", "`xl-export prepare text`")
+    refused(xl(*prepare(tmp_path, tmp_path / "a.npz")), "a.npz is an archive of arrays", "numpy.save(")
+    refused(xl(*prepare(tmp_path, tmp_path)), "is a folder; give each of its files")
+    assert xl(*prepare(tmp_path, tmp_path / "ids.npy")).exit_code == 0
+    again = xl("prepare", "tokens", "--train", tmp_path / "out", "--vocab-size", 9, "--out", tmp_path / "o")
+    refused(again, "is a dataset already", "xl-export train --data")
