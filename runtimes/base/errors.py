@@ -89,6 +89,14 @@ class TextError(UserError):
     """A text is empty, not UTF-8, or has symbols outside the vocabulary."""
 
 
+class NoTextError(TextError):
+    """A text was given to a model of token ids. A command adds to the message how it takes ids."""
+
+    def told_to(self, mend: str) -> NoTextError:
+        """The same error with what the user can do with this command in place of the general mend."""
+        return NoTextError(f"{str(self).partition('; ')[0]}; {mend}.")
+
+
 class ArtefactError(UserError):
     """A run, artefact or engine folder is missing a file, altered, or of another version."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import MissingPackageError, TextError
+from runtimes.base.errors import MissingPackageError, NoTextError, TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.sealed import identity_of
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
@@ -18,6 +18,10 @@ from runtimes.contract.vocabulary import ByteVocab, Vocab, load_vocab
 
 DATA = "data.json"  # marks a prepared dataset (`trainer/data/dataset.py`)
 MAX_SIDE_BYTES = 1 << 12
+MEND_NO_TEXT = (
+    "give a .npy or .jsonl file of ids, or a .bin or .txt file of them with --ids, which `eval` and "
+    "`recl` have"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ def _encoded(raw: bytes, vocab: Vocab, *, name: str) -> ReadText:
     """A text and its tokens; raises TextError, which names the text, where the vocabulary lacks a part."""
     try:
         return ReadText(vocab.encode(raw), raw)
+    except NoTextError as error:
+        raise TextError(f"{name}: {error.told_to(MEND_NO_TEXT)}") from error
     except TextError as error:
         raise TextError(f"{name}: {error}") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import TextError
+from runtimes.base.errors import NoTextError, TextError
 from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
 
 
@@ -30,9 +30,8 @@ class IdsVocab(NoFiles):
 
     def encode(self, text: str | bytes) -> np.ndarray:
         if self.names is None:
-            raise TextError(
-                f"this model takes token ids from 0 to {self.size - 1} and no text; give ids: a file of "
-                "them, lines of JSON such as [12, 7], or --prompt-ids."
+            raise NoTextError(
+                f"this model takes token ids from 0 to {self.size - 1} and no text; give a list of ids."
             )
         words = as_text(text).split()
         ids = np.fromiter((self._ids.get(word, -1) for word in words), np.int64, len(words))

@@ -105,8 +105,11 @@ def test_ids_need_no_word_from_the_user_where_the_model_knows_ids_alone(tmp_path
     np.save(tmp_path / "some.npy", np.array([2, 0, 1]))
     assert read_tokens(tmp_path / "some.npy", IdsVocab(3)).tolist() == [2, 0, 1]
     (tmp_path / "some.txt").write_text("2 0 1")
-    with pytest.raises(TextError, match="takes token ids from 0 to 2 and no text"):
+    with pytest.raises(
+        TextError, match=r"some.txt: this model takes token ids from 0 to 2 and no text; give a"
+    ):
         read_tokens(tmp_path / "some.txt", IdsVocab(3))
+    assert read_tokens(tmp_path / "some.txt", IdsVocab(3), ids=True).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("name", ["some.jsonl", "some.bin", "some.NPY"])

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary import load_vocab
+from runtimes.sessions.open import open_session
 from tests.commands import last_line, refused, xl
 from trainer.data.dataset import open_dataset
 from trainer.data.source import load_source
@@ -191,3 +193,19 @@ def test_prepare_says_what_it_made_and_what_was_meant(tmp_path: Path) -> None:
     listed = xl("prepare", "--help").stdout
     assert "wt103" not in listed
     assert xl("data", "--help").stdout.splitlines()[2:] == listed.splitlines()[2:]
+
+
+def test_a_model_of_ids_says_in_each_command_how_it_takes_them(
+    chain: Callable[..., Any], tmp_path: Path
+) -> None:
+    artefact, file = chain("ids").artefact, tmp_path / "some.txt"
+    file.write_text("one two")
+    said = "this model takes token ids from 0 to 11 and no text; "
+    refused(xl("generate", artefact, "--prompt", "a"), f"{said}give ids with --prompt-ids, such as")
+    refused(
+        xl("generate", artefact, "--prompts", file), f"line 1 of {file}: {said}write each prompt as a list"
+    )
+    refused(xl("eval", artefact, "--text", file), f"{file}: {said}give a .npy or .jsonl file", "with --ids")
+    with pytest.raises(TextError) as caught:  # what Python and HTTP say has no option of a command
+        open_session(artefact).vocab.encode("a")
+    assert str(caught.value) == f"{said}give a list of ids."
