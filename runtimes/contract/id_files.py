@@ -22,6 +22,9 @@ ID_TYPES: tuple[IdType, ...] = get_args(IdType)
 ID_SUFFIXES = (".npy", ".bin", ".jsonl")  # without .txt, which is taken where ids alone can be meant
 LONGEST_LINE = 1 << 26  # bytes of one document in a `.jsonl` file
 TEXT_BLOCK = 1 << 22  # bytes of a `.txt` file that are read at a time
+INTEGERS = (
+    'expected token ids, which are integers: convert the array with `.astype("int64")` and save it again'
+)
 LONGEST_NUMBER = 100  # bytes, many of which may be leading zeros
 CHECKED = 1 << 22  # ids that are checked at a time
 LARGEST_ID = 1 << 62  # which fits into int64 whatever is added to it
@@ -49,10 +52,19 @@ def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.
     _refuse_no_file(path, "a .npy file of token ids")
     try:
         ids: np.ndarray = np.lib.format.open_memmap(path, mode="r")
-    except (*NPZ_ERRORS, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise TextError(f"{path} could not be read as a .npy file of token ids: {reason}.") from error
-    if ids.ndim not in ((1, 2) if rows else (1,)) or ids.dtype.kind not in "iu":
+    except OSError as error:
+        raise TextError(
+            f"{path} could not be read as a .npy file of token ids: {error.strerror or first_line(error)}."
+        ) from error
+    except NPZ_ERRORS as error:
+        if "Python objects" in str(error):  # NumPy has no error of its own for them
+            raise TextError(f"{path} holds Python objects; {INTEGERS}.") from error
+        raise TextError(
+            f"{path} is no whole .npy file; copy it again, or make it with `numpy.save`."
+        ) from error
+    if ids.dtype.kind not in "iu":
+        raise TextError(f"{path} holds {ids.dtype} {list(ids.shape)}; {INTEGERS}.")
+    if ids.ndim not in ((1, 2) if rows else (1,)):
         shapes = "integers [N] or [documents, N]" if rows else "integers [N]"
         raise TextError(
             f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, {shapes}: give one row, or a "

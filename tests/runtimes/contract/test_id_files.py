@@ -95,6 +95,25 @@ def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> N
         list(documents(tmp_path / name, dtype=dtype))
 
 
+def test_a_damaged_array_is_no_whole_file_and_one_of_another_type_is_converted(tmp_path: Path) -> None:
+    whole = written(tmp_path / "a.npy", np.arange(1_000)).read_bytes()
+    for content in (b"", b"this is no array", whole[:50], whole[:4_000], b"\x93NUMPY\1\0\7\0{'a': 1"):
+        path = written(tmp_path / "b.npy", content)
+        with pytest.raises(TextError) as caught:
+            open_ids(path)
+        expected = f"{path} is no whole .npy file; copy it again, or make it with `numpy.save`."
+        assert str(caught.value) == expected, content
+    for array, held in (
+        (np.arange(3.0), r"float64 \[3\]"),
+        (np.ones((2, 3), bool), r"bool \[2, 3\]"),
+        (np.array([None, 1]), "Python objects"),
+    ):
+        path = written(tmp_path / "c.npy", array)
+        with pytest.raises(TextError, match=rf"c.npy holds {held}; expected token ids.*astype\(\"int64\"\)"):
+            open_ids(path, rows=True)
+    assert open_ids(written(tmp_path / "empty.npy", np.zeros(0, int))).tolist() == []
+
+
 @pytest.mark.parametrize("block", [1, 2, 3, 1 << 22])
 def test_numbers_are_whole_wherever_a_block_ends(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

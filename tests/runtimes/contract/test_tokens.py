@@ -54,7 +54,7 @@ def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
         (np.array([0.0, 1.0]), r"float64 \[2\]"),
         (np.array([[0, 1]]), r"int64 \[1, 2\]"),
         (np.array([True]), r"bool \[1\]"),
-        (np.array([{}], object), "could not be read"),
+        (np.array([{}], object), "holds Python objects; expected token ids"),
     ],
 )
 def test_ids_that_do_not_fit_are_refused(array: np.ndarray, words: str, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_damaged_files_of_ids_are_refused(tmp_path: Path) -> None:
     endless = whole[:128].replace(b"(100,),        ", b"(99999999999,),")
     for damaged in (b"", whole[:40], whole[:200], b"PK" + whole, pickle.dumps([1]), huge, endless):
         path.write_bytes(damaged)
-        with pytest.raises(TextError, match=r"some\.npy could not be read as a \.npy file") as caught:
+        with pytest.raises(TextError, match=r"some\.npy is no whole \.npy file; copy") as caught:
             read_tokens(path, ABC)
         assert "\n" not in str(caught.value)
 
