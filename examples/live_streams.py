@@ -16,10 +16,8 @@ import runtimes
 ROWS, LENGTH = 2, 12  # streams that run at once; symbols to generate for each request
 REQUESTS = ("The ", "A class is a", "If", "Return the ", "x")
 
-session = runtimes.open_session(sys.argv[1], threads=1)
 
-
-def serve(prompts: tuple[str, ...], rows: int) -> list[str]:
+def serve(session: runtimes.Session, prompts: tuple[str, ...], rows: int) -> list[str]:
     """The likeliest continuation of each prompt, from a batch of `rows` streams."""
     memory = session.start(batch=rows)
     waiting = list(enumerate(prompts))
@@ -48,10 +46,17 @@ def serve(prompts: tuple[str, ...], rows: int) -> list[str]:
     return ["".join(map(decode, answer)) for decode, answer in zip(decoders, answers, strict=True)]
 
 
-together = serve(REQUESTS, ROWS)
+try:
+    if len(sys.argv) != 2:
+        raise runtimes.UserError("give the folder of an artefact: python live_streams.py ARTEFACT")
+    session = runtimes.open_session(sys.argv[1], threads=1)
+    together = serve(session, REQUESTS, ROWS)
+except runtimes.UserError as error:
+    print(f"Error: {error}", file=sys.stderr)
+    sys.exit(2)
 for prompt, answer in zip(REQUESTS, together, strict=True):
     print(f"{prompt!r} -> {answer!r}")
-alone = [serve((prompt,), 1)[0] for prompt in REQUESTS]
+alone = [serve(session, (prompt,), 1)[0] for prompt in REQUESTS]
 if together != alone:
     sys.exit(f"the answers differ from those alone: {alone}")
 print("every request got the same answer as alone")

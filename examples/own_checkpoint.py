@@ -16,13 +16,20 @@ import numpy as np
 import runtimes
 import xl_export
 
+if len(sys.argv) < 3:
+    print("Error: give both: python own_checkpoint.py CHECKPOINT FOLDER [OPTIONS]", file=sys.stderr)
+    sys.exit(2)
 checkpoint, folder, options = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
-folder.mkdir(parents=True)
 
 # The command prints every setting with the place that it comes from: read that once for your checkpoint.
 command = [sys.executable, "-m", "xl_export", "import", checkpoint, "--out", str(folder / "run"), *options]
-subprocess.run(command, check=True)
-artefact = xl_export.export(folder / "run", folder / "artefact")
+if ended := subprocess.run(command, check=False).returncode:
+    sys.exit(ended)  # the command has said why, and has written nothing
+try:
+    artefact = xl_export.export(folder / "run", folder / "artefact")
+except runtimes.UserError as error:
+    print(f"Error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 report = runtimes.check(artefact)
 print(f"{'passed' if report.passed else 'FAILED'}: {report.sentence}")

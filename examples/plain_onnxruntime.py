@@ -4,22 +4,36 @@
 
 The program feeds the prompt in segments, and then continues it with the likeliest symbol, one token at a
 time. It takes artefacts with `ring` memory whose vocabulary is characters: the default of `xl-export
-export` for a text.
+export` for a text. Words and subwords need their own rules to cut a text, which `runtimes` has.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnxruntime
 
+
+def refuse(sentence: str) -> NoReturn:
+    print(f"Error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+if len(sys.argv) != 3:
+    refuse('give an artefact and a prompt: python plain_onnxruntime.py ARTEFACT "The "')
 folder, prompt = Path(sys.argv[1]), sys.argv[2]
+if not (folder / "spec.json").is_file():
+    refuse(f"{folder} is no artefact (it has no spec.json); give the folder that xl-export export wrote.")
 spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
-symbols = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))["symbols"]
-assert spec["form"] == "ring", (
-    "other forms need two sets of buffers that change places; see docs/reference/step.md"
-)
+symbols = json.loads((folder / "vocab.json").read_text(encoding="utf-8")).get("symbols")
+if symbols is None:
+    refuse(f"{folder} has a vocabulary of other tokens than characters; use runtimes.generate for it.")
+if spec["form"] != "ring":  # it needs two sets of buffers that change places; see docs/reference/step.md
+    refuse(f"{folder} has {spec['form']} memory; export it with `--memory ring`.")
+if not prompt or set(prompt) - set(symbols):
+    refuse(f"the prompt {prompt!r:.60} is empty or has characters that the model lacks; give others.")
 
 session = onnxruntime.InferenceSession(folder / "step.onnx", providers=["CPUExecutionProvider"])
 binding = session.io_binding()

@@ -4,7 +4,7 @@
 
 For each line the program prints how many bits it took to predict a symbol of it, given everything that came
 before. A line with a high figure is one that the model did not expect. Each symbol but the first of the
-stream is scored exactly once.
+stream is scored exactly once. A model of token ids reads lines of whole numbers, such as `12 7 30`.
 """
 
 import math
@@ -14,20 +14,41 @@ import numpy as np
 
 import runtimes
 
-session = runtimes.open_session(sys.argv[1], threads=1)
-memory = session.start(batch=1)
-waiting = np.empty(
-    0, np.int64
-)  # the last token: it is fed with the next line, whose first symbol it predicts
 
-for line in sys.stdin:
-    tokens = np.concatenate([waiting, session.vocab.encode(line)])
-    nats = 0.0
-    for start in range(0, len(tokens) - 1, session.rule.segment):
-        inputs = tokens[start : start + session.rule.segment][: len(tokens) - 1 - start]
-        targets = tokens[start + 1 : start + 1 + len(inputs)]
-        log_probs, memory = session.score(inputs[None], targets[None], memory)
-        nats -= float(log_probs.sum())
-    scored, waiting = len(tokens) - 1, tokens[-1:]
-    if scored:
-        print(f"{nats / scored / math.log(2):.3f} bits per token  {line.rstrip()}", flush=True)
+def encode(session: runtimes.Session, line: str) -> np.ndarray:
+    """The tokens of a line: of its text, or the ids that it lists."""
+    if session.vocab.kind != "ids":
+        return session.vocab.encode(line)
+    try:
+        return np.array(line.split(), np.int64)
+    except ValueError:
+        raise runtimes.UserError(
+            f"the line {line.strip()!r:.60} is no list of token ids; give whole numbers with blanks between."
+        ) from None
+
+
+def score_lines(artefact: str) -> None:
+    session = runtimes.open_session(artefact, threads=1)
+    memory = session.start(batch=1)
+    # The last token: it is fed with the next line, whose first symbol it predicts.
+    waiting = np.empty(0, np.int64)
+    for line in sys.stdin:
+        tokens = np.concatenate([waiting, encode(session, line)])
+        nats = 0.0
+        for start in range(0, len(tokens) - 1, session.rule.segment):
+            inputs = tokens[start : start + session.rule.segment][: len(tokens) - 1 - start]
+            targets = tokens[start + 1 : start + 1 + len(inputs)]
+            log_probs, memory = session.score(inputs[None], targets[None], memory)
+            nats -= float(log_probs.sum())
+        scored, waiting = len(tokens) - 1, tokens[-1:]
+        if scored > 0:
+            print(f"{nats / scored / math.log(2):.3f} bits per token  {line.rstrip()}", flush=True)
+
+
+try:
+    if len(sys.argv) != 2:
+        raise runtimes.UserError("give the folder of an artefact: python score_stream.py ARTEFACT")
+    score_lines(sys.argv[1])
+except runtimes.UserError as error:
+    print(f"Error: {error}", file=sys.stderr)
+    sys.exit(2)
