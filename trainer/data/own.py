@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, smalles
 from trainer.data.published import Tick, progress_bar
 
 OWN_TEXT, OWN_IDS = "own text", "own ids"  # in place of a corpus's name
+LEAST = 2  # tokens of a part: one is fed and the other predicted
 HELD_OUT = 5  # per cent of the training ids for each part that was not given
 JOINED = (
     "several files follow one another without a token between them, because the vocabulary has none for the "
@@ -76,6 +79,7 @@ def write_dataset(
     with atomic_folder(out, force=force, marker=DATA, sources=files.all) as folder:
         save_vocab(folder, vocab)
         tokens, facts = {}, {}
+        held: Counter[tuple[str, Path]] = Counter()  # how many tokens each file of each part has
         sources: dict[str, FileFacts] = {}
         for split in SPLITS:
             if not files.of(split):
@@ -83,7 +87,11 @@ def write_dataset(
             num_bytes = sum(path.stat().st_size for path in files.of(split) if path.is_file())
             path = folder / f"{split}.bin"
             with progress_bar(f"encoding {split}", progress, num_bytes) as tick:
-                ids = (piece for source in files.of(split) for piece in encode(source, tick))
+                ids = (
+                    piece
+                    for source in files.of(split)
+                    for piece in _counted(encode(source, tick), held, (split, source))
+                )
                 tokens[split], facts[path.name] = write_part(path, ids, vocab.size)
             for number, source in enumerate(files.of(split)):
                 name = f"{split}/{source.name}"
@@ -91,6 +99,13 @@ def write_dataset(
                     source
                 )
         missing = [split for split in ("valid", "test") if not files.of(split)]
+        _refuse_too_few(files, tokens, held, missing)
+        notes += [
+            f"{path} has no tokens"
+            for split in SPLITS
+            for path in dict.fromkeys(files.of(split))
+            if not held[split, path]
+        ]
         if missing:
             counts, at_ends = cut_off(folder, missing, vocab)
             tokens |= counts
@@ -102,12 +117,6 @@ def write_dataset(
                 f"{'are' if several else 'is'} the last "
                 f"{HELD_OUT * len(missing)} % of the training ids, cut {where}"
             )
-        for split, count in tokens.items():
-            if count < 2:
-                raise UserError(
-                    f"the {split} part has {count} token{'s' * (count != 1)}, too few to predict one; give "
-                    "more."
-                )
         facts |= {name: file_facts(folder / name) for name in VOCAB_FILES if (folder / name).is_file()}
         made = DatasetFacts(
             corpus=corpus,
@@ -120,6 +129,48 @@ def write_dataset(
         )
         save_facts(folder, made)
     return Prepared(facts=made, notes=notes)
+
+
+def _counted(
+    pieces: Iterator[np.ndarray], held: Counter[tuple[str, Path]], where: tuple[str, Path]
+) -> Iterator[np.ndarray]:
+    for ids in pieces:
+        held[where] += len(ids)
+        yield ids
+
+
+def _refuse_too_few(
+    files: OwnFiles, tokens: dict[str, int], held: Counter[tuple[str, Path]], missing: Sequence[str]
+) -> None:
+    """Raises UserError, which names the files, for a part in which no token can be predicted.
+
+    tokens: in each part that was given. missing: the parts that will be cut off the training part.
+    """
+    for split, count in tokens.items():
+        parts = _sizes(count, len(missing)) if split == "train" else [count]
+        if min(parts) >= LEAST:
+            continue
+        paths = list(dict.fromkeys(files.of(split)))
+        empty = [path for path in paths if not held[split, path]]
+        blamed = empty or paths
+        named = ", ".join(map(str, blamed[:3])) + ", …" * (len(blamed) > 3)
+        has = "has" if len(blamed) == 1 else "have"
+        found = f"{named} {has} {'no' if empty else count} token{'s' * (count != 1 or len(empty) > 0)}"
+        if empty and len(empty) < len(paths):
+            found += f" and the {split} part has {count}"
+        if count < LEAST:
+            raise UserError(f"{found}, too few to predict one; give more for --{split}.")
+        cut, options = " and ".join(missing), " and ".join(f"--{part}" for part in missing)
+        raise UserError(
+            f"{found}, too few to cut the {cut} part{'s' * (len(missing) > 1)} from the end; give more, or "
+            f"give {options}."
+        )
+
+
+def _sizes(count: int, missing: int) -> list[int]:
+    """The sizes of the training part and of each part cut off its end, where no document ends near."""
+    cuts = [0, *(count * (100 - HELD_OUT * left) // 100 for left in range(missing, 0, -1)), count]
+    return [end - start for start, end in itertools.pairwise(cuts)]
 
 
 def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> tuple[dict[str, int], bool]:

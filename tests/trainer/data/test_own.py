@@ -193,7 +193,7 @@ def test_one_part_that_was_not_given_is_five_per_cent(tmp_path: Path) -> None:
 
 
 def test_too_few_ids_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the train part has 1 token, too few"):
+    with pytest.raises(UserError, match=r"a.npy has 1 token, too few to predict one; give more for --train"):
         ids(tmp_path, write(tmp_path / "a.npy", np.array([1])))
 
 

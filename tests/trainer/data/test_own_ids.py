@@ -42,3 +42,25 @@ def test_what_is_no_file_of_ids_has_a_sentence_of_its_own(tmp_path: Path) -> Non
     assert xl(*prepare(tmp_path, tmp_path / "ids.npy")).exit_code == 0
     again = xl("prepare", "tokens", "--train", tmp_path / "out", "--vocab-size", 9, "--out", tmp_path / "o")
     refused(again, "is a dataset already", "xl-export train --data")
+
+
+def test_too_few_ids_are_told_with_their_files(tmp_path: Path) -> None:
+    for name, count in (("empty", 0), ("one", 1), ("few", 30), ("enough", 31)):
+        np.save(tmp_path / f"{name}.npy", np.arange(count))
+    empty, one, few, enough = (tmp_path / f"{name}.npy" for name in ("empty", "one", "few", "enough"))
+    cut = "from the end; give more, or give"
+    both = f"{few} has 30 tokens, too few to cut the valid and test parts {cut} --valid and --test."
+    refused(xl(*prepare(tmp_path, few)), both)
+    np.save(tmp_path / "fewer.npy", np.arange(9))
+    fewer = xl(*prepare(tmp_path, one, tmp_path / "fewer.npy"), "--valid", few)
+    refused(
+        fewer, f"{one}, {tmp_path / 'fewer.npy'} have 10 tokens, too few to cut the test part {cut} --test."
+    )
+    held = ["--valid", few, "--test", few]
+    refused(xl(*prepare(tmp_path, empty), *held), f"{empty} has no tokens, too few to predict one; give more")
+    refused(xl(*prepare(tmp_path, one, empty), *held), f"{empty} has no tokens and the train part has 1, too")
+    refused(xl(*prepare(tmp_path, few), "--valid", one, "--test", few), f"{one} has 1 token, too few")
+    assert not (tmp_path / "out").exists()
+    made = last_line(xl(*prepare(tmp_path, enough, empty), "--json"))
+    assert made["tokens"] == {"train": 27, "valid": 2, "test": 2}
+    assert f"{empty} has no tokens" in made["notes"]
