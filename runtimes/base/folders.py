@@ -16,10 +16,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runtimes.base.errors import UserError
+from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import flush, writing
 from runtimes.base.partial import bring_back, make_hidden, retired_name, sweep
 
+DATA = "data.json"  # marks a prepared dataset
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -53,6 +54,24 @@ def atomic_folder(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(lock)
+
+
+def refuse_no_folder(path: Path, *, give: str) -> None:
+    """Raises ArtefactError where `path` is no folder. Call it before a message says what the folder lacks.
+
+    give: what was expected, for the message.
+    """
+    if not path.is_dir():
+        found = "is not a folder" if path.exists() else "does not exist"
+        raise ArtefactError(f"{path} {found}; give {give}.")
+
+
+def refuse_dataset(path: Path, *, give: str) -> None:
+    """Raises ArtefactError where `path` is a prepared dataset. give: what was expected, for the message."""
+    if (path / DATA).is_file():
+        raise ArtefactError(
+            f"{path} is a dataset; give {give}, or train a model on it with `xl-export train --data {path}`."
+        )
 
 
 def refuse_existing(path: Path, *, force: bool, marker: str, sources: Sequence[Path] = ()) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import Content, read_json
+from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
 from runtimes.base.sealed import (
     FileFacts,
@@ -330,16 +331,13 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
     Raises ArtefactError that names the file at fault and says how to mend it.
     """
     path = folder / SPEC
-    if not path.is_file() and (folder / "config.json").is_file():
-        raise ArtefactError(
-            f"{folder} is a run and not an artefact; make one of it with `xl-export export {folder} --out "
-            "ARTEFACT`."
-        )
     if not path.is_file():
-        raise ArtefactError(
-            f"{folder} is not an artefact: it has no {SPEC}; make one with `xl-export export RUN --out "
-            "ARTEFACT`."
-        )
+        refuse_no_folder(folder, give="an artefact")
+        refuse_dataset(folder, give="an artefact")
+        is_run = (folder / "config.json").is_file()
+        found = "is a run and not an artefact" if is_run else f"is not an artefact: it has no {SPEC}"
+        made = f"make one with `xl-export export {folder if is_run else 'RUN'} --out ARTEFACT`"
+        raise ArtefactError(f"{folder} {found}; {made}.")
     spec = parse_spec(read_json(path), where=str(path))
     files = reading_files(folder, spec.files, wanted=wanted, large=[WEIGHTS], record=SPEC, again=EXPORT_AGAIN)
     with files as contents:

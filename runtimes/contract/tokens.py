@@ -11,12 +11,12 @@ import numpy as np
 
 from runtimes.base.errors import MissingPackageError, NoTextError, TextError
 from runtimes.base.files import read_bytes, read_json
+from runtimes.base.folders import DATA as DATA
 from runtimes.base.sealed import identity_of
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, Vocab, load_vocab
 
-DATA = "data.json"  # marks a prepared dataset (`trainer/data/dataset.py`)
 MAX_SIDE_BYTES = 1 << 12
 MEND_NO_TEXT = (
     "give a .npy or .jsonl file of ids, or a .bin or .txt file of them with --ids, which `eval` and "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.device import Device
 from runtimes.contract.engine import BUILD
@@ -51,11 +52,7 @@ def describe(path: Path | str) -> dict[str, Any]:
 
 
 def _session_class(folder: Path) -> SessionClass:
-    if not folder.is_dir():
-        raise ArtefactError(
-            f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}; "
-            "give a run, an artefact or an engine."
-        )
+    refuse_no_folder(folder, give="a run, an artefact or an engine")
     for marker, (module, name) in SESSIONS.items():
         if (folder / marker).is_file():
             prepare_libraries()  # before the module loads PyTorch or ONNX Runtime
@@ -69,6 +66,7 @@ def _session_class(folder: Path) -> SessionClass:
                     f"Python does not find the package {package} of xl-export; rename a file or folder of "
                     f"the name {package} that lies beside your script or in the working folder."
                 ) from error
+    refuse_dataset(folder, give="a run, an artefact or an engine")
     if (folder / "config.pbtxt").is_file() or any(folder.glob("*/config.pbtxt")):
         raise ArtefactError(
             f"{folder} is a model repository for Triton Inference Server, which loads it; give the artefact "

@@ -17,6 +17,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_json
+from runtimes.base.folders import refuse_no_folder
 from runtimes.base.records import to_json
 from runtimes.base.sealed import FileFacts, file_facts, identity_of, parse_sealed, write_sealed
 from runtimes.contract.id_files import CHECKED
@@ -106,6 +107,7 @@ def open_dataset(path: Path | str) -> Dataset:
     """
     folder = Path(path)
     if not (folder / DATA).is_file():
+        refuse_no_folder(folder, give="a prepared dataset")
         raise ArtefactError(
             f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare text` from texts "
             "of your own, `prepare tokens` from token ids, or `prepare NAME --from PATH` of a public corpus."

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, read_json, refuse_other_kinds, sha256
-from runtimes.contract.spec import VOCAB
+from runtimes.base.folders import refuse_dataset, refuse_no_folder
+from runtimes.contract.spec import SPEC, VOCAB
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
@@ -44,6 +45,13 @@ class Run:
 def load_run(folder: Path) -> Run:
     """The best checkpoint of a run; raises ArtefactError or ConfigError that name the file at fault."""
     if not (folder / CONFIG).is_file():
+        refuse_no_folder(folder, give="a run")
+        refuse_dataset(folder, give="a run")
+        if (folder / SPEC).is_file():
+            raise ArtefactError(
+                f"{folder} is an artefact already; check it with `xl-export check {folder}`, or give the run "
+                "that it was exported from."
+            )
         raise ArtefactError(
             f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`."
         )

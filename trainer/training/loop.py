@@ -17,7 +17,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json, write_json
-from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.folders import atomic_folder, refuse_existing, refuse_no_folder
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
@@ -101,6 +101,7 @@ def _start(
     if config.text is not None:
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
     if config.data is not None:
+        refuse_no_folder(Path(config.data), give="a prepared dataset")  # with the path as it was typed
         config = dataclasses.replace(config, data=str(Path(config.data).resolve()))
     if tokenizer is not None and Path(tokenizer).is_file():
         config = dataclasses.replace(config, vocab=str(Path(tokenizer).resolve()))

@@ -194,7 +194,10 @@ def test_texts_that_cannot_be_looked_at_are_refused(run: Path, tmp_path: Path) -
 
 
 def test_only_runs_can_be_inspected(artefacts: dict[str, Path], text_file: Path, tmp_path: Path) -> None:
-    for folder, words in ((artefacts["ring"], "is an artefact"), (tmp_path / "none", "is not a run")):
+    for folder, words in (
+        (artefacts["ring"], "is an artefact"),
+        (tmp_path / "none", "does not exist; give a run"),
+    ):
         assert_refused(call("attention", folder, "--text", text_file, "--out", tmp_path / "out"), words)
         assert_refused(call("spans", folder), words)
 

@@ -209,3 +209,27 @@ def test_a_model_of_ids_says_in_each_command_how_it_takes_them(
     with pytest.raises(TextError) as caught:  # what Python and HTTP say has no option of a command
         open_session(artefact).vocab.encode("a")
     assert str(caught.value) == f"{said}give a list of ids."
+
+
+def test_a_folder_that_is_missing_or_of_another_kind_is_called_what_it_is(
+    chain: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = chain("ids")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    out = ["--out", "out"]
+    missing = {
+        "a run": [["export", "nosuch", *out]],
+        "an artefact": [["web", "nosuch", *out], ["build", "nosuch", *out]],
+        "a prepared dataset": [["train", "tiny", "--data", "nosuch", *out]],
+        "a run, an artefact or an engine": [["check", "nosuch"], ["info", "nosuch"]],
+    }
+    for given, commands in missing.items():
+        for command in commands:
+            refused(xl(*command), f"Error: nosuch does not exist; give {given}.")
+    refused(xl("train", "tiny", "--data", "a.txt", *out), "Error: a.txt is not a folder; give a prepared dat")
+    refused(xl("export", made.artefact, *out), f"{made.artefact} is an artefact already; check it with")
+    for command in (["check"], ["info"], ["export", *out], ["web", *out]):
+        result = xl(command[0], made.dataset, *command[1:])
+        refused(result, f"{made.dataset} is a dataset; give a", f"`xl-export train --data {made.dataset}`")
+    assert not (tmp_path / "out").exists()
