@@ -6,6 +6,7 @@ prints it without a traceback and ends with exit code 2.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,13 @@ def first_line(error: BaseException) -> str:
     """The first line of the message of a library's exception, without a full stop."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def json_fault(error: BaseException) -> str:
+    """Why one line is no JSON, without the parser's own count of lines, which begins at that line."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
+    return first_line(error)
 
 
 def of_library(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, get_args
 
-from runtimes.base.errors import TextError, first_line
+from runtimes.base.errors import TextError, json_fault
 from runtimes.contract.id_files import LONGEST_LINE, is_id_list
 from runtimes.tasks.text_rows import TextToScore
 
@@ -154,7 +154,7 @@ def _parsed(line: str, place: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise TextError(
-            f"{place} is not JSON ({first_line(error):.200}); write every line as JSON, or give --format "
+            f"{place} is not JSON ({json_fault(error):.200}); write every line as JSON, or give --format "
             "lines where each line is a text."
         ) from error
 

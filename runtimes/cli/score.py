@@ -100,12 +100,13 @@ def score_command(
     standard error.
     """
     session = open_session(path, threads=threads, device=device)
+    name = "" if str(source) == "-" else str(source)
     totals, began = Totals(session.vocab), time.perf_counter()
     with _opened(source) as (stream, size):
         shown = Progress("scoring", size, "bytes")
         scores = score_texts(
             session,
-            read_texts(lines_of(stream), form=form),
+            read_texts(lines_of(stream, name=name), form=form, name=name),
             bos=bos,
             eos=eos,
             tokens=each,

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from runtimes.base.errors import TextError, first_line
+from runtimes.base.errors import TextError, first_line, json_fault
 from runtimes.base.files import NPZ_ERRORS, open_file, reading
 
 IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
@@ -196,7 +196,7 @@ def _document(line: bytes, where: str) -> np.ndarray:
     try:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise TextError(f"{where} is not JSON ({first_line(error):.200}); expected a list of ids.") from error
+        raise TextError(f"{where} is not JSON ({json_fault(error):.200}); expected a list of ids.") from error
     ids = data.get("ids") if isinstance(data, dict) else data
     if not is_id_list(ids):
         raise TextError(f"{where} is no list of token ids; expected a line such as [12, 7, 345].")

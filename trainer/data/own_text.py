@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ConfigError, TextError, UserError, first_line
+from runtimes.base.errors import ConfigError, TextError, UserError, json_fault
 from runtimes.base.files import open_file, reading
 from runtimes.contract.id_files import LONGEST_LINE
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, not_unicode
@@ -209,7 +209,7 @@ def _text_of(line: bytes, where: str) -> str:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise TextError(
-            f"{where} is not JSON ({first_line(error):.200}); expected an object with a text."
+            f"{where} is not JSON ({json_fault(error):.200}); expected an object with a text."
         ) from error
     text = data.get("text") if isinstance(data, dict) else data
     if not isinstance(text, str) or not_unicode([text]) is not None:

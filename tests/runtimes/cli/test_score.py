@@ -239,6 +239,20 @@ def test_a_bad_line_ends_after_the_results_before_it(line: bytes, error: str, wo
     assert len(result.stdout.splitlines()) == 1
 
 
+def test_a_bad_line_of_a_file_is_told_with_the_file_and_one_number(words: Path, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    for line, error in (
+        ('{"ids": [1 2]}', "is not JSON (Expecting ',' delimiter at character 12); write every line as JSON"),
+        ("3", "is neither a text nor a list of token ids"),
+        ('{"ids": [99999]}', "has the token id 99999"),
+    ):
+        file.write_text('{"text": "a b"}\n' + line)
+        result = score(words, "", source=file)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"Error: line 2 of {file} {error}")
+        assert result.stderr.count("line 1") == 0
+
+
 def test_the_first_line_decides_and_format_overrides(words: Path) -> None:
     def texts(data: bytes, form: Any = None) -> list[Any]:
         return [item.text for item in read_texts(data.splitlines(keepends=True), form=form)]

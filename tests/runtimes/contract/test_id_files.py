@@ -67,7 +67,12 @@ def test_a_file_gives_its_documents(
         ("a.txt", b"1 -2", None, "has '-2' as word 2"),
         ("a.txt", b"1 1_000", None, "has '1_000' as word 2"),
         ("a.txt", b"1" * 5_000, None, "has '1{40}' as word 1"),
-        ("a.jsonl", b"[1]\n[2", None, "line 2 is not JSON"),
+        (
+            "a.jsonl",
+            b"[1]\n[2",
+            None,
+            r"a.jsonl: line 2 is not JSON \(Expecting ',' delimiter at character 3\)",
+        ),
         ("a.jsonl", b'[1]\n\n[2, "3"]', None, "line 3 is no list of token ids"),
         ("a.jsonl", b"[true]", None, "line 1 is no list of token ids"),
         ("a.jsonl", b"[1.5]", None, "line 1 is no list of token ids"),
