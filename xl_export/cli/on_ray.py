@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,8 @@ def with_ray(
 
     wrapped = copy.copy(command)
     wrapped.params, wrapped.callback = [*command.params, *SHARED, *more], chosen
-    wrapped.help = f"{command.help}\n\n{note}"
+    # The text keeps the indent of its source, which click removes only where every line has it.
+    wrapped.help = f"{inspect.cleandoc(command.help or '')}\n\n{note}"
     return wrapped
 
 

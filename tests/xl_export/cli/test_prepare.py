@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.commands import xl
 from tests.trainer.data.corpus_files import ENWIK8, PUBLISHED, make_source, make_tar
 from trainer.data.corpora import CORPORA
 from trainer.data.dataset import open_dataset
@@ -225,3 +226,14 @@ def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path
     assert process.returncode == code
     assert b"Traceback" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+@pytest.mark.parametrize("command", [(), ("prepare",), ("eval",), ("score",)])
+def test_help_texts_have_no_gaps_and_no_summary_is_cut(command: tuple[str, ...]) -> None:
+    helped = xl(*command, "--help").stdout
+    about, _, listed = helped.partition("\nOptions:")
+    assert "..." not in listed.partition("\nCommands:")[2]
+    if command in (("eval",), ("score",)):  # to which --ray adds a paragraph
+        lines = about.splitlines()[2:]
+        assert "With --ray" in about
+        assert not [line for line in lines if line.startswith("   ") or "  " in line.strip()]

@@ -102,7 +102,9 @@ def tokens_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Prepare token ids that another program has made: music, events, encoded text.
+    """Prepare token ids that you have already.
+
+    They are of another program: music, events, encoded text.
 
     Files are .npy arrays of integers (one dimension, or two with a document a row), raw .bin files of
     integers, .jsonl files with a list of integers a line, or .txt files of numbers with white space or commas
@@ -203,11 +205,12 @@ def vocab_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Learn a vocabulary from texts: subwords, or the most frequent words.
+    """Learn a vocabulary of subwords or words.
 
-    Subwords are learned by the library that will use them, `tokenizers` or SentencePiece, and the file is
-    that library's own. Four tokens are special: <unk> for what is unknown, <s> for the beginning of a text,
-    </s> for the end of a document, and <pad>. The same texts give the same file.
+    Of words, it is the most frequent ones of the texts. Subwords are learned by the library that will use
+    them, `tokenizers` or SentencePiece, and the file is that library's own. Four tokens are special: <unk>
+    for what is unknown, <s> for the beginning of a text, </s> for the end of a document, and <pad>. The same
+    texts give the same file.
     """
     refuse_unwritable(out, option="--out", suffixes=(".model" if kind == "sentencepiece" else ".json",))
     refuse_replacing(out, option="--out", force=force)
