@@ -280,7 +280,7 @@ def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: st
     ("path", "words"),
     [
         ("/v1/completion", "/v1/completions was probably meant."),
-        ("/v1/streams/stream-1/apend", "/v1/streams/stream-1/append was probably meant."),
+        ("/v1/streams/stream-1/rewnd", "/v1/streams/stream-1/rewind was probably meant."),
         ("/v1/streams/stream-1/ws", "connect to it with a WebSocket."),
         ("/nothing", "see /openapi.json for what there is."),
     ],
