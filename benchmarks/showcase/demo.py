@@ -60,6 +60,10 @@ def run_demo(
                 "repository, or give --train, and it trains a small model."
             )
         click.echo(f"{missing}, so the demo has only its small model")
+    small_model = None
+    if train:
+        with needs("demo", *PACKAGES):
+            small_model = import_module("benchmarks.showcase.small_model")  # it imports PyTorch
     with writing(out):  # a place that cannot be written is refused before the first word
         out.mkdir(parents=True, exist_ok=True)
     refuse_unwritable(out / TEXT, option="--out", suffixes=(".txt",))
@@ -74,9 +78,7 @@ def run_demo(
         figures["trained_model"] = {"check": report.to_json(), **flat.to_json()}
         lines += [check_line("stories", report), _flat_line(flat)]
         passed = report.passed
-    if train:
-        with needs("demo", *PACKAGES):
-            small_model = import_module("benchmarks.showcase.small_model")  # it imports PyTorch
+    if small_model is not None:
         small = small_model.train_small_model(out, steps=steps, force=force)
         figures |= small.to_json()
         lines += [check_line("artefact", small.report), *small.table()]

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from runtimes.contract.spec import ANSWERS, REFERENCE, VOCAB, WEIGHTS
+from runtimes.sessions.ort_gpu import providers
+from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks import generate as generation
 from tests.commands import last_line, refused, xl
 from tests.runtimes.tasks.references import read_reference, write_reference
@@ -61,6 +63,7 @@ def test_every_command_that_computes_takes_a_device_and_none_computes_elsewhere(
 ) -> None:
     ort = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(13, 0)))
     needed = {
         "eval": ("--text", text_file),
         "score": ("--input", text_file),
