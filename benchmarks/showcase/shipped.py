@@ -72,10 +72,9 @@ def play_music(artefact: Path, out: Path, *, seconds: float = 30, force: bool = 
     options = ["--seconds", str(seconds), "--out", str(out), *(["--force"] if force else [])]
     ended = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     if ended.returncode:
-        last = ended.stderr.strip().rpartition("\n")[
-            2
-        ]  # the sentence of a refusal, or the end of a traceback
-        raise UserError(f"{program[1]}: {last.removeprefix('Error: '):.300}")
+        # The last line is the sentence of the program, or what a traceback says in the end.
+        said = ended.stderr.strip().splitlines() or [f"it ended with exit code {ended.returncode}."]
+        raise UserError(f"{program[1]}: {said[-1].removeprefix('Error: ')}")
     click.echo(ended.stdout.strip())
 
 

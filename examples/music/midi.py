@@ -24,11 +24,14 @@ class MidiFile:
     """A MIDI file that is open for writing; closing it makes the file complete.
 
     tempo: quarter notes a minute. The length of the track is mended after every piece, so that a program that
-    is killed leaves a file whose last complete piece can be played.
+    is killed leaves a file whose last complete piece can be played. Where the disk is full, closing cuts the
+    file off after that piece and raises OSError; a file without a whole piece is removed.
     """
 
     def __init__(self, path: Path, *, tempo: float) -> None:
+        self._path = path
         self._file: BinaryIO = path.open("wb")
+        self._whole = 0  # bytes up to the end of the last whole piece, without the end of the track
         self._tempo = tempo
         self._waiting = 0  # MIDI ticks since the last message
         self._sounding: list[int | None] = [None] * len(VOICES)
@@ -61,10 +64,16 @@ class MidiFile:
         self._waiting += piece.ticks * DIVISION // TICKS
 
     def close(self) -> None:
-        for voice in range(len(VOICES)):
-            self._stop(voice)
-        self._mend()
-        self._file.close()
+        try:
+            try:
+                for voice in range(len(VOICES)):
+                    self._stop(voice)
+                self._mend()
+            finally:
+                self._file.close()
+        except OSError:
+            self._cut_off()
+            raise
 
     def __enter__(self) -> MidiFile:
         return self
@@ -95,6 +104,16 @@ class MidiFile:
         self._file.write(struct.pack(">I", here + len(END_OF_TRACK) - self._begin))
         self._file.flush()
         self._file.seek(here)
+        self._whole = here
+
+    def _cut_off(self) -> None:
+        """Takes off what was half written: it may have overwritten the end of the track."""
+        if self._whole <= self._begin:
+            return self._path.unlink()
+        with self._path.open("rb+") as file:
+            file.truncate(self._whole + len(END_OF_TRACK))
+            file.seek(self._whole)
+            file.write(END_OF_TRACK)
 
 
 def variable_length(number: int) -> bytes:

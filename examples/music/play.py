@@ -24,7 +24,7 @@ from scheme import END, IDS, NAMES, SHARPS, events
 from sound import samples, stream_wav, write_wav
 
 import runtimes
-from runtimes.base.files import atomic_file, writing
+from runtimes.base.files import atomic_file, refuse_unwritable
 
 
 def main() -> None:
@@ -96,21 +96,23 @@ def _whole_pieces(music: Iterator[Slice], seconds: float) -> Iterator[Slice]:
 
 def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
     midi, wav, png = (given.out.with_name(given.out.name + suffix) for suffix in (".mid", ".wav", ".png"))
-    with atomic_file(midi) as notes, atomic_file(wav) as sound:  # both appear whole, or neither does
-        with MidiFile(notes, tempo=given.tempo) as file:
+    written = [midi, wav]
+    with atomic_file(midi) as temporary:  # a full disk leaves all of the files or none
+        with MidiFile(temporary, tempo=given.tempo) as file:
             for piece in music:
                 file.write(piece)
-        write_wav(str(sound), samples(music))
-    written = [midi, wav]
-    try:
-        from roll import draw
+        with atomic_file(wav) as temporary_wav:
+            write_wav(str(temporary_wav), samples(music))
+            try:
+                from roll import draw
 
-        settings = f"seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}"
-        with writing(png):
-            draw(music, png, title=f"{given.artefact.name}, {settings}")
-        written.append(png)
-    except ImportError:
-        print("note: there is no picture, because matplotlib is not installed (pip install matplotlib)")
+                settings = f"seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}"
+                draw(music, png, title=f"{given.artefact.name}, {settings}")
+                written.append(png)
+            except ImportError:
+                print(
+                    "note: there is no picture, because matplotlib is not installed (pip install matplotlib)"
+                )
     seconds = sum(piece.seconds for piece in music)
     pieces = sum(piece.first for piece in music)
     print(f"{seconds:.0f} seconds, {pieces} piece(s): {', '.join(map(str, written))}")
@@ -119,11 +121,17 @@ def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
 def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
     path = given.out.with_name(given.out.name + ".mid")
     print(f"writing {path} without end; stop with Ctrl-C")
-    with writing(path), MidiFile(path, tempo=given.tempo) as file:
-        for number in itertools.count():
-            file.write(next(music))
-            if number % 1000 == 0:
-                print(f"{number:,} chords and notes", flush=True)
+    try:
+        with MidiFile(path, tempo=given.tempo) as file:
+            for number in itertools.count():
+                file.write(next(music))
+                if number % 1000 == 0:
+                    print(f"{number:,} chords and notes", flush=True)
+    except BrokenPipeError:  # nobody reads what is printed
+        raise
+    except OSError as error:
+        kept = "it ends with the last piece that was whole" if path.exists() else "nothing is left there"
+        raise runtimes.UserError(f"{path} could not be written on: {error.strerror}; {kept}.") from error
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -142,6 +150,8 @@ def _check(given: argparse.Namespace) -> None:
         raise runtimes.UserError(
             f"the folder {given.out.parent} of --out does not exist; make it, or give another --out."
         )
+    for path in written:
+        refuse_unwritable(path, option="--out", suffixes=(path.suffix,))
 
 
 def _options() -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,18 @@ def refusals() -> Iterator[None]:
         yield
     except (UserError, MissingPackageError) as error:
         print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # a reader that has gone is no fault: the program may end quietly
+        raise
+    except OSError as error:
+        print(
+            f"Error: {error.filename or 'standard output'} cannot be used ({error.strerror or error}); "
+            "give another place.",
+            file=sys.stderr,
+        )
+        if error.filename is None:  # or Python tries once more at its end, and says that it failed
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise SystemExit(2) from None
 
 

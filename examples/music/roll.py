@@ -9,6 +9,8 @@ from typing import Any
 from perform import Slice
 from scheme import TICKS, VOICES
 
+from runtimes.base.files import atomic_file
+
 COLOURS = {"S": "#d1495b", "A": "#edae49", "T": "#00798c", "B": "#30475e"}
 NAMES = {"S": "soprano", "A": "alto", "T": "tenor", "B": "bass"}
 INK = "#55504a"
@@ -36,7 +38,9 @@ def draw(music: Sequence[Slice], path: Path, *, title: str) -> None:
     handles = [Line2D([], [], color=COLOURS[voice], linewidth=6, label=NAMES[voice]) for voice in VOICES]
     figure.legend(handles=handles, loc="upper right", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(title, x=0.012, ha="left", fontsize=12)
-    figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else None)
+    metadata = {"Software": None} if path.suffix == ".png" else None
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=110, metadata=metadata)
 
 
 def _draw_paper(axis: Any, music: Sequence[Slice], low: int, high: int) -> None:

@@ -148,7 +148,7 @@ def as_integers(sound: np.ndarray) -> np.ndarray:
 
 
 def write_wav(path: str, sound: Iterable[np.ndarray]) -> None:
-    """Writes a WAV file; its length is corrected in the header at the end, also after an interruption."""
+    """Writes a WAV file; its length is corrected in the header at the end."""
     with wave.open(path, "wb") as file:
         file.setnchannels(2)
         file.setsampwidth(2)

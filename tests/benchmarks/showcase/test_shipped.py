@@ -71,6 +71,24 @@ def test_music_is_written_by_the_program_of_the_example_and_its_error_is_told(tm
     assert (tmp_path / "tune.mid").stat().st_mtime_ns > before
 
 
+def test_the_error_of_the_program_is_told_whole(tmp_path, monkeypatch):
+    music = tmp_path / "chorales"
+    monkeypatch.setattr(shipped.sys, "executable", "/bin/sh")
+    sentence = f"{'a long name ' * 40}could not be written: no space left."
+    program = tmp_path / "play.py"
+    program.write_text(f"echo 'Error: {sentence}' >&2; exit 2")
+    with pytest.raises(UserError) as found:
+        shipped.play_music(music, tmp_path / "tune")
+    assert str(found.value) == f"{program}: {sentence}"
+    program.write_text("printf 'Traceback:\\n  a line\\nKeyError: 1' >&2; exit 1")
+    with pytest.raises(UserError) as found:
+        shipped.play_music(music, tmp_path / "tune")
+    assert str(found.value) == f"{program}: KeyError: 1"
+    program.write_text("exit 3")
+    with pytest.raises(UserError, match=r"play\.py: it ended with exit code 3\.$"):
+        shipped.play_music(music, tmp_path / "tune")
+
+
 def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller, tmp_path):
     for part, stories in (("train", STORIES), ("test", STORIES[:5])):
         (tmp_path / f"{part}.txt").write_text("".join(story + "\n\n" for story in stories))
