@@ -4,27 +4,36 @@
 
 For each line the program prints how many bits it took to predict a symbol of it, given everything that came
 before. A line with a high figure is one that the model did not expect. Each symbol but the first of the
-stream is scored exactly once. A model of token ids reads lines of whole numbers, such as `12 7 30`.
+stream is scored exactly once. A model of token ids reads lines of whole numbers, such as `12 7 30`, or of
+JSON lists, such as `[12, 7, 30]`; where its tokens have names, it reads lines of these too.
 """
 
+import json
 import math
 import sys
 
 import numpy as np
 
 import runtimes
+from runtimes.contract.id_files import is_id_list, refuse_outside
 
 
 def encode(session: runtimes.Session, line: str) -> np.ndarray:
     """The tokens of a line: of its text, or the ids that it lists."""
-    if session.vocab.kind != "ids":
-        return session.vocab.encode(line)
+    vocab, listed = session.vocab, line.lstrip().startswith("[")
+    if vocab.kind != "ids" or ("names" in vocab.to_json() and not listed):
+        return vocab.encode(line)
     try:
-        return np.array(line.split(), np.int64)
-    except ValueError:
+        ids = json.loads(line if listed else f"[{','.join(line.split())}]")
+    except (ValueError, RecursionError):
+        ids = None
+    if not is_id_list(ids):
         raise runtimes.UserError(
             f"the line {line.strip()!r:.60} is no list of token ids; give whole numbers with blanks between."
-        ) from None
+        )
+    tokens = np.array(ids, np.int64)
+    refuse_outside(tokens, f"the line {line.strip()!r:.60}", vocab.size, mend="give ids of this model")
+    return tokens
 
 
 def score_lines(artefact: str) -> None:

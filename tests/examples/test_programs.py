@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import runtimes
 from xl_export.artefact.export import export
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,6 +59,24 @@ def test_the_lines_of_a_model_of_ids_are_numbers(make_run: Callable[..., Path], 
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert [line.split("bits per token  ")[1] for line in lines] == ["1 2 3", "4 5"]
-    ended = run("score_stream.py", artefact, text="1 two\n")
-    assert ended.returncode == 2
-    assert "the line '1 two' is no list of token ids; give whole numbers" in ended.stderr
+    lists = run("score_stream.py", artefact, text="[1, 2, 3]\n[]\n [4,5]\n")
+    assert [line.split()[0] for line in lists.stdout.splitlines()] == [line.split()[0] for line in lines]
+    for wrong, said in {
+        "1 two": "the line '1 two' is no list of token ids; give whole numbers",
+        "[1, [2]]": "the line '[1, [2]]' is no list of token ids",
+        "9" * 30: "is no list of token ids",
+        "1 -1": "has the token id -1 at index 1, outside the vocabulary (0 to 49); give ids of this model",
+    }.items():
+        ended = run("score_stream.py", artefact, text=wrong + "\n")
+        assert ended.returncode == 2
+        (line,) = ended.stderr.splitlines()
+        assert said in line
+        assert not ended.stdout
+
+
+def test_a_model_whose_ids_have_names_reads_lines_of_names_and_of_ids() -> None:
+    music = EXAMPLES / "music" / "chorales"
+    ids = runtimes.open_session(music).vocab.encode("4/4 key+0 | S67").tolist()
+    named, listed = (run("score_stream.py", music, text=f"{line}\n") for line in ("4/4 key+0 | S67", ids))
+    assert named.returncode == 0, named.stderr
+    assert named.stdout.split()[0] == listed.stdout.split()[0]
