@@ -58,7 +58,8 @@ def tactics(head_dim: int, compute_capability: int, dtype: Type = "float16") -> 
     Each fits into the shared memory of every GPU, and into its registers. A tile of segments has 16 queries
     for each warp (`segment_attention`). That kernel is for tensor cores, which Triton uses for float16 and
     from compute capability 8.0 on: otherwise segments are computed as single tokens are. For TENSOR_MEMORY
-    the tiles have at most 32 queries, and 16 where heads are wide: 32 of those spill 328 bytes a thread.
+    the tiles have at most 32 queries, and 16 where heads are wide: 32 of those spill 328 bytes a thread. Odd
+    widths do without 32 x 64 there: their rows are not aligned for asynchronous copies, and it spills 540.
     """
     wide = head_dim > 64
     tokens = (
@@ -69,7 +70,7 @@ def tactics(head_dim: int, compute_capability: int, dtype: Type = "float16") -> 
         return tokens
     tiles: tuple[tuple[int, int], ...]
     if compute_capability in TENSOR_MEMORY:
-        tiles = ((16, 32),) if wide else ((16, 32), (32, 32), (32, 64))
+        tiles = ((16, 32),) if wide else ((16, 32), (32, 32), (32, 64))[: 2 if head_dim % 2 else 3]
     else:
         tiles = ((16, 32), (64, 32)) if wide else ((16, 32), (64, 64), (128, 64))
     return tokens + tuple(
