@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import ArtefactError, MissingPackageError
 from runtimes.contract.device import Device
+from runtimes.contract.engine import Gpu
 from runtimes.sessions import onnx_runtime
-from runtimes.sessions.ort_gpu import loading
+from runtimes.sessions.ort_gpu import driver, loading
 from runtimes.sessions.ort_gpu.placement import TELLS_PLACEMENT
 from tests import host_gpu
 
@@ -71,6 +74,27 @@ def test_an_engine_is_built_once_and_kept(
     assert len(built) == 1
     assert may_be_compiled == [False, True]  # the artefact, and then the engine that this user built
     assert "building an engine for cuda" in capsys.readouterr().err
+
+
+def test_an_engine_is_built_again_for_another_driver_of_the_same_cuda(
+    artefacts: dict[str, Path], built: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serves_13_0 = SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=lambda count: setattr(count._obj, "value", 1),
+        cuDriverGetVersion=lambda number: setattr(number._obj, "value", 13000),
+        cuDeviceGet=lambda device, number: 0,
+        cuDeviceGetName=lambda name, size, device: setattr(name, "value", b"A GPU"),
+        cuDeviceGetAttribute=lambda value, attribute, device: setattr(value._obj, "value", attribute - 70),
+    )
+    monkeypatch.setattr(driver, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": lambda _: serves_13_0}))
+    for version, engines in (("580.65.06", 1), ("580.95.05", 2), ("580.65.06", 2)):
+        monkeypatch.setattr(driver, "driver_version", lambda version=version: version)
+        assert driver.ask_driver() == driver.DriverFacts(
+            gpus=(Gpu(name="A GPU", compute_capability="5.6"),), cuda=(13, 0), version=version
+        )
+        answer(artefacts["shift"])
+        assert len(built) == engines
 
 
 def test_what_was_altered_or_others_may_write_is_built_again(

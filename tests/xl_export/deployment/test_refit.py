@@ -14,12 +14,13 @@ import pytest
 
 from runtimes import check
 from runtimes.base.errors import ConfigError
-from runtimes.contract.engine import BUILD, load_engine
+from runtimes.contract.engine import BUILD, load_engine, save_engine
 from runtimes.contract.spec import GRAPH, load_spec
 from tests import fake_gpu
 from tests.commands import refused, xl
 from tests.conftest import RULE
 from xl_export.artefact.export import export
+from xl_export.deployment import refit as refitting
 from xl_export.deployment.refit import refuse_other_steps
 
 
@@ -85,9 +86,11 @@ def other(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
-    engine: Path, other: Path, tmp_path: Path
+    engine: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, _ = load_engine(engine)
+    monkeypatch.setattr(refitting, "driver_version", lambda: "580.65.06")
+    before = dataclasses.replace(load_engine(engine)[0], driver="13.0")  # as it was noted at first
+    save_engine(engine, before)
     made = xl("refit", engine, other, "--out", tmp_path / "new")
     assert made.exit_code == 0, made.output
     assert f"the plan of {engine} with the weights of {other}" in made.output
@@ -95,6 +98,7 @@ def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
     assert spec == load_spec(other)
     assert facts.artefact == load_spec(other).identity != before.artefact
     assert (facts.version, facts.profiles, facts.layers) == (before.version, before.profiles, before.layers)
+    assert (facts.driver, facts.driver_version, facts.driver_cuda) == (None, "580.65.06", "13.1")
     assert check(tmp_path / "new").passed  # with the references of the other artefact
     assert load_engine(engine)[0] == before
     refused(xl("refit", engine, other, "--out", tmp_path / "new"), "exists already")

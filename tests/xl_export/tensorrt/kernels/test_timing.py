@@ -146,9 +146,35 @@ def test_what_was_timed_is_kept_by_gpu_driver_code_and_shape(
         assert launches() == 0
     monkeypatch.setattr(timing, "code", lambda: "newer code")
     assert launches() > 0
+    monkeypatch.setattr(module, "driver_version", lambda: None)  # as on a Jetson: CUDA counts
+    assert launches() > 0
+    assert launches() == 0
+    monkeypatch.setattr(fake, "cuDriverGetVersion", lambda: (fake.result, 13020))
+    assert launches() > 0
+    assert launches() == 0
     file.write_text(json.dumps({"schema": 1, "timed": [{"gpu": "A GPU"}]}))
     with pytest.raises(ConfigError, match=r"is not a file of timed kernels .*; remove it, or give another"):
         choose(shapes, GPU, file=file)
+
+
+def test_times_of_before_the_drivers_version_was_noted_are_kept_and_not_used(
+    fake: Timed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a record says which CUDA the driver served, and not which driver it was."""
+    monkeypatch.setattr(module, "driver_version", lambda: "580.65.06")
+    file = tmp_path / "tactics.json"
+    choose([shape()], GPU, file=file)
+    (record,) = json.loads(file.read_text())["timed"]
+    older = {name: record[name] for name in ("gpu", "code", "choice")} | {"driver": "13.1"}
+    file.write_text(json.dumps({"schema": 1, "timed": [older]}))
+    before = len(fake.tiles)
+    choose([shape()], GPU, file=file)
+    assert len(fake.tiles) > before
+    timed = timing.read_records(file)
+    assert [(one.driver, one.driver_version, one.driver_cuda) for one in timed] == [
+        ("13.1", None, None),
+        (None, "580.65.06", "13.1"),
+    ]
 
 
 def test_without_a_driver_the_defaults_are_taken_and_said(
