@@ -218,7 +218,9 @@ def _parse(data: Any, *, where: str) -> EngineFacts:
     printable = bool(capabilities) and all(CAPABILITY.fullmatch(capability) for capability in capabilities)
     printable = printable and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
     printable = printable and all(CUDA_VERSION.fullmatch(x) for x in (facts.driver, facts.driver_cuda) if x)
-    printable = printable and bool(DRIVER_VERSION.fullmatch(facts.driver_version or "0.0"))
+    printable = printable and (
+        not facts.driver_version or bool(DRIVER_VERSION.fullmatch(facts.driver_version))
+    )
     if facts.schema != SCHEMA or names != ["segment", "token"] or not printable:
         raise ArtefactError(
             f"{where} was altered: its schema, profiles, versions or layers are none of an engine; {again}."

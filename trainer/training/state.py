@@ -198,13 +198,13 @@ class Training:
         """
         T, rate = self.rule.segment, self.rate
         # A segment needs one token more than its length, as the last target. If the lanes are too short for
-        # another one, the streams start again. The mask hides memory from before position 0, so nothing has
-        # to be cleared.
+        # another one, the streams start again. Nothing has to be cleared: what is from before position 0
+        # is hidden by the mask, or zero to the model.
         if self.at + T >= tokens_BN.shape[1]:
             self.epoch, self.position = self.epoch + 1, 0
             self.at = first_token(self.config, self.epoch, length=tokens_BN.shape[1], segment=T)
         elif begins_empty(self.config, self.step):
-            self._empty_memory()
+            self.position = 0  # they begin anew where they are
         pieces = self.ranks.share(tokens_BN)[:, self.at : self.at + T + 1].astype(np.int64)
         self.optimizer.zero_grad()
         sums = torch.zeros(2, device=self.ranks.device)
@@ -295,12 +295,6 @@ class Training:
         # stay hidden.
         if after > before:
             self.position = min(self.position, before)
-
-    def _empty_memory(self) -> None:
-        """Begins the streams anew where they are: no token remembers those before it."""
-        self.position = 0  # the mask hides what is from before it
-        if self.rule.initial_memory == "zeros":  # no mask: the model sees the zeros
-            self.memories = [[torch.zeros_like(tensor) for tensor in memory] for memory in self.memories]
 
     def _averages(self) -> bool:
         assert self.config.averaging is not None
