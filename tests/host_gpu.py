@@ -6,12 +6,14 @@ of ONNX Runtime, two sets in turn, a binding for each direction, the numbers of 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtimes.contract.device import Device
 from runtimes.contract.spec import Spec
+from runtimes.sessions.open import open_session
 from runtimes.sessions.ort_gpu import session
 from runtimes.sessions.ort_gpu.providers import PROVIDERS, CudaProvider
 
@@ -40,3 +42,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setitem(PROVIDERS, "cuda", HostProvider())
     monkeypatch.setattr(session.OrtGpuSession, "launch", noted)
     return launched
+
+
+def opened(folder: Path) -> session.OrtGpuSession:
+    """The session over an artefact on the stand-in."""
+    found = open_session(folder, device="cuda", threads=1)
+    assert isinstance(found, session.OrtGpuSession)
+    return found

@@ -29,22 +29,14 @@ from xl_export.artefact.export import export
 FORMS = ("ring", "shift", "hidden")
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return host_gpu.install(monkeypatch)
-
-
-def opened(folder: Path) -> OrtGpuSession:
-    session = open_session(folder, device="cuda", threads=1)
-    assert isinstance(session, OrtGpuSession)
-    return session
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_device_gives_the_cpus_bits_over_segments_tokens_forks_and_restarts(
     artefacts: dict[str, Path], launched: list[int], form: str, tmp_path: Path
 ) -> None:
-    device, cpu = opened(artefacts[form]), OrtSession.open(artefacts[form], threads=1, kernel="standard")
+    device, cpu = (
+        host_gpu.opened(artefacts[form]),
+        OrtSession.open(artefacts[form], threads=1, kernel="standard"),
+    )
     assert device.identity == cpu.identity
     rng, here, there = np.random.default_rng(0), device.start(2), cpu.start(2)
     for number, length in enumerate([8, 1, 1, 1, 1, 1, 3, 8, 1, 1, 8, 1, 1, 1]):
@@ -72,7 +64,7 @@ def test_a_device_gives_the_cpus_bits_over_segments_tokens_forks_and_restarts(
 def test_single_tokens_are_captured_once_in_each_direction(
     artefacts: dict[str, Path], launched: list[int], form: str
 ) -> None:
-    session = opened(artefacts[form])
+    session = host_gpu.opened(artefacts[form])
     token, memory = np.zeros((1, 1), np.int64), session.start(1)
     session.captures = True
     for _ in range(6):
@@ -92,7 +84,7 @@ def test_a_ring_is_written_in_place_and_other_forms_in_two_buffers_in_turn(
     artefacts: dict[str, Path], launched: list[int]
 ) -> None:
     for form in FORMS:
-        session = opened(artefacts[form])
+        session = host_gpu.opened(artefacts[form])
         memory, token, seen = session.start(1), np.zeros((1, 1), np.int64), []
         for _ in range(4):
             session.step(token, memory)
@@ -116,7 +108,7 @@ def test_steps_that_nothing_can_compare_are_not_captured(
 ) -> None:
     """Under the mask `full` answers depend on how tokens are cut, so a reference is not fed singly."""
     run = make_run(rule=MemoryRule(mem_len=16, segment=8, mask="full"))
-    session = opened(export(run, tmp_path / "artefact", memory="shift"))
+    session = host_gpu.opened(export(run, tmp_path / "artefact", memory="shift"))
     token, memory = np.zeros((1, 1), np.int64), session.start(1)
     for _ in range(6):
         session.predict(token, memory)
@@ -137,7 +129,7 @@ def test_a_copy_that_fails_is_a_sentence_and_auto_takes_the_cpu(
     token = np.zeros((1, 1), np.int64)
     for part, doing in (("update_inplace", "to the device"), ("numpy", "from the device")):
         with monkeypatch.context() as patch:
-            session = opened(artefacts["ring"])
+            session = host_gpu.opened(artefacts["ring"])
             patch.setattr(ort.OrtValue, part, broken)
             with pytest.raises(
                 StreamError, match=rf"could not copy .* {doing} \(CUDA failure 700: [^\n]*; open"
@@ -147,7 +139,7 @@ def test_a_copy_that_fails_is_a_sentence_and_auto_takes_the_cpu(
             capsys.readouterr()
             assert isinstance(open_session(artefacts["ring"], threads=1), OrtSession)
             assert "computing on the CPU, because cuda was tried" in capsys.readouterr().err
-    session = opened(artefacts["ring"])
+    session = host_gpu.opened(artefacts["ring"])
     monkeypatch.setattr(OrtGpuSession, "io_binding", broken)
     with pytest.raises(StreamError, match="could not bind the arrays of a step"):
         session.predict(token, session.start(1))
@@ -156,7 +148,7 @@ def test_a_copy_that_fails_is_a_sentence_and_auto_takes_the_cpu(
 def test_graphs_of_a_memory_that_is_gone_are_given_back_by_the_next_step(
     artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, token, released = opened(artefacts["shift"]), np.zeros((1, 1), np.int64), list[int]()
+    session, token, released = host_gpu.opened(artefacts["shift"]), np.zeros((1, 1), np.int64), list[int]()
     monkeypatch.setattr(session._session, "release_captured_graph", released.append)
     memory = session.start(1)
     for _ in range(5):
@@ -186,7 +178,7 @@ def test_arrays_of_a_plugin_lie_in_its_own_memory(monkeypatch: pytest.MonkeyPatc
 def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows(
     artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = opened(artefacts["shift"])
+    session = host_gpu.opened(artefacts["shift"])
     chosen = providers.PROVIDERS["ort-tensorrt"].options(session.spec, Device("ort-tensorrt"), captured=False)
     for which, (rows, tokens) in {"min": (1, 1), "opt": (1, 8), "max": (16, 8)}.items():
         shapes = dict(part.rsplit(":", 1) for part in chosen[f"trt_profile_{which}_shapes"].split(","))
@@ -209,7 +201,10 @@ def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows
 def test_a_memory_on_a_device_is_pickled_as_plain_arrays_and_serves_the_cpu(
     artefacts: dict[str, Path], launched: list[int]
 ) -> None:
-    device, cpu = opened(artefacts["ring"]), OrtSession.open(artefacts["ring"], threads=1, kernel="standard")
+    device, cpu = (
+        host_gpu.opened(artefacts["ring"]),
+        OrtSession.open(artefacts["ring"], threads=1, kernel="standard"),
+    )
     tokens = np.arange(8)[None]
     _, memory = device.step(tokens, device.start(1))
     loaded = pickle.loads(pickle.dumps(memory))
@@ -221,7 +216,7 @@ def test_a_memory_on_a_device_is_pickled_as_plain_arrays_and_serves_the_cpu(
 def test_threads_with_memories_of_their_own_take_turns(
     artefacts: dict[str, Path], launched: list[int]
 ) -> None:
-    session = opened(artefacts["shift"])
+    session = host_gpu.opened(artefacts["shift"])
     tokens, answers = np.arange(8)[None], []
 
     def stream() -> None:

@@ -22,17 +22,6 @@ from tests import host_gpu
 ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return host_gpu.install(monkeypatch)
-
-
-def opened(folder: Path) -> OrtGpuSession:
-    session = open_session(folder, device="cuda", threads=1)
-    assert isinstance(session, OrtGpuSession)
-    return session
-
-
 def test_two_packages_that_overwrite_each_other_are_named_also_by_auto(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +144,7 @@ def host_gpu_of_one() -> DriverFacts:
 def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(
     artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = opened(artefacts["ring"])
+    session = host_gpu.opened(artefacts["ring"])
     assert elsewhere(session._session, "CPUExecutionProvider") == ""
     others = elsewhere(session._session, "CUDAExecutionProvider")
     assert "TensorScatter" in others
@@ -172,11 +161,11 @@ def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(
 
     monkeypatch.setattr(host_gpu.HostProvider, "options", options)
     with pytest.raises(ArtefactError, match=r"puts 0 of 77 nodes"):  # by the stand-in all are in place
-        opened(artefacts["ring"])
+        host_gpu.opened(artefacts["ring"])
     named = "runtimes.sessions.ort_gpu.loading.elsewhere"
     monkeypatch.setattr(named, lambda *_, refused: "18 of 77 nodes (Reshape)" if refused else "")
     with pytest.raises(ArtefactError, match=r"puts 18 of 77 nodes \(Reshape\) elsewhere.*--memory shift"):
-        opened(artefacts["ring"])
+        host_gpu.opened(artefacts["ring"])
 
 
 def test_nodes_that_compute_shapes_on_the_cpu_are_told(
@@ -186,11 +175,11 @@ def test_nodes_that_compute_shapes_on_the_cpu_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(progress, "_said", set())
-    opened(artefacts["ring"])
+    host_gpu.opened(artefacts["ring"])
     assert capsys.readouterr().err == ""  # all are in place
     named = "runtimes.sessions.ort_gpu.loading.of_shapes_elsewhere"
     monkeypatch.setattr(named, lambda *_: "2 of 77 nodes (Add, Shape)")
-    opened(artefacts["ring"])
+    host_gpu.opened(artefacts["ring"])
     said = capsys.readouterr().err
     assert said == "ONNX Runtime computes 2 of 77 nodes (Add, Shape) on the CPU, and all others on cuda\n"
 
