@@ -36,7 +36,7 @@ STORY = (
     "One winter evening somebody knocked at the door. It was a bear."
 )
 OPENING_SEED, STORY_SEED = 5, 41
-OPENING_TOKENS, STORY_TOKENS = 120, 300  # the second text is cut at the end of a sentence
+OPENING_TOKENS, STORY_TOKENS = 120, 273  # the second ends with a sentence
 TEXT = "story.txt"
 
 
@@ -89,7 +89,7 @@ def run_demo(
     if stories is not None:
         echo_title("a story", f"of the trained model, to keep: {out / TEXT}")
         session = open_session(stories, device="cpu")
-        story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED, whole=True)
+        story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED)
         with atomic_file(out / TEXT) as temporary:
             temporary.write_text(story + "\n", "utf-8")
     if music is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ from runtimes.tasks.sample import Sampler
 STORIES = Path("examples", "stories", "tales")
 MUSIC = Path("examples", "music", "chorales")
 SAMPLER = Sampler(temperature=0.8, top_p=0.9, top_k=40)  # as of the command in README.md
-SENTENCE_END = r"[.!?][\"'”’]*"
 TIMED = 200  # tokens at the beginning of a stream, and as many of one that is long already
 
 
@@ -54,38 +52,15 @@ def find_shipped(artefact: Path = STORIES) -> Path | None:
     return None
 
 
-def write_text(session: Session, prompt: str, *, tokens: int, seed: int, whole: bool = False) -> str:
-    """The prompt and what the model adds to it, printed as it is computed. The model may end it early.
-
-    whole: a sentence is printed as soon as it ends, and the last one is left out if it does not end.
-    """
-    text, held = prompt, ""
+def write_text(session: Session, prompt: str, *, tokens: int, seed: int) -> str:
+    """The prompt and what the model adds to it, printed as it is computed. The model may end it early."""
+    text = prompt
     click.echo(text, nl=False)
     for piece in generate(session, prompt, max_tokens=tokens, sampler=SAMPLER, seed=seed):
-        held += piece.text
-        # A closing quotation mark may still follow the last sentence, so what comes after it must be there.
-        end = last_end(held, at_end=False) if whole else len(held)
-        click.echo(held[:end], nl=False)
-        text, held = text + held[:end], held[end:]
-    last = held[: last_end(held)]
-    click.echo(last)
-    return text + last
-
-
-def last_end(text: str, *, at_end: bool = True) -> int:
-    """The number of characters up to the last end of a sentence: 0 where none ends.
-
-    The sentences of a speech end with the speech: no quotation may be open. at_end: whether a sentence may
-    end where the text does.
-    """
-    ends = re.finditer(SENTENCE_END + (r"(?=\s|$)" if at_end else r"(?=\s)"), text)
-    return max((match.end() for match in ends if not _in_speech(text[: match.end()])), default=0)
-
-
-def _in_speech(text: str) -> bool:
-    """Whether a quotation is open at the end of a text; its lines are paragraphs, and none goes on."""
-    line = text.rpartition("\n")[2]
-    return line.count('"') % 2 == 1 or line.count("“") > line.count("”")
+        click.echo(piece.text, nl=False)
+        text += piece.text
+    click.echo("")
+    return text
 
 
 def play_music(artefact: Path, out: Path, *, seconds: float = 30, force: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,6 @@ def test_the_trained_models_write_and_play_and_nothing_is_trained(tmp_path: Path
     story = (tmp_path / "demo/story.txt").read_text()
     assert story.startswith(demo.STORY)
     assert len(story) > len(demo.STORY) + 400
-    assert re.search("[.!?][\"'”’]*\n$", story), story[-80:]  # it ends with a whole sentence
     assert story in ended.stdout
     assert demo.OPENING in ended.stdout
     # The second time nothing is lost without a word.

@@ -19,7 +19,6 @@ from benchmarks.tables.text_quality import text_quality as table_of
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
-from runtimes.tasks.generate import Piece
 from trainer.data.subwords import learn_subwords
 from trainer.run.config import TrainConfig
 
@@ -57,29 +56,6 @@ def test_a_stream_is_written_and_measured(teller, capsys):
     assert flat.tokens == 7
     assert flat.memory_bytes == sum(tensor.nbytes for tensor in session.start(1).tensors.values())
     assert min(flat.first, flat.last) > 0
-
-
-@pytest.mark.parametrize(
-    ("pieces", "whole"),
-    [
-        ((" It ran", ". And", " then it"), " It ran."),
-        ((" “Run", "!", "”", " it said"), " “Run!”"),
-        ((" “Run!", "”"), " “Run!”"),
-        ((" 3", ".", "5 of them"), ""),
-        ((' "Who? ', 'He."', "\n\nThe"), ' "Who? He."'),
-        ((" It ran.", ' "Stop. ', "I see"), " It ran."),
-        ((' "Stop.\n', "It ran. ", "I see"), ' "Stop.\nIt ran.'),
-        ((), ""),
-    ],
-)
-def test_a_text_of_whole_sentences_is_printed_as_it_is_returned(pieces, whole, monkeypatch, capsys):
-    given = lambda *_, **__: (Piece(row=0, token=0, text=text) for text in pieces)  # noqa: E731
-    monkeypatch.setattr(shipped, "generate", given)
-    assert shipped.write_text(None, "A fox.", tokens=9, seed=0, whole=True) == "A fox." + whole
-    assert capsys.readouterr().out == f"A fox.{whole}\n"
-    everything = "A fox." + "".join(pieces)
-    assert shipped.write_text(None, "A fox.", tokens=9, seed=0) == everything
-    assert capsys.readouterr().out == everything + "\n"
 
 
 def test_music_is_written_by_the_program_of_the_example_and_its_error_is_told(tmp_path, capsys):
