@@ -106,8 +106,46 @@ def _refusal(error: click.UsageError) -> click.ClickException:
         known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
         meant = _meant(error.option_name, [name for name in known if name.startswith("--")])
         return Refusal(f"{path} has no option {error.option_name}; {meant}`{path} --help` lists all of them.")
+    if isinstance(error, click.BadParameter) and (sentence := _no_number(error)):
+        return Refusal(sentence)
     message = " ".join(error.format_message().split()).rstrip(".")
     return Refusal(f"{message[:1].lower()}{message[1:]}; `{path} --help` says what {path} takes.")
+
+
+def _no_number(error: click.BadParameter) -> str | None:
+    """One sentence for a number that is none or out of its range; None for any other parameter.
+
+    click says neither what was given in all cases nor a range in words.
+    """
+    option = error.param
+    if option is None or not isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+        return None
+    name = next((name for name in option.opts if name.startswith("--")), option.opts[0])
+    given = _given(error)
+    if given is None:
+        return None
+    return f"{name} is {given}; expected {_expected(option.type)}."
+
+
+def _given(error: click.BadParameter) -> str | None:
+    """What click's message says was given: a word in quotes, or a number that is out of range."""
+    word, between, _ = error.message.partition(" is not ")
+    return word[:80] if between else None
+
+
+def _expected(kind: click.ParamType) -> str:
+    """The numbers that an option takes, in words."""
+    whole = isinstance(kind, click.types.IntParamType)
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    above, below = (getattr(kind, name, False) for name in ("min_open", "max_open"))
+    bounds = [f"{'more than' if above else 'at least'} {least}"] if least is not None else []
+    bounds += [f"{'less than' if below else 'at most'} {most}"] if most is not None else []
+    if least is not None and most is not None and not (above or below):
+        bounds = [f"from {least} to {most}"]
+    of = "of " if bounds and not bounds[0].startswith("from") else ""
+    return " ".join(
+        ["a whole number" if whole else "a number", *([of + " and ".join(bounds)] if bounds else [])]
+    )
 
 
 def _meant(given: str, known: list[str]) -> str:

@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from runtimes.cli.group import _refusal
 from tests.architectures import ARCHITECTURES
 from tests.commands import refused, xl
+from xl_export.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 # The first import of a package tells what the environment was then.
@@ -62,13 +65,56 @@ def python(*arguments: object, folder: Path, **variables: str) -> subprocess.Com
         (("--vresion",), ("no option --vresion", "--version was probably meant")),
         (("eval", "x"), ("missing option '--text'", "`xl-export eval --help`")),
         (("check",), ("missing argument 'PATH'", "`xl-export check --help`")),
-        (("check", "x", "--threads", 0), ("invalid value for '--threads'", "1<=x<=1024")),
+        (("check", "x", "--threads", 0), ("Error: --threads is 0; expected a whole number from 1 to 1024.",)),
         (("check", "x", "y"), ("unexpected extra argument (y)",)),
     ],
     ids=str,
 )
 def test_a_usage_error_is_one_sentence(arguments: tuple[object, ...], words: tuple[str, ...]) -> None:
     refused(xl(*arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("generate", "x", "--tokens", "many"), "--tokens is 'many'; expected a whole number of at least 1."),
+        (("generate", "x", "--tokens", -3), "--tokens is -3; expected a whole number of at least 1."),
+        (("serve", "x", "--port", 99999), "--port is 99999; expected a whole number from 0 to 65535."),
+        (("score", "x", "--input", "-", "--weight", "a"), "--weight is 'a'; expected a number."),
+        (("train", "--processes", "two"), "--processes is 'two'; expected a whole number."),
+        (("prepare", "vocab", "--size", 1.5), "--size is '1.5'; expected a whole number from 2 to 16777216."),
+    ],
+    ids=str,
+)
+def test_a_number_that_cannot_be_taken_is_told_in_words(arguments: tuple[object, ...], sentence: str) -> None:
+    refused(xl(*arguments), f"Error: {sentence}")
+
+
+def all_commands(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from all_commands(child)
+
+
+def test_no_number_of_any_option_is_told_in_the_words_of_click() -> None:
+    checked = 0
+    for command in all_commands(main):
+        for option in command.params:
+            kind = option.type
+            if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+                continue
+            least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+            outside = [bound + step for bound, step in ((least, -1), (most, 1)) if bound is not None]
+            for given in ["many", *outside]:
+                with pytest.raises(click.BadParameter) as caught:
+                    kind.convert(str(given), option, click.Context(command))
+                shown = repr(given) if given == "many" else given
+                sentence = str(_refusal(caught.value))
+                name = next(name for name in option.opts if name.startswith("--"))
+                assert sentence.startswith(f"{name} is {shown}; expected a "), sentence
+                assert "<" not in sentence
+                checked += 1
+    assert checked > 100
 
 
 def test_a_command_of_version_0_1_is_not_suggested() -> None:
