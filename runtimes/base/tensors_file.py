@@ -20,6 +20,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import open_file, reading
 
+NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2", "I8": "|i1"}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 METADATA, SHA256 = "__metadata__", "sha256"
@@ -94,6 +95,8 @@ def _read_header(path: Path, stream: BinaryIO) -> tuple[dict[str, dict[str, Any]
 
 def _parse(path: Path, text: bytes, length: int) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The entries and the texts of a header; the types of all values are checked."""
+    if length.to_bytes(LENGTH_BYTES, "little").startswith(NPY):
+        raise ArtefactError(f"{path} is a .npy file of one array; give a file that `save_memory` wrote.")
     if not 2 <= length <= MAX_HEADER or len(text) != length:
         raise _damaged(path, f"its header has {len(text)} bytes for {length}")
     try:

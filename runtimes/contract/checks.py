@@ -48,8 +48,9 @@ def checked_targets(
             f"targets are {targets.dtype} {list(targets.shape)}; expected integers {list(np.shape(tokens))}."
         )
     if targets.size and (targets.min() < -1 or targets.max() >= session.vocab.size):
+        outside = targets.max() if targets.max() >= session.vocab.size else targets.min()
         raise StreamError(
-            "a target is outside the vocabulary; expected -1 (which means not wanted) to "
+            f"target {outside} is outside the vocabulary; expected -1 (which means not wanted) to "
             f"{session.vocab.size - 1}."
         )
     if (checked := checked_lengths(lengths, tokens)) is not None:
@@ -138,7 +139,9 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
         raise StreamError(
             f"tokens have {batch} rows and the memory holds {memory.batch} streams; give one row per stream."
         )
-    if not 1 <= segment <= session.rule.segment:
+    if segment == 0:
+        raise StreamError("the segment has 0 tokens; give at least one in each row.")
+    if segment > session.rule.segment:
         raise StreamError(
             f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
             "feed them in several pieces, or export it with a larger --segment."

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.startup import prepare_libraries
@@ -36,6 +38,8 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
     device that is unknown or that does not compute such a folder, and MissingPackageError for one that cannot
     be used here.
     """
+    if threads is not None and not isinstance(threads, int | np.integer):
+        raise StreamError(f"threads is {threads!r:.40}; expected a whole number from 1 to {MAX_THREADS}.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
     chosen = Device.parse(device)
