@@ -149,5 +149,7 @@ def _expected(kind: click.ParamType) -> str:
 
 
 def _meant(given: str, known: list[str]) -> str:
-    close = get_close_matches(given, known, n=1)
-    return f"{close[0]} was probably meant, and " if close else ""
+    # Two hyphens at the beginning of all options would make any two of them look alike.
+    names = {name.lstrip("-"): name for name in known}
+    close = get_close_matches(given.lstrip("-"), names, n=1)
+    return f"{names[close[0]]} was probably meant, and " if close else ""

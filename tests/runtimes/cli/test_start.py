@@ -117,6 +117,13 @@ def test_no_number_of_any_option_is_told_in_the_words_of_click() -> None:
     assert checked > 100
 
 
+def test_a_name_that_is_not_near_is_not_suggested() -> None:
+    result = xl("eval", "x", "--tokens", "s.npy")
+    refused(
+        result, "Error: xl-export eval has no option --tokens; `xl-export eval --help` lists all of them."
+    )
+
+
 def test_a_command_of_version_0_1_is_not_suggested() -> None:
     result = xl("onn")
     refused(result, "no command 'onn'")
