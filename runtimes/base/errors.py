@@ -10,11 +10,15 @@ import json
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 OF_CPUS = (
     ", with `--extra-index-url https://download.pytorch.org/whl/cpu` on a machine without an NVIDIA GPU, or "
     "pip takes gigabytes of CUDA"
 )
+
+
+WITH_PYTORCH = {"train", "export", "demo"}  # the extras of xl-export that install it
 
 
 class UserError(ValueError):
@@ -56,7 +60,10 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
         yield
     except (ImportError, OSError) as error:  # OSError: PyTorch, where a library that it needs is missing
         if (package := absent(error)) in packages:
-            smaller = OF_CPUS if package == "torch" and sys.platform == "linux" else ""
+            without_pytorch = WITH_PYTORCH & set(extras.split(",")) and not _is_installed("torch")
+            if without_pytorch and "torch" in packages:
+                package = "torch"  # the largest of what is missing, whatever is imported first
+            smaller = OF_CPUS if without_pytorch and sys.platform == "linux" else ""
             raise MissingPackageError(
                 f"{package} is not installed and this step needs it; {install}{smaller}."
             ) from error
@@ -64,6 +71,13 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
         if package is None:
             raise
         raise broken_error(package, error, install=install) from error
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package can be found; it is not imported."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return find_spec(package) is not None
 
 
 def absent(error: BaseException) -> str | None:

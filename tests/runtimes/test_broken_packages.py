@@ -72,3 +72,28 @@ def test_errors_of_our_own_pass_through() -> None:
     sentence = "no_such_package is not installed"
     with pytest.raises(MissingPackageError, match=sentence), needs("train", "no_such_package"):
         import no_such_package  # noqa: F401
+
+
+def test_where_pytorch_is_missing_too_it_is_named_with_its_smaller_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+
+    def sentence(extras: str, *packages: str) -> str:
+        with pytest.raises(MissingPackageError) as caught, needs(extras, *packages):
+            import onnx_ir  # noqa: F401
+        return str(caught.value)
+
+    hint = "'xl-export[demo]'`, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    assert "pytorch.org" not in sentence("demo", "torch", "onnx_ir")  # it is installed already
+    monkeypatch.setitem(sys.modules, "torch", None)
+    both = sentence("demo", "torch", "onnx_ir")
+    assert both.startswith("torch is not installed")
+    assert hint in both
+    without = sentence("demo", "onnx_ir")  # the extra brings PyTorch, which this step does not name
+    assert without.startswith("onnx_ir is not installed")
+    assert hint in without
+    other = sentence("cpu,serve", "torch", "onnx_ir")
+    assert other.startswith("onnx_ir is not installed")
+    assert "pytorch.org" not in other
