@@ -123,13 +123,16 @@ def list_command() -> None:
     help="architectures, recipes, validation: this model only; serve: this part only; may be repeated.",
 )
 @click.option(
-    "--parts", type=FILE, help="text-quality: the folder that examples/stories/prepare.py has written."
+    "--parts",
+    type=FILE,
+    help="text-quality: the folder that examples/stories/prepare.py has written. music-memory: the one that "
+    "examples/music/prepare.py keeps beside its dataset.",
 )
 @click.option(
     "--artefact",
     type=FILE,
-    help="text-quality: the artefact; examples/stories/README.md says how it is made. By default "
-    "examples/stories/tales of this checkout, if it is there.",
+    help="text-quality, music-memory: the artefact; README.md in examples/stories or examples/music says how "
+    "it is made. By default the one in that folder of this checkout, if it is there.",
 )
 @click.option(
     "--history",

@@ -176,6 +176,14 @@ CASES = {
             precision="int8",
         ),
         Case(
+            name="music-memory",
+            summary="held-out bits per event of the chorales: memory, no memory, windows, n-grams",
+            keys=("name",),
+            folder="learning",
+            takes=("parts", "artefact", "repeats"),
+            precision="int8-stored",
+        ),
+        Case(
             name="architectures",
             folder="learning",
             summary="six small models trained for the same CPU time: bits per byte",

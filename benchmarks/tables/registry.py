@@ -8,6 +8,7 @@ from benchmarks.tables import (
     architectures,
     autocast_loss,
     headline,
+    music_memory,
     processes,
     recipes,
     serving,
@@ -36,6 +37,7 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "validation": validation.validation,
     "recipes": recipes.recipes,
     "text-quality": text_quality.text_quality,
+    "music-memory": music_memory.music_memory,
     "serve": serving.serve,
     "ray": processes.ray,
 }

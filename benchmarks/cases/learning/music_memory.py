@@ -1,0 +1,212 @@
+"""What memory is worth to the model of the chorales, and what it costs.
+
+The folder of the music holds train.jsonl and test.jsonl, lists of token ids; `examples/music/prepare.py`
+writes it. All rows but the first are compared at the same events of the test part: with memory, with memory
+cut to zero at each segment, and with a sliding window, which reads the last events again for each new one.
+The artefact must pass its own check before it is scored or timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.baselines.kneser_ney import KneserNey
+from benchmarks.configs import BenchmarkConfig, checked_repeats
+from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.showcase.shipped import MUSIC, find_shipped
+from runtimes.base.errors import ArtefactError, TextError
+from runtimes.base.files import read_bytes
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
+from runtimes.tasks.check import check
+from runtimes.tasks.context_losses import context_losses, spread_positions
+from runtimes.tasks.evaluate import evaluate
+from trainer.run.config import TrainConfig
+
+EVENTS, ORDER, REPEATS, TURNS = 1000, 5, 40, 4
+WINDOWS = (16, 32, 64, 128, 256)  # events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way to predict the next event.
+
+    bits_per_event: the mean over `events` events. more, error: the mean difference to reading with memory at
+    the same events, and its standard error; None for the first two rows, the whole part and memory itself.
+    timing: to compute the distribution of one new event after all that this way remembers; None where it was
+    not timed. parts: SHA-256 of the files. identity, rule, precision: of the artefact.
+    """
+
+    name: str
+    bits_per_event: float
+    events: int
+    more: float | None = None
+    error: float | None = None
+    timing: Timing | None = None
+    parts: dict[str, str]
+    identity: str
+    rule: MemoryRule
+    precision: str
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    parts: Path = Path("chorales-data-sources"),
+    *,
+    artefact: Path | None = None,
+    threads: int,
+    repeats: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for the whole test part with memory, and one for each way at the same 1,000 events.
+
+    artefact: that of `examples/music` when None; raises ArtefactError where it is not there or fails its
+    check, and TextError where the parts are no ids of its vocabulary or too short.
+    """
+    artefact = artefact or _chorales()
+    repeats = checked_repeats(repeats, REPEATS)
+    session = open_session(artefact, threads=threads, device="cpu")
+    tokens = {part: _events(parts / f"{part}.jsonl", session.vocab.size) for part in ("train", "test")}
+    test = tokens["test"]
+    longest = max(session.rule.mem_len, *WINDOWS)
+    at = spread_positions(len(test), count=min(EVENTS, max(1, len(test) - longest)), longest=longest)
+    progress("the artefact's own check")
+    if not check(artefact, threads=threads).passed:
+        raise ArtefactError(f"{artefact} fails its own check, so nothing was measured; export it again.")
+    progress(f"{len(test):,} events with memory, and {len(at):,} of them in the other ways")
+    whole = evaluate(session, test)
+    nats = {
+        f"memory of {session.rule.mem_len}": whole.token_nats[at - 1],
+        f"memory cut to zero, segments of {session.rule.segment}": evaluate(
+            session, test, carry_memory=False
+        ).token_nats[at - 1],
+        **{
+            f"sliding window of {window}": context_losses(session, test, at, context=window)
+            for window in WINDOWS
+        },
+        f"{ORDER}-grams, Kneser-Ney": _ngrams(tokens["train"], test, session.vocab.size)[at],
+    }
+    progress(f"{repeats} new events in each way")
+    times = take_turns(_next_event(session, test), repeats=repeats, warmup=3, turns=TURNS)
+    facts: dict[str, Any] = {
+        "parts": {
+            f"{part}.jsonl": hashlib.sha256(read_bytes(parts / f"{part}.jsonl")).hexdigest()
+            for part in tokens
+        },
+        "identity": session.identity,
+        "rule": session.rule,
+        "precision": session.spec.precision if session.spec else "fp32",
+    }
+    rows = [
+        Row(
+            name=f"memory of {session.rule.mem_len}, the whole part",
+            bits_per_event=whole.bits_per_token,
+            events=len(test) - 1,
+            **facts,
+        )
+    ]
+    bits = {name: values.astype(np.float64) / math.log(2) for name, values in nats.items()}
+    with_memory = next(iter(bits.values()))
+    for name, values in bits.items():
+        more, other = values - with_memory, values is not with_memory
+        rows.append(
+            Row(
+                name=name,
+                bits_per_event=float(values.mean()),
+                events=len(at),
+                more=float(more.mean()) if other else None,
+                error=float(more.std(ddof=1)) / math.sqrt(len(more)) if other else None,
+                timing=times.get(name),
+                **facts,
+            )
+        )
+    return rows
+
+
+def described() -> BenchmarkConfig:
+    """The recipe of the chorales, for the history; the rule of the artefact stands in its rows."""
+    recipe = TrainConfig.load("chorales")
+    return BenchmarkConfig(
+        name="chorales",
+        model=recipe.model,
+        segment=recipe.evaluation.segment,
+        attention_lengths=WINDOWS,
+        repeats=REPEATS,
+        mem_len=recipe.evaluation.mem_len,
+        token_repeats=1,
+    )
+
+
+def _chorales() -> Path:
+    artefact = find_shipped(MUSIC)
+    if artefact is None:
+        raise ArtefactError(
+            f"{MUSIC} is not there; train it as examples/music/README.md says, and give its folder as "
+            "--artefact."
+        )
+    return artefact
+
+
+def _events(path: Path, size: int) -> np.ndarray:
+    """The ids of all pieces of a part, one after the other, int64 [N]."""
+    try:
+        pieces = [json.loads(line) for line in read_bytes(path).splitlines()]
+        events = np.concatenate([np.array(piece, np.int64) for piece in pieces])
+    except (ValueError, TypeError, OverflowError):
+        events = np.empty(0, np.int64)
+    if not events.size or events.ndim != 1 or events.min() < 0 or events.max() >= size:
+        raise TextError(
+            f"{path} does not hold one list of token ids below {size} on each line; give the folder that "
+            "examples/music/prepare.py keeps beside its dataset."
+        )
+    return events
+
+
+def _ngrams(train: np.ndarray, test: np.ndarray, size: int) -> np.ndarray:
+    """The loss in nats of each event of the test part by n-grams of the training part, [N]."""
+    return -np.log(KneserNey(train, vocab_size=size, order=ORDER).probabilities(test))
+
+
+def _next_event(session: Session, tokens: np.ndarray) -> dict[str, Callable[[], object]]:
+    """For each way that keeps something, a call that computes the distribution of one new event."""
+    full, fresh, segment = session.start(1), session.start(1), session.rule.segment
+    for at in range(0, session.rule.slots + 1, segment):
+        session.predict(tokens[None, at : at + segment], full)
+
+    def with_memory() -> None:
+        session.predict(tokens[None, :1], full)
+
+    def window(length: int) -> Callable[[], object]:
+        def call() -> None:
+            fresh.positions[:] = 0  # an empty memory
+            for at in range(0, length, segment):
+                session.predict(tokens[None, at : min(at + segment, length)], fresh)
+
+        return call
+
+    return {
+        f"memory of {session.rule.mem_len}": with_memory,
+        **{f"sliding window of {length}": window(length) for length in WINDOWS},
+    }
+
+
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text."""
+    lines = ["                                        bits per event  more, ± its error  ms for a new event"]
+    for row in rows:
+        more = "" if row.more is None else f"{row.more:+.3f} ± {row.error:.3f}"
+        cost = "" if row.timing is None else f"{row.timing.median:.2f}"
+        lines.append(f"{row.name:40}{row.bits_per_event:<14.3f}  {more:17}  {cost}".rstrip())
+    return lines

@@ -1,0 +1,93 @@
+"""The case that says what memory is worth to the model of the chorales, on a few made-up events."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import measure
+from benchmarks.cases.learning import music_memory
+from benchmarks.showcase.shipped import MUSIC, find_shipped
+from benchmarks.tables.music_memory import music_memory as table_of
+from benchmarks.tables.runs import History, Run
+from runtimes.base.errors import ArtefactError, ConfigError, TextError
+from runtimes.sessions.open import open_session
+from runtimes.tasks.evaluate import evaluate
+
+CHORALES = find_shipped(MUSIC)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Pieces that repeat four events, and a test part of 400 events."""
+    folder = tmp_path_factory.mktemp("sources")
+    for part, pieces in (("train", 40), ("test", 10)):
+        lines = [json.dumps([0, 1, *[20, 30, 40, 50] * 9, 3, 4]) for _ in range(pieces)]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(parts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "REST", 0.0)  # how long a call takes is not looked at here
+        return music_memory.run(parts, artefact=CHORALES, threads=1, repeats=4)
+
+
+def test_every_way_is_compared_with_memory_at_the_same_events(rows, parts):
+    session = open_session(CHORALES, threads=1)
+    test = np.concatenate([json.loads(line) for line in (parts / "test.jsonl").read_text().splitlines()])
+    nats = evaluate(session, test).token_nats
+    at = np.arange(256, 400)  # the events that have the longest window before them
+    named = {row.name: row for row in rows}
+    assert math.isclose(
+        named["memory of 256, the whole part"].bits_per_event, nats.mean() / math.log(2), rel_tol=1e-6
+    )
+    memory = named["memory of 256"]
+    assert math.isclose(memory.bits_per_event, nats[at - 1].mean() / math.log(2), rel_tol=1e-6)
+    assert (memory.events, memory.more) == (144, None)
+    for row in rows[2:]:
+        assert math.isclose(row.more, row.bits_per_event - memory.bits_per_event, abs_tol=1e-6)
+        assert row.error > 0
+    # A window that is as long as the memory sees what memory sees, but the token 256 before, in full.
+    assert abs(named["sliding window of 256"].more) < abs(named["sliding window of 16"].more)
+    # The n-grams have counted these very events.
+    assert named["5-grams, Kneser-Ney"].bits_per_event < 0.2
+    timed = [row.name for row in rows if row.timing is not None]
+    assert timed == [row.name for row in rows if row.name.startswith("sliding") or row is memory]
+    assert all(row.timing.repeats == 4 for row in rows if row.timing is not None)
+
+
+def test_the_table_tells_artefact_parts_and_every_way(rows):
+    assert len(music_memory.table(rows, None)) == len(rows) + 1
+    machine = {"cpu": "x", "cpus": 2, "memory_bytes": 1, "system": "y"}
+    document = {"case": "music-memory", "time": "2026-01-01T00:00:00+00:00", "threads": 1, "versions": {}}
+    document |= {"config": "", "machine": machine, "commit": "c" * 40}
+    lines = table_of(History((Run(document | {"rows": [row.to_json() for row in rows]}),)))
+    assert len(lines) == len(rows) + 4
+    assert f"| {rows[2].more:+.3f} ± {rows[2].error:.3f} |" in lines[4]
+    assert f"Artefact {rows[0].identity[:12]}…, int8-stored, segments of 128" in lines[-1]
+    assert f"train.jsonl {rows[0].parts['train.jsonl'][:12]}…" in lines[-1]
+
+
+@pytest.mark.parametrize("line", ["[1, 140]", "[-1]", "[]", '"S60"', "[[1, 2]]", "{", "[1.5e400]"])
+def test_a_part_that_is_no_list_of_its_ids_is_refused(line, parts, tmp_path):
+    (tmp_path / "train.jsonl").write_text((parts / "train.jsonl").read_text())
+    (tmp_path / "test.jsonl").write_text(line)
+    with pytest.raises(TextError, match=r"test\.jsonl does not hold one list of token ids below 140"):
+        music_memory.run(tmp_path, artefact=CHORALES, threads=1)
+
+
+def test_too_little_music_and_damaged_artefacts_are_refused(parts, tmp_path, monkeypatch):
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").write_text(json.dumps([1] * 200))
+    with pytest.raises(TextError, match="the text has 200 tokens, 0 of them after 256 others"):
+        music_memory.run(tmp_path, artefact=CHORALES, threads=1)
+    with pytest.raises(ConfigError, match="repeats"):
+        music_memory.run(parts, artefact=CHORALES, threads=1, repeats=0)
+    monkeypatch.setattr(music_memory, "find_shipped", lambda artefact: None)
+    with pytest.raises(ArtefactError, match=r"chorales is not there; train it as examples/music/README\.md"):
+        music_memory.run(parts, threads=1)
