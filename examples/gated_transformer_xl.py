@@ -109,21 +109,20 @@ def train(model: GatedTransformerXL, tokens: Tensor, steps: int, lanes: int = 16
 
 
 if __name__ == "__main__":
-    if (
-        not 2 <= len(sys.argv) <= 3
-        or sys.argv[1].startswith("-")
-        or not "".join(sys.argv[2:] or "1").isdigit()
-    ):
-        sys.exit(__doc__)
-    folder, text = Path(sys.argv[1]), built_in_corpus().decode("utf-8")
+    words = sys.argv[1:]
+    if not 1 <= len(words) <= 2 or words[0].startswith("-") or not all(word.isdigit() for word in words[1:]):
+        print("Error: give a new folder: python gated_transformer_xl.py FOLDER [STEPS]", file=sys.stderr)
+        sys.exit(2)
+    folder, text = Path(words[0]), built_in_corpus().decode("utf-8")
     if folder.exists():
-        sys.exit(f"{folder} exists already; give the name of a new folder.")
+        print(f"Error: {folder} exists; give the name of a new folder.", file=sys.stderr)
+        sys.exit(2)
     torch.manual_seed(0)
     torch.set_num_threads(1)  # so small a model is no faster with more
     vocab = CharVocab.build(text)
     model = GatedTransformerXL(vocab.size)
     nn.init.normal_(model.table.weight, std=D**-0.5)
-    train(model, torch.from_numpy(vocab.encode(text)), int(sys.argv[2]) if sys.argv[2:] else 300)
+    train(model, torch.from_numpy(vocab.encode(text)), int(words[1]) if words[1:] else 300)
 
     rule = MemoryRule(mem_len=M, segment=T)
     artefact = xl_export.trace(model, folder / "artefact", vocab=vocab, rule=rule)

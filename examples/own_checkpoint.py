@@ -20,6 +20,10 @@ if len(sys.argv) < 3:
     print("Error: give both: python own_checkpoint.py CHECKPOINT FOLDER [OPTIONS]", file=sys.stderr)
     sys.exit(2)
 checkpoint, folder, options = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+for made in (folder / "run", folder / "artefact"):
+    if made.exists():
+        print(f"Error: {made} exists; give another FOLDER, or move this one away.", file=sys.stderr)
+        sys.exit(2)
 
 # The command prints every setting with the place that it comes from: read that once for your checkpoint.
 command = [sys.executable, "-m", "xl_export", "import", checkpoint, "--out", str(folder / "run"), *options]

@@ -18,11 +18,12 @@ import runtimes
 from runtimes.contract.id_files import is_id_list, refuse_outside
 
 
-def encode(session: runtimes.Session, line: str) -> np.ndarray:
+def encode(session: runtimes.Session, raw: bytes) -> np.ndarray:
     """The tokens of a line: of its text, or the ids that it lists."""
-    vocab, listed = session.vocab, line.lstrip().startswith("[")
+    vocab, listed = session.vocab, raw.lstrip().startswith(b"[")
     if vocab.kind != "ids" or ("names" in vocab.to_json() and not listed):
-        return vocab.encode(line)
+        return vocab.encode(raw)
+    line = raw.decode(errors="replace")
     try:
         ids = json.loads(line if listed else f"[{','.join(line.split())}]")
     except (ValueError, RecursionError):
@@ -41,7 +42,7 @@ def score_lines(artefact: str) -> None:
     memory = session.start(batch=1)
     # The last token: it is fed with the next line, whose first symbol it predicts.
     waiting = np.empty(0, np.int64)
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:  # bytes, which a model of bytes reads whatever they are
         tokens = np.concatenate([waiting, encode(session, line)])
         nats = 0.0
         for start in range(0, len(tokens) - 1, session.rule.segment):
@@ -51,7 +52,8 @@ def score_lines(artefact: str) -> None:
             nats -= float(log_probs.sum())
         scored, waiting = len(tokens) - 1, tokens[-1:]
         if scored > 0:
-            print(f"{nats / scored / math.log(2):.3f} bits per token  {line.rstrip()}", flush=True)
+            text = line.decode(errors="replace").rstrip()
+            print(f"{nats / scored / math.log(2):.3f} bits per token  {text}", flush=True)
 
 
 try:

@@ -57,4 +57,7 @@ def main(address: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        print("Error: give both: python triton_client.py ADDRESS MODEL_FOLDER", file=sys.stderr)
+        sys.exit(2)
     main(sys.argv[1], Path(sys.argv[2]))

@@ -112,11 +112,21 @@ class TextError(UserError):
 
 
 class NoTextError(TextError):
-    """A text was given to a model of token ids. A command adds to the message how it takes ids."""
+    """A text was given to a model of token ids. A command adds to the message how it takes ids.
+
+    fact: what was given and what is expected, without a mend.
+    """
+
+    def __init__(self, fact: str, mend: str) -> None:
+        super().__init__(fact, mend)  # both, so that a copy of the error by pickle is whole
+        self.fact, self.mend = fact, mend
+
+    def __str__(self) -> str:
+        return f"{self.fact}; {self.mend}."
 
     def told_to(self, mend: str) -> NoTextError:
         """The same error with what the user can do with this command in place of the general mend."""
-        return NoTextError(f"{str(self).partition('; ')[0]}; {mend}.")
+        return NoTextError(self.fact, mend)
 
 
 class ArtefactError(UserError):

@@ -32,6 +32,9 @@ def run(name: str, *words: object, text: str = "") -> subprocess.CompletedProces
         (("plain_onnxruntime.py", "nosuch", "a"), "nosuch is no artefact (it has no spec.json); give the"),
         (("plain_onnxruntime.py", TALES, "a"), "has a vocabulary of other tokens than characters; use"),
         (("own_checkpoint.py", "nosuch"), "give both: python own_checkpoint.py CHECKPOINT FOLDER"),
+        (("gated_transformer_xl.py",), "give a new folder: python gated_transformer_xl.py FOLDER [STEPS]"),
+        (("gated_transformer_xl.py", "made", "many"), "give a new folder: python gated_transformer_xl.py"),
+        (("gated_transformer_xl.py", EXAMPLES), "examples exists; give the name of a new folder."),
     ],
 )
 def test_wrong_input_is_one_sentence(words: tuple[object, ...], said: str) -> None:
@@ -47,6 +50,28 @@ def test_a_checkpoint_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1, ended.stderr
     assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_was_made_before_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "made" / "run").mkdir(parents=True)
+    ended = run("own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made")
+    assert ended.returncode == 2
+    made = tmp_path / "made" / "run"
+    assert ended.stderr == f"Error: {made} exists; give another FOLDER, or move this one away.\n"
+
+
+def test_a_line_that_is_no_utf8_is_read_or_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    from runtimes.contract.vocabulary import ByteVocab, save_vocab
+
+    folder = make_run(vocab_size=256)
+    save_vocab(folder, ByteVocab())
+    artefact = export(folder, tmp_path / "artefact")
+    for model, code, said in ((artefact, 0, ""), (TALES, 2, "Error: ")):
+        command = [sys.executable, str(EXAMPLES / "score_stream.py"), str(model)]
+        ended = subprocess.run(command, input=b"a\xff\xfeb\n", capture_output=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        assert ended.stderr.decode().startswith(said)
+        assert ended.stderr.count(b"\n") == code // 2
 
 
 def test_the_lines_of_a_model_of_ids_are_numbers(make_run: Callable[..., Path], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class IdsVocab(NoFiles):
     def encode(self, text: str | bytes) -> np.ndarray:
         if self.names is None:
             raise NoTextError(
-                f"this model takes token ids from 0 to {self.size - 1} and no text; give a list of ids."
+                f"this model takes token ids from 0 to {self.size - 1} and no text", mend="give a list of ids"
             )
         words = as_text(text).split()
         ids = np.fromiter((self._ids.get(word, -1) for word in words), np.int64, len(words))
