@@ -163,6 +163,23 @@ def takes_lengths(session: Session) -> bool:
     return session.spec is None or session.spec.form == "ring"
 
 
+def test_whoever_hands_over_is_called_once_in_each_step_before_the_memory_moves(
+    session: Session, tokens: np.ndarray
+) -> None:
+    memory, seen = session.start(len(tokens)), []
+    session.before_run = lambda: seen.append(int(memory.positions[0]))
+    try:
+        session.step(tokens[:, :4], memory)
+        session.predict(tokens[:, 4:6], memory)
+        session.score(tokens[:, 6:7], tokens[:, 7:8], memory)
+        assert seen == [0, 4, 6]
+        with pytest.raises(StreamError):
+            session.predict(np.full_like(tokens[:, :1], session.vocab.size), memory)
+        assert seen == [0, 4, 6]
+    finally:
+        session.before_run = None
+
+
 def test_rows_of_their_own_lengths_get_what_they_get_alone_or_one_sentence(
     session: Session, tokens: np.ndarray
 ) -> None:

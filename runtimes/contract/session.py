@@ -7,7 +7,7 @@ for the class of a session. A new runtime is one class with these members, one l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,12 +51,16 @@ class Session(Protocol):
     rule: the memory rule that the session computes under.
     vocab: the vocabulary of the token ids.
     state: the memory tensors; "batch" is their named axis.
+    before_run: called once in each step, when everything is prepared and the computation begins. A caller
+    sets it who has something to hand to other threads: while the model computes, Python's lock is free. A
+    step that is refused does not call it.
     """
 
     identity: str
     rule: MemoryRule
     vocab: Vocab
     state: tuple[TensorFacts, ...]
+    before_run: Callable[[], object] | None
 
     @property
     def spec(self) -> Spec | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -43,6 +44,7 @@ class GraphSession(FromLogits, ABC):
     # Positions whose logits a selective graph computes while scoring, where nobody reads them: as few as the
     # runtime allows.
     logits_while_scoring: ClassVar[Positions] = "none"
+    before_run: Callable[[], object] | None = None
 
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
         self.spec, self.vocab, self.identity = spec, vocab, identity
@@ -156,6 +158,8 @@ class GraphSession(FromLogits, ABC):
             outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
             if self.spec.model.selective:
                 outputs["log_probs"] = np.empty(tokens.shape, np.float32)
+            if self.before_run is not None:
+                self.before_run()
             self._run_whole(inputs, outputs, memory, lengths)
             memory.positions += tokens.shape[1] if lengths is None else lengths
             observe(memory, _last_outputs(outputs, inputs, lengths))

@@ -65,6 +65,7 @@ class TorchSession:
     kernel: None = None  # PyTorch has one implementation
     paths: None = None  # and one way to compute a step
     device: Device = CPU
+    before_run: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -214,6 +215,8 @@ class TorchSession:
             clear_restarted_rows(memory)
             past = [self._here(torch.from_numpy(memory.tensors[tensor.name])) for tensor in self.state]
             layers = self._layers if lengths is None else partial(self._layers_by_length, lengths)
+            if self.before_run is not None:
+                self.before_run()
             hidden, after = layers(
                 self._here(torch.from_numpy(tokens)), past, self._here(torch.from_numpy(memory.positions))
             )

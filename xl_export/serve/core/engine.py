@@ -51,7 +51,6 @@ class Engine:
         self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
         self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
         self._state_bytes = self._scheduler.row_bytes + 4 * session.vocab.size  # a row and its logits
-        self._scheduler.before_step = self._tell
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
@@ -214,10 +213,12 @@ class Engine:
 
     def _run(self) -> None:
         """The engine's thread. However it ends, no task is left without its end."""
+        self._session.before_run = self._tell_in_a_step
         try:
             while not self._turn():
                 pass
         finally:
+            self._session.before_run = None
             self._tell()
             with self._changed:
                 self._stopping = True
@@ -276,6 +277,12 @@ class Engine:
         untold, self._untold = self._untold, []
         if untold:
             self._send(untold)
+
+    def _tell_in_a_step(self) -> None:
+        """The same; the time that it takes counts as the engine's own, and not as the model's."""
+        began = time.perf_counter()
+        self._tell()
+        self._scheduler.model_seconds -= time.perf_counter() - began
 
     def _send(self, delivery: Delivery) -> None:
         for task, answers in delivery:

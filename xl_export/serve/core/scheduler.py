@@ -49,13 +49,11 @@ class Scheduler:
     """All tasks of an engine. Its methods are called on the engine's thread only.
 
     runs: the tasks that have not ended. paused: those that wait for their clients. unread, given: the copies
-    of rows that were given up by those, and by tasks that gave way to others. before_step: called when the
-    model is about to compute.
+    of rows that were given up by those, and by tasks that gave way to others.
     """
 
     def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
         self._session, self._settings, self._cache = session, settings, cache
-        self.before_step: Callable[[], None] = lambda: None
         self._segment = session.rule.segment
         self._end_of_document = session.vocab.special.end_of_document
         self.rows, self.waiting = Rows(session, settings.rows), Waiting()
@@ -194,7 +192,6 @@ class Scheduler:
         """The answer of the session to a step of neighbouring rows; None where it failed, with its tasks."""
         first, last = runs[0].row, runs[-1].row + 1
         self.steps += 1
-        self.before_step()
         began = time.perf_counter()
         try:
             return compute(self.rows.part(first, last))

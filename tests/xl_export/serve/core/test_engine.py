@@ -156,17 +156,18 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     clients, known = Clients(), []
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
     engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
-    predict = session.predict
+    run = session.run
 
-    def noted(*given: Any, **lengths: Any) -> Any:
+    def noted(*given: Any) -> None:
         known.append(sum(isinstance(answer, Drawn) for answer in clients.answers.get(task, [])))
-        return predict(*given, **lengths)
+        run(*given)
 
-    monkeypatch.setattr(session, "predict", noted)
+    monkeypatch.setattr(session, "run", noted)
     engine.start()
     clients.wait(task)
     engine.stop(within=60)
     assert known == [0, 1, 2, 3, 4]
+    assert session.before_run is None  # the session does not keep an engine that has ended
 
 
 def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:
