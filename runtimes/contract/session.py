@@ -51,9 +51,9 @@ class Session(Protocol):
     rule: the memory rule that the session computes under.
     vocab: the vocabulary of the token ids.
     state: the memory tensors; "batch" is their named axis.
-    before_run: called once in each step, when everything is prepared and the computation begins. A caller
-    sets it who has something to hand to other threads: while the model computes, Python's lock is free. A
-    step that is refused does not call it.
+    before_run: called in each step when everything is prepared and the computation begins, more than once
+    where a step is computed in pieces. A caller sets it who has something to hand to other threads: while the
+    model computes, Python's lock is free. A step that is refused does not call it.
     """
 
     identity: str

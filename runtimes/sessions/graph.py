@@ -72,8 +72,13 @@ class GraphSession(FromLogits, ABC):
     @abstractmethod
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs` and advances the
-        tensors.
+        tensors. It calls `begins` as late as possible before the computation.
         """
+
+    def begins(self) -> None:
+        """Called by `run` when only the computation is left."""
+        if self.before_run is not None:
+            self.before_run()
 
     def with_rule(self, rule: MemoryRule) -> GraphSession:
         own = self.rule
@@ -158,8 +163,6 @@ class GraphSession(FromLogits, ABC):
             outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
             if self.spec.model.selective:
                 outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-            if self.before_run is not None:
-                self.before_run()
             self._run_whole(inputs, outputs, memory, lengths)
             memory.positions += tokens.shape[1] if lengths is None else lengths
             observe(memory, _last_outputs(outputs, inputs, lengths))

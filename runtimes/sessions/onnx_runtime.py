@@ -137,6 +137,7 @@ class OrtSession(GraphSession):
             binding.io.bind_cpu_input(name, array)
         for name, array in outputs.items():
             binding.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        self.begins()
         try:
             self._session.run_with_iobinding(binding.io)
         except Exception as error:  # as in `_load`: a graph that loads may still fail when it runs

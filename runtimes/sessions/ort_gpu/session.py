@@ -153,6 +153,7 @@ class OrtGpuSession(GraphSession):
     def launch(self, io: Any, graph: int) -> None:
         options = self._ort.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(graph))
+        self.begins()
         try:
             while self._spent:
                 self._session.release_captured_graph(self._spent.popleft())
