@@ -156,13 +156,13 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     clients, known = Clients(), []
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
     engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
-    run = session.run
+    begins = session.begins
 
-    def noted(*given: Any) -> None:
+    def noted() -> None:
+        begins()
         known.append(sum(isinstance(answer, Drawn) for answer in clients.answers.get(task, [])))
-        run(*given)
 
-    monkeypatch.setattr(session, "run", noted)
+    monkeypatch.setattr(session, "begins", noted)
     engine.start()
     clients.wait(task)
     engine.stop(within=60)
