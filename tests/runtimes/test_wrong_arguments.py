@@ -25,9 +25,8 @@ def test_a_segment_without_tokens_and_ids_outside_the_vocabulary(session: Sessio
     assert refusal(session.step, empty, memory) == "the segment has 0 tokens; give at least one in each row."
     # The last token is a target alone, so it is no token of a step.
     tokens = np.append(np.zeros(session.rule.segment, np.int64), size + 7)
-    assert refusal(evaluate, session, tokens).startswith(
-        f"target {size + 7} is outside the vocabulary; expec"
-    )
+    said = refusal(evaluate, session, tokens)
+    assert said.startswith(f"target {size + 7} is outside the vocabulary; expected")
 
 
 @pytest.mark.parametrize("given", ["two", 1.5, [1], None])
