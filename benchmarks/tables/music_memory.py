@@ -23,7 +23,7 @@ def music_memory(history: History) -> list[str]:
                 row["name"],
                 f"{row['events']:,}",
                 f"{row['bits_per_event']:.3f}",
-                "" if row["more"] is None else f"{row['more']:+.3f} ± {row['error']:.3f}",
+                "" if row["more"] is None else f"{round(row['more'], 3) + 0.0:+.3f} ± {row['error']:.3f}",
                 "" if timing is None else number(timing["median"]),
                 "" if timing is None else f"{number(timing['fastest'])} to {number(timing['slowest'])}",
             ]
