@@ -17,7 +17,7 @@ import pytest
 from runtimes import Session
 from tests.serve.http.streams.conftest import Keeping, created
 from tests.serve.http.streams.test_streams import until
-from xl_export.serve.http.base.limits import LARGE
+from xl_export.serve.http.base.body import LARGE
 from xl_export.serve.streams import folder
 from xl_export.serve.streams.facts import StoreSettings
 

@@ -17,8 +17,8 @@ from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true
 from tests.serve.http.test_operation import ANNA, BERT
 from xl_export.serve.http.base import server as server_module
+from xl_export.serve.http.base.body import LARGE
 from xl_export.serve.http.base.keys import keys_of
-from xl_export.serve.http.base.limits import LARGE
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.openai import completions, score
 

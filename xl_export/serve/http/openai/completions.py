@@ -14,10 +14,10 @@ from starlette.routing import BaseRoute, Route
 from runtimes.base.errors import UserError
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.answering import Answering, Channel
+from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import of_body, read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.openai.documents import CompletionEvent, Completions, Usage

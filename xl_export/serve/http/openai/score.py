@@ -24,10 +24,11 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.core.waiting import Held
 from xl_export.serve.http.base.answering import Answering, Channel
+from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits, of_body, read_json
+from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.openai.completions import usage

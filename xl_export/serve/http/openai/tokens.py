@@ -14,9 +14,9 @@ from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.http.base.answering import json
+from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import of_body, read_json
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.openai.documents import Detokenized, Tokenized, TokenizerInfo
 

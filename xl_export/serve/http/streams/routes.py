@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from xl_export.serve.http.base.answering import Answering, Channel, event, json
+from xl_export.serve.http.base.body import read_json
 from xl_export.serve.http.base.description import WITH_BODY, Operation
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
-from xl_export.serve.http.base.limits import read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of

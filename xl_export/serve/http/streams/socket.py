@@ -15,8 +15,8 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
+from xl_export.serve.http.base.body import decoding_error, unless_large
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import decoding_error, unless_large
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, has_valid_key, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of

@@ -13,8 +13,9 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
+from xl_export.serve.http.base.body import unless_large
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits, unless_large
+from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of

@@ -1,0 +1,152 @@
+"""The body of a request: read within the limits, decoded, and told in words where it is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.limits import Limits
+
+FEW = 8  # fields that a message may list
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
+LARGE = 1 << 12  # bytes of a body, or symbols; what is larger is decoded and encoded on a thread
+Body = TypeVar("Body")
+Result = TypeVar("Result")
+KINDS = {  # how messages name msgspec's types
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "a boolean",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body of a request; raises RefusedError where it is too large or does not arrive in time."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limits.body_bytes:  # nothing of it is read
+        raise _too_large(limits)
+    try:
+        return await asyncio.wait_for(_read(request, limits), limits.body_seconds)
+    except asyncio.TimeoutError:
+        raise RefusedError(
+            f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or in parts.",
+            status=408,
+            code="timeout",
+            closes=True,
+        ) from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+
+
+async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """The body as the decoder's type; raises RefusedError with one sentence for anything else."""
+    body = await read_body(request, limits)
+    request.scope["state"]["size"] = len(body)
+    try:
+        return await unless_large(len(body), decoder.decode, body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not body:
+            raise RefusedError("the request has no body; send a JSON object.") from None
+        raise RefusedError(decoding_error(error, decoder.type, body), param=_field(error)) from None
+
+
+async def unless_large(size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a function of something of that size. A large thing is given to a thread, so that no
+    other client waits for it.
+    """
+    if size < LARGE:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
+async def of_body(request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a function of the body that `read_json` has read; see `unless_large`."""
+    return await unless_large(request.scope["state"]["size"], function, *arguments)
+
+
+def decoding_error(error: Exception, expected: Any = None, body: bytes = b"") -> str:
+    """One sentence for a document that is not what was expected.
+
+    expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known. body:
+    what was decoded.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return "the body is not UTF-8; send a JSON object that is encoded as UTF-8."
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply; send a plain JSON object."
+    if isinstance(error, msgspec.ValidationError):
+        return _misfit(str(error), expected)
+    if "truncated" in str(error):  # msgspec calls half of a surrogate pair so too
+        if SURROGATE.search(body):
+            return "a text in the body has half of a character, such as \\ud800; send whole characters."
+        return "the body is not JSON, because it ends too early; send a whole JSON object."
+    return f"the body is not JSON ({str(error).rstrip('.'):.200}); send a JSON object."
+
+
+def _misfit(reason: str, expected: Any) -> str:
+    """One sentence for a document with a field that is not what was expected, from msgspec's message."""
+    name = reason.partition("`")[2].partition("`")[0]
+    if "unknown field" in reason:
+        fields = [] if " - at " in reason else _fields(expected)
+        if near := get_close_matches(name, fields, n=1):
+            mend = f"did you mean {near[0]!r}? If not, leave it out, or see /openapi.json for those that are"
+        elif 0 < len(fields) <= FEW:
+            mend = f"expected {', '.join(fields)}"
+        else:
+            mend = "leave it out, or see /openapi.json for those that are"
+        return f"the field {name!r:.60} is not known here; {mend}."
+    if "missing required field" in reason:
+        return f"the field {name!r} is missing; give it, as /openapi.json describes it."
+    place = re.search(r"- at (`key` in )?`\$\.?([^`]*)`", reason)
+    what = place[2].replace("[...]", "[]") if place and place[2] else "the body"
+    if place and place[1]:
+        what = f"a key of {what}"
+    if found := re.match(r"Expected `([^`]*)`, got `([^`]*)`", reason):
+        *kinds, last = [KINDS.get(kind, kind) for kind in found[1].split(" | ")]
+        expected = f"{', '.join(kinds)} or {last}" if kinds else last
+        return f"{what:.60} is {KINDS.get(found[2], found[2])}; expected {expected}."
+    return f"{what:.60} does not fit ({reason.partition(' - at ')[0].rstrip('.'):.200}); see /openapi.json."
+
+
+def _fields(expected: Any) -> list[str]:
+    """The fields of a msgspec.Struct, of those of a union, or of nothing."""
+    structs = [kind for kind in (expected, *get_args(expected)) if hasattr(kind, "__struct_fields__")]
+    return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limits.body_bytes:  # of a body whose length was not declared
+            raise _too_large(limits)
+    return b"".join(parts)
+
+
+def _too_large(limits: Limits) -> RefusedError:
+    return RefusedError(
+        f"the body is larger than {limits.body_bytes:,} bytes; send less at once.",
+        status=413,
+        code="body_too_large",
+        closes=True,
+    )
+
+
+def _field(error: Exception) -> str | None:
+    """The field of the body that a validation error names."""
+    message = str(error)
+    if "unknown field" in message or "missing required field" in message:
+        return message.partition("`")[2].partition("`")[0]
+    name = re.search(r"`\$\.(\w+)", message)
+    return name[1] if name else None
