@@ -16,12 +16,10 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
-from tests.architectures import ARCHITECTURES
 from tests.parts import check_parts, refuses_parts
-from tests.session_kinds import COMPUTED_BY, KINDS, OTHER_SESSIONS, OTHERS
+from tests.session_kinds import COMPUTED_BY, KINDS, OTHER_SESSIONS, folders_of_kinds
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
-from xl_export.artefact.export import export
 from xl_export.artefact.write import reference_of
 
 
@@ -51,30 +49,9 @@ def opened(folders: dict[str, Path], kind: str) -> Session:
 
 @pytest.fixture(scope="module")
 def folders(
-    run: Path, artefacts: dict[str, Path], others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-):
-    """A folder of each kind to open."""
-    made = {"torch": run, **artefacts, **others}
-    made |= {f"{name}device": made[f"{name}ring"] for name in ("", *(f"{name} " for name in OTHERS))}
-    engines = tmp_path_factory.mktemp("engines")
-    # ONNX Attention rounds all rows alike, which the body of the project's operator does not.
-    options = {"target": "tensorrt", "precision": "fp32", "attention": "native"}
-    made["cut-ring"] = export(run, engines / "cut-ring", **options)  # type: ignore[arg-type]
-    made["ring-engine"] = fake_gpu.make_engine(made["cut-ring"], engines / "ring-engine")
-    for name in ("", *(f"{name} " for name in OTHERS)):
-        made[f"{name}engine"] = fake_gpu.make_engine(made[f"{name}shift"], engines / f"{name}engine")
-    return made
-
-
-@pytest.fixture(scope="module")
-def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs and artefacts of other architectures, as "name kind"."""
-    folder, made = tmp_path_factory.mktemp("others"), {}
-    for name in OTHERS:
-        made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
-        for form in ("ring", "shift", "hidden"):
-            made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)  # type: ignore[arg-type]
-    return made
+    make_run, run: Path, artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    return folders_of_kinds({"torch": run, **artefacts}, make_run, tmp_path_factory.mktemp("kinds"))
 
 
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:

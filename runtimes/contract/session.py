@@ -2,7 +2,7 @@
 
 A task (`runtimes/tasks`), a command or a benchmark uses a session through these members alone. It never asks
 for the class of a session. A new runtime is one class with these members, one line in
-`runtimes/sessions/open.py` and one line in the contract test `tests/test_sessions.py`.
+`runtimes/sessions/open.py` and one line in the kinds of the contract test, `tests/session_kinds.py`.
 """
 
 from __future__ import annotations
