@@ -47,6 +47,19 @@ def test_the_proxy_sends_sessions_to_each_server_that_there_is() -> None:
     assert addresses == [("xl-export-servers", str(port))] * 2
 
 
+def test_the_key_of_the_snapshots_stays_private_and_what_waits_fits_into_the_memory() -> None:
+    pod = documents("serve.yaml")["StatefulSet xl-export"]["spec"]["template"]["spec"]
+    # A folder whose group fits already is left alone, and with it the mode 0600 of the key.
+    assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    (server,) = pod["containers"]
+    megabytes = {}
+    for argument in server["args"]:
+        if found := re.fullmatch(r"--(waiting|stream)-memory=(\d+)", argument):
+            megabytes[found[1]] = int(found[2])
+    most = int(server["resources"]["limits"]["memory"].removesuffix("Gi")) << 10
+    assert 4 * megabytes["waiting"] + megabytes["stream"] <= most // 2, "the rest is for the model"
+
+
 def test_a_third_server_takes_a_third_of_the_sessions_and_moves_no_other() -> None:
     conf = documents("proxy.yaml")["ConfigMap xl-export-proxy"]["data"]["nginx.conf"]
     begin = conf.index("split_clients $session")
