@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, field, fields
@@ -27,6 +28,8 @@ from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
 
+LOG = logging.getLogger(__name__)
+RETRY_WRITING = 10.0  # seconds after which a folder that could not be written may be again
 ALL = 1 << 40  # answers that may be unread: they are collected until a request is done
 MOST_TOKENS = 1 << 16  # of a request
 MOST_INTEGER = (1 << 63) - 1
@@ -216,6 +219,12 @@ class Replica:
             await asyncio.to_thread(self._streams.write, name, after, before=version)
         except MovedError as error:
             raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
+        except (OSError, UserError) as error:  # no fault of the request; the log alone has the path
+            LOG.error("the state of %s was not written: %s", name, error)
+            raise UnavailableError(
+                f"the state of {name} cannot be stored now, so the request was not done; ask again later.",
+                retry_after=RETRY_WRITING,
+            ) from error
         self._hold(name, after)
         return answer
 

@@ -242,6 +242,33 @@ def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, t
     assert not list(itertools.chain(tmp_path.glob("*/*.stream")))
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/folder"), UserError("/folder")])
+def test_a_full_disk_is_no_fault_of_the_request_and_shows_no_path(
+    session: runtimes.Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    async def ask(one: Replica) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedStreams, "write", full)
+            with pytest.raises(
+                UnavailableError, match="cannot be stored now, so the request was not"
+            ) as caught:
+                await one.answer("a", {"position": 0, "tokens": [1]})
+        assert "/folder" not in str(caught.value)
+        assert caught.value.retry_after == 10
+        assert "/folder" in caplog.text
+        assert (await one.answer("a", {"position": 0, "tokens": [1]}))["position"] == 1, "there is room again"
+
+    with replica(session, str(tmp_path)) as one:
+        in_thread(ask(one))
+
+
 def test_requests_of_one_stream_are_done_one_after_the_other(
     session: runtimes.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
