@@ -16,7 +16,6 @@ from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true
 from tests.serve.http.test_operation import ANNA, BERT
-from xl_export.serve.http.base import server as server_module
 from xl_export.serve.http.base.body import LARGE
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.models import Model
@@ -66,13 +65,10 @@ def test_a_request_whose_prompt_is_encoded_meanwhile_ends_on_the_old_model(
     assert comes_true(lambda: before.stopped)
 
 
-def test_a_connection_goes_on_with_the_new_model(
-    own: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_goes_on_with_the_new_model(own: Running, tokens: np.ndarray) -> None:
     stream = created(own, tokens[:5])
     with Talk(stream) as talk:
         assert talk.ask("append", tokens=tokens[5:8].tolist())["event"] == "end"
-        monkeypatch.setattr(server_module, "DRAIN", 0.1)
         before = exchanged(own)
         assert comes_true(lambda: before.stopped)
         assert talk.ask("append", tokens=tokens[8:9].tolist())["stream"]["position"] == 9

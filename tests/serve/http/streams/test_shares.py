@@ -15,7 +15,7 @@ from tests.serve.http.test_clients import comes_true, connection, head, wait_for
 from tests.serve.http.test_operation import ANNA, BERT, bearer
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import keys_of
-from xl_export.serve.http.base.load import Load
+from xl_export.serve.http.base.limits import Load
 
 
 @pytest.fixture(scope="module")

@@ -134,6 +134,26 @@ def test_cancel_ends_what_runs_and_tells_where_the_stream_is(
     assert np.abs(np.array(ours) - theirs).max() <= 1e-3
 
 
+def test_cancel_right_behind_its_operation_ends_it(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:5])
+    run = json.dumps({"op": "continue", "tag": 1, "max_tokens": 2000, "ignore_eos": True})
+    cancel, facts = json.dumps({"op": "cancel"}), json.dumps({"op": "facts", "tag": 2})
+    with Talk(stream) as talk:
+        wire = talk.connection.protocol
+        for messages in [[run, cancel], [facts, run, cancel]] * 10:
+            for message in messages:  # the server finds them in one read
+                wire.send_text(message.encode())
+            talk.connection.socket.sendall(b"".join(wire.data_to_send()))
+            ends = []
+            while len(ends) < len(messages) - 1:
+                if (answer := talk.hear())["event"] != "chunk":
+                    ends.append(answer)
+            assert ends[-1]["finish_reason"] == "cancelled"
+        assert talk.ask("continue", max_tokens=3, ignore_eos=True)["finish_reason"] == "length", (
+            "nothing is left"
+        )
+
+
 def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray) -> None:
     stream = created(kept, tokens[:5])
     with Talk(stream) as talk:

@@ -12,7 +12,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.limits import SMALL_BODY
+from xl_export.serve.http.base.server import Server, tenant_of
 
 FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
@@ -30,13 +31,16 @@ KINDS = {  # how messages name msgspec's types
 }
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request; raises RefusedError where it is too large or does not arrive in time."""
+async def read_body(request: Request, server: Server) -> bytes:
+    """The body of a request; raises RefusedError where it is too large or does not arrive in time, or where
+    others have sent too much.
+    """
+    limits = server.limits
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limits.body_bytes:  # nothing of it is read
-        raise _too_large(limits)
+        raise _too_large(limits.body_bytes)
     try:
-        return await asyncio.wait_for(_read(request, limits), limits.body_seconds)
+        return await asyncio.wait_for(_read(request, server), limits.body_seconds)
     except asyncio.TimeoutError:
         raise RefusedError(
             f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or in parts.",
@@ -48,9 +52,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise ClientLeftError from None
 
 
-async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Decoder[Body]) -> Body:
+async def read_json(request: Request, server: Server, decoder: msgspec.json.Decoder[Body]) -> Body:
     """The body as the decoder's type; raises RefusedError with one sentence for anything else."""
-    body = await read_body(request, limits)
+    body = await read_body(request, server)
     request.scope["state"]["size"] = len(body)
     try:
         return await unless_large(len(body), decoder.decode, body)
@@ -124,19 +128,29 @@ def _fields(expected: Any) -> list[str]:
     return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
 
 
-async def _read(request: Request, limits: Limits) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > limits.body_bytes:  # of a body whose length was not declared
-            raise _too_large(limits)
-    return b"".join(parts)
+async def _read(request: Request, server: Server) -> bytes:
+    parts: list[bytes] = []
+    size, counted, most, tenant = 0, 0, server.limits.body_bytes, tenant_of(request).name
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:  # of a body whose length was not declared
+                raise _too_large(most)
+            if (more := max(0, size - SMALL_BODY) - counted) > 0:
+                server.bodies.add(tenant, more)
+                counted += more
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        # An error and the frames that it passed hold each other until the garbage collector comes by.
+        parts.clear()
+        if counted:
+            request.scope["state"]["held"].callback(server.bodies.remove, tenant, counted)
 
 
-def _too_large(limits: Limits) -> RefusedError:
+def _too_large(most: int) -> RefusedError:
     return RefusedError(
-        f"the body is larger than {limits.body_bytes:,} bytes; send less at once.",
+        f"the body is larger than {most:,} bytes; send less at once.",
         status=413,
         code="body_too_large",
         closes=True,

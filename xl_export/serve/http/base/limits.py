@@ -1,29 +1,36 @@
-"""What one client may ask of the server."""
+"""What one client may ask of the server, and how much of it there may be at once."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from runtimes.base.errors import ConfigError
 from xl_export.serve.http.base.errors import RefusedError
+
+SMALL_BODY = 1 << 16  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The most that one request may take, and how long a client may take for it.
 
-    body_bytes: of one request. message_bytes: of one message of a WebSocket. prompt_tokens: of all prompts of
-    a request together. max_tokens: that one choice draws. log_probs: that one answer holds, where each token
-    counts once for itself and once for each of the likeliest beside it; also the tokens of all choices of an
-    answer that is not streamed. choices: prompts times `n` or
-    `best_of`. texts: of one request to score. requests: that are served or wait at once; an operation over a
-    WebSocket is one. sockets: WebSockets that are open at once. tenant_share: of requests and of sockets that
-    one tenant may have. connections: that are open at once. header_seconds, body_seconds: until a request has
+    body_bytes: of one request. bodies_bytes: of all requests that are served at once, but for the first
+    `SMALL_BODY` of each; a single body may be larger. message_bytes: of one message of a WebSocket.
+    prompt_tokens: of all prompts of a request together. max_tokens: that one choice draws. log_probs: that
+    one answer holds, where each token counts once for itself and once for each of the likeliest beside it;
+    also the tokens of all choices of an answer that is not streamed. choices: prompts times `n` or `best_of`.
+    texts: of one request to score. requests: that are served or wait at once; an operation over a WebSocket
+    is one. sockets: WebSockets that are open at once. tenant_share: of requests and of sockets that one
+    tenant may have. connections: that are open at once. header_seconds, body_seconds: until a request has
     arrived. stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was
     sent, it is disconnected.
     """
 
     body_bytes: int = 16 << 20
+    bodies_bytes: int = 256 << 20
     message_bytes: int = 1 << 20
     prompt_tokens: int = 1 << 20
     max_tokens: int = 1 << 17
@@ -42,6 +49,79 @@ class Limits:
         for field in fields(self):
             if getattr(self, field.name) <= 0:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; expected a positive number.")
+
+
+class Load:
+    """Counts requests or WebSockets, so that nobody takes the places of everybody else.
+
+    what: their name in messages. total: of all tenants together.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what, self.total = what, 0
+        self._own: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, tenant: str, most: int, share: float) -> Iterator[None]:
+        """While the block runs, there is one more. Raises RefusedError where there are `most`, or where a
+        tenant with a name has its share of them.
+        """
+        own = max(1, int(most * share))
+        if self.total >= most:
+            raise self._full(f"the server has {self.total:,}")
+        if tenant and self._own[tenant] >= own:
+            raise self._full(f"the tenant has {own:,}")
+        self.total += 1
+        self._own[tenant] += 1
+        try:
+            yield
+        finally:
+            self.total -= 1
+            self._own[tenant] -= 1
+            if not self._own[tenant]:
+                del self._own[tenant]
+
+    def _full(self, who: str) -> RefusedError:
+        return RefusedError(
+            f"{who} {self._what} at once and may have no more; ask again when one of them has ended.",
+            status=429,
+            code="too_many",
+            retry_after=1,
+        )
+
+
+class BodyBytes:
+    """Counts the bytes of bodies that are in memory, so that many large ones do not fill it. Small bodies do
+    not count: nobody is refused a question because others send books.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._most, self.total = max(limits.bodies_bytes, limits.body_bytes), 0
+        self._own_most = max(int(self._most * limits.tenant_share), limits.body_bytes)
+        self._own: Counter[str] = Counter()
+
+    def add(self, tenant: str, count: int) -> None:
+        """Counts more bytes; raises RefusedError where they are too many, or a tenant with a name has more
+        than its share.
+        """
+        if self.total + count > self._most or (tenant and self._own[tenant] + count > self._own_most):
+            raise RefusedError(
+                "other large requests take all memory that the server has for them; ask again when one of "
+                "them has ended, or send less at once.",
+                status=429,
+                code="too_many",
+                retry_after=1,
+                closes=True,
+            )
+        self.total += count
+        self._own[tenant] += count
+
+    def remove(self, tenant: str, count: int) -> None:
+        """Counts them no longer."""
+        self.total -= count
+        self._own[tenant] -= count
+        if not self._own[tenant]:
+            del self._own[tenant]
 
 
 def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:

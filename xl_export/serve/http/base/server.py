@@ -13,15 +13,13 @@ from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.http.base.bridge import refusing
 from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import ANYBODY, NO_KEYS, Keys, Tenant
-from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.load import Load
+from xl_export.serve.http.base.limits import BodyBytes, Limits, Load
 from xl_export.serve.http.base.log import Log
 from xl_export.serve.http.base.metrics import Metrics
 from xl_export.serve.http.base.models import Model, Source, on_thread
 from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.streams.facts import StoreSettings
 
-DRAIN = 600.0  # seconds that the requests of a replaced model have to end
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 
 
@@ -55,6 +53,7 @@ class Server:
         self.on_open: list[Callable[[Model], None]] = []
         self.hosts: frozenset[str] | None = None
         self.requests, self.sockets = Load("requests"), Load("WebSockets")
+        self.bodies = BodyBytes(self.limits)
         self.stopping = False
         self._open_models: set[Model] = set()  # those that drain, too
         self._draining: set[asyncio.Task[None]] = set()
@@ -183,7 +182,7 @@ class Server:
         return model
 
     async def _drain(self, model: Model) -> None:
-        await model.drained(DRAIN)
+        await model.drained()
         await on_thread(model.stop, ON_SIGNAL)
         self._open_models.discard(model)
 

@@ -44,7 +44,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def completions(request: Request) -> Response:
         server.refuse_when_full(request)
-        body = await read_json(request, server.limits, DECODER)
+        body = await read_json(request, server, DECODER)
         model = server.hold(request, server.model(body.model))
         vocab = model.session.vocab
         plan = await of_body(request, plan_of, body, vocab, server.limits)

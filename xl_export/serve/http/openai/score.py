@@ -78,7 +78,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def score(request: Request) -> Response:
         server.refuse_when_full(request, bulk=True)
-        body = await read_json(request, server.limits, DECODER)
+        body = await read_json(request, server, DECODER)
         model = server.hold(request, server.model(body.model))
         rows = await of_body(request, rows_of, body, model.session.vocab, server.limits)
         work = Scoring(rows, body.tokens, model, request)

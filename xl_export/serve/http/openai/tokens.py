@@ -70,13 +70,13 @@ def routes(server: Server) -> list[BaseRoute]:
     """The routes of the vocabulary."""
 
     async def tokenize(request: Request) -> Response:
-        body = await read_json(request, server.limits, TOKENIZE)
+        body = await read_json(request, server, TOKENIZE)
         vocab = server.model(body.model).session.vocab
         most = server.limits.prompt_tokens
         return json(await of_body(request, tokenized, vocab, body, most))
 
     async def detokenize(request: Request) -> Response:
-        body = await read_json(request, server.limits, DETOKENIZE)
+        body = await read_json(request, server, DETOKENIZE)
         vocab = server.model(body.model).session.vocab
         return json({"prompt": await of_body(request, detokenized, vocab, body.tokens)})
 

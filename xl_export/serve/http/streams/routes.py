@@ -156,19 +156,19 @@ class _Routes:
 
     async def create(self, request: Request) -> Response:
         self._server.refuse_when_full(request)
-        body = await read_json(request, self._server.limits, CREATE)
+        body = await read_json(request, self._server, CREATE)
         work = self._work(request, self._server.hold(request, self._server.model(body.model)))
         return self._answer(work, lambda: work.create(body), status=201)
 
     async def append(self, request: Request) -> Response:
         self._server.refuse_when_full(request)
-        body = await read_json(request, self._server.limits, APPEND)
+        body = await read_json(request, self._server, APPEND)
         work, name = self._found(request)
         return self._answer(work, lambda: work.append(name, body))
 
     async def continue_(self, request: Request) -> Response:
         self._server.refuse_when_full(request)
-        body = await read_json(request, self._server.limits, CONTINUE)
+        body = await read_json(request, self._server, CONTINUE)
         work, name = self._found(request)
         if not body.stream:
             return self._answer(work, lambda: work.continue_(name, body))
@@ -184,7 +184,7 @@ class _Routes:
         return Answering(run, stalled=self._server.limits.stalled_seconds)
 
     async def rewind(self, request: Request) -> Response:
-        body = await read_json(request, self._server.limits, REWIND)
+        body = await read_json(request, self._server, REWIND)
         work, name = self._found(request)
         return self._answer(work, lambda: work.rewind(name, body.tokens))
 
@@ -296,7 +296,7 @@ class _Routes:
 async def _no_body(request: Request, server: Server) -> None:
     """Raises RefusedError for a body that asks for something."""
     if request.headers.get("content-length", "0") != "0":
-        await read_json(request, server.limits, NOTHING)
+        await read_json(request, server, NOTHING)
 
 
 async def _received(request: Request, path: Path, most: int, seconds: float) -> None:

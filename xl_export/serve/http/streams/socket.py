@@ -66,6 +66,7 @@ class Conversation:
         self._name, self._tenant = name, tenant
         self._messages: asyncio.Queue[tuple[Tag, str, Any]] = asyncio.Queue(WAITING)
         self._work: StreamWork | None = None
+        self._cancel_next = False  # a `cancel` came before the operation that it means had begun
 
     async def run(self) -> None:
         """Reads messages and answers them, until either has ended."""
@@ -93,6 +94,8 @@ class Conversation:
             if op == "cancel":
                 if self._work is not None:
                     self._work.leave()
+                else:
+                    self._cancel_next = not self._messages.empty()
             elif isinstance(body, RefusedError):
                 await self._send(tag, "error", refused(body))
             elif self._messages.full():  # waiting here would leave a `cancel` unread
@@ -107,15 +110,19 @@ class Conversation:
             if not has_valid_key(self._socket):
                 await self._send(tag, "error", refused(NO_KEY))
                 return await self._close()
+            cancelled = self._cancel_next and op != "facts"
+            self._cancel_next = self._cancel_next and not cancelled
             try:
-                document = await self._do(tag, op, body)
+                document = await self._do(tag, op, body, cancelled)
             except (RefusedError, UserError) as error:
                 refusal = error if isinstance(error, RefusedError) else RefusedError(str(error))
                 await self._send(tag, "error", refused(refusal))
             else:
                 await self._send(tag, "end", document)
+            if self._messages.empty():
+                self._cancel_next = False
 
-    async def _do(self, tag: Tag, op: str, body: Any) -> dict[str, Any]:
+    async def _do(self, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
         model, _ = found(self._server, self._name, self._tenant)  # the one that is served now
         if op == "facts":
             with answered():
@@ -123,10 +130,13 @@ class Conversation:
         with self._server.one_more(tenant_of(self._socket), self._server.requests):
             if op != "delete":
                 self._server.refuse_when_full(self._socket)
-            return await self._change(model, tag, op, body)
+            return await self._change(model, tag, op, body, cancelled)
 
-    async def _change(self, model: Model, tag: Tag, op: str, body: Any) -> dict[str, Any]:
-        """Does an operation that changes the stream, or makes another one."""
+    async def _change(self, model: Model, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
+        """Does an operation that changes the stream, or makes another one.
+
+        cancelled: whether a `cancel` for it has come already.
+        """
         if op == "continue":  # it is told as it goes on
             body.stream = True
 
@@ -134,6 +144,8 @@ class Conversation:
             await self._send(tag, "chunk", document)
 
         work = self._work = StreamWork(model, self._tenant, self._server.limits)
+        if cancelled:
+            work.leave()
         coroutine = {
             "append": lambda: work.append(self._name, body),
             "continue": lambda: work.continue_(self._name, body, each),
