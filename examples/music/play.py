@@ -135,11 +135,19 @@ def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raises UserError, before any work, for numbers and files that cannot be."""
+    """Sets defaults; raises UserError, before any work, for options and files that cannot be."""
     if not 10 <= given.tempo <= 400:
         raise runtimes.UserError(f"--tempo is {given.tempo:g}; expected 10 to 400 quarter notes a minute.")
     if given.seed < 0:
         raise runtimes.UserError(f"--seed is {given.seed}; expected 0 or a positive whole number.")
+    if given.endless and given.seconds is not None:
+        raise runtimes.UserError("--endless and --seconds were both given; leave one of them out.")
+    if given.pipe and given.out is not None:
+        raise runtimes.UserError(
+            "--pipe writes sound to standard output, and --out a file; leave one of them out."
+        )
+    given.seconds = 60.0 if given.seconds is None else given.seconds
+    given.out = Path("bach") if given.out is None else given.out
     if not 0 < given.seconds < math.inf:
         raise runtimes.UserError(f"--seconds is {given.seconds:g}; expected a positive number.")
     suffixes = [".mid"] if given.endless else [".mid", ".wav", ".png"]
@@ -159,15 +167,12 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("artefact", type=Path, help="folder of a model that was trained on prepare.py's ids")
-    options.add_argument(
-        "--out", type=Path, default=Path("bach"), help="files are OUT.mid, OUT.wav and OUT.png"
-    )
+    options.add_argument("--out", type=Path, help="files are OUT.mid, OUT.wav and OUT.png; default: bach")
     options.add_argument("--force", action="store_true", help="replace files that exist")
     options.add_argument(
         "--seconds",
         type=float,
-        default=60.0,
-        help="about how long: up to the end of the piece, or of a phrase after a quarter more",
+        help="about how long: up to the end of the piece, or of a phrase after a quarter more; default: 60",
     )
     options.add_argument("--endless", action="store_true", help="go on until Ctrl-C: OUT.mid, or --pipe")
     options.add_argument("--pipe", action="store_true", help="write sound to standard output, for a player")

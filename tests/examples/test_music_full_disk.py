@@ -50,9 +50,9 @@ def test_a_full_disk_leaves_no_file_or_the_old_ones(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is a folder that nobody can write to on Linux")
-@pytest.mark.parametrize("endless", [[], ["--endless"]])
-def test_a_folder_that_cannot_be_written_is_refused_at_once(endless: list[str]) -> None:
-    ended = play("--seconds", 1e9, "--out", "/proc/x", *endless, timeout=60)
+@pytest.mark.parametrize("long", [["--seconds", 1e9], ["--endless"]])
+def test_a_folder_that_cannot_be_written_is_refused_at_once(long: list[object]) -> None:
+    ended = play("--out", "/proc/x", *long, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("Error: /proc/x.mid could not be written: ")
     assert ended.stderr.endswith("; nothing was changed there.\n")

@@ -31,6 +31,8 @@ def run(name: str, *words: object, text: str = "") -> subprocess.CompletedProces
         (("plain_onnxruntime.py",), "give an artefact and a prompt"),
         (("plain_onnxruntime.py", "nosuch", "a"), "nosuch is no artefact (it has no spec.json); give the"),
         (("plain_onnxruntime.py", TALES, "a"), "has a vocabulary of other tokens than characters; use"),
+        (("music/play.py", "a", "--endless", "--seconds", 5), "--endless and --seconds were both given"),
+        (("music/play.py", "a", "--pipe", "--out", "b"), "--pipe writes sound to standard output, and --out"),
         (("own_checkpoint.py", "nosuch"), "give both: python own_checkpoint.py CHECKPOINT FOLDER"),
         (("gated_transformer_xl.py",), "give a new folder: python gated_transformer_xl.py FOLDER [STEPS]"),
         (("gated_transformer_xl.py", "made", "many"), "give a new folder: python gated_transformer_xl.py"),

@@ -49,6 +49,11 @@ class OptimizerConfig:
                 f"optimizer.betas is {list(self.betas)!s:.80}; expected two numbers from 0 to below 1, such "
                 "as [0.9, 0.999]."
             )
+        if self.kind == "adagrad" and tuple(self.betas) != OptimizerConfig.betas:
+            raise ConfigError(
+                f"optimizer.betas is {list(self.betas)} and optimizer.kind is adagrad, which has none; leave "
+                "betas out, or give kind adam or adamw."
+            )
         if self.epsilon is not None and not 0 < self.epsilon <= 1:
             raise ConfigError(
                 f"optimizer.epsilon is {self.epsilon}; expected a small positive number such as 1e-8, or "

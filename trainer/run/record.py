@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import statistics
@@ -34,8 +35,8 @@ class Record:
     steps: done so far. planned: of the whole training. parameters: trained values. tokens: that were trained
     so far. best_bits, best_step: the best validation, in bits per token. final_bits: the score of the whole
     held-out text at the end. unit, bits_per_unit: the best validation for each `byte` or `character` of the
-    text. validated: the number of tokens that a validation scores. validate_tokens: the most that it may
-    score, as configured; None for the whole held-out text.
+    text. held_out: the SHA-256 of the held-out text. validated: the number of tokens that a validation
+    scores. validate_tokens: the most that it may score, as configured; None for the whole held-out text.
     learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
     seconds: of training, with validations. training, validations: the curves.
     """
@@ -50,6 +51,7 @@ class Record:
     final_bits: float | None
     unit: str | None
     bits_per_unit: float | None
+    held_out: str | None
     validated: int | None
     validate_tokens: int | None
     learning_rate: float
@@ -70,6 +72,8 @@ def runs_in(path: Path) -> list[Path]:
             f"{path} could not be read ({error.strerror}); give a run, or a folder of runs."
         ) from error
     if not found:
+        if (path / METRICS).is_file():
+            raise ArtefactError(f"{path} is no whole run, because it has no {CONFIG}; copy or make it again.")
         raise ArtefactError(
             f"{path} is neither a run nor a folder of runs, because it has no {METRICS}; make a run with "
             "`xl-export train --out RUN`."
@@ -98,6 +102,7 @@ def read_record(run: Path) -> Record:
         final_bits=final[-1][1] if final else None,
         unit=unit,
         bits_per_unit=bits_per_unit,
+        held_out=_held_out(run, config),
         validated=_validated(run, config) if validations else None,
         validate_tokens=config.validate_tokens,
         learning_rate=config.optimizer.lr,
@@ -159,6 +164,25 @@ def _per_unit(
     vocabulary = read_json(run / VOCAB)
     unit = UNITS.get(str(vocabulary.get("kind"))) if isinstance(vocabulary, dict) else None
     return unit, best[1] if best and unit else None
+
+
+def _held_out(run: Path, config: TrainConfig) -> str | None:
+    """The SHA-256 of the held-out text; of a dataset, the one of the file that it was made from, which is the
+    same for every vocabulary. None where the text is not there.
+    """
+    try:
+        if config.data is None:
+            return hashlib.sha256(read_bytes(run / VALID)).hexdigest()
+        facts = read_json(Path(config.data) / DATA)
+        for part in (("sources", "valid"), ("files", "valid.bin")):
+            found: Any = facts
+            for name in (*part, "sha256"):
+                found = found.get(name) if isinstance(found, dict) else None
+            if isinstance(found, str):
+                return found
+    except UserError:
+        pass
+    return None
 
 
 def _validated(run: Path, config: TrainConfig) -> int | None:

@@ -40,7 +40,8 @@ def runs_command(
 
     RUN is the folder of a run, or a folder that holds runs. The table has a line for each run, the best
     validation first. Its scores are bits per token, and bits per byte or character of the text where that is
-    known. Scores of runs with different vocabularies can only be compared by byte or character.
+    known. Scores of runs with different vocabularies can only be compared by byte or character. Runs whose
+    scores are of different units stand apart, and a warning names what cannot be compared.
     """
     from trainer.run.record import read_record, runs_in
 
@@ -63,12 +64,8 @@ def runs_command(
     ordered = sorted(records.values(), key=_by_score)
     for line in _table(ordered):
         echo(line)
-    if len({record.validate_tokens for record in ordered if record.validations}) > 1:
-        click.echo(
-            "Warning: validate_tokens differs between these runs, so their validations may have scored "
-            "different parts of the held-out text; compare them with `xl-export eval`.",
-            err=True,
-        )
+    for warning in _warnings([record for record in ordered if record.validations]):
+        click.echo(f"Warning: {warning}; compare them with `xl-export eval` on one text.", err=True)
     if plot:
         from xl_export.figures.curves import plot_curves
 
@@ -76,9 +73,27 @@ def runs_command(
     echo_json({"runs": [dataclasses.asdict(record) for record in ordered]}, as_json)
 
 
-def _by_score(record: Record) -> float:
+def _by_score(record: Record) -> tuple[str, float]:
+    """Bits per byte stand before bits per character, and those before bits per token."""
     score = record.best_bits if record.bits_per_unit is None else record.bits_per_unit
-    return float("inf") if score is None else score
+    return record.unit or "token", float("inf") if score is None else score
+
+
+def _warnings(records: list[Record]) -> list[str]:
+    """Why the order of these runs, which have validations, says nothing."""
+    warnings = []
+    if len(units := {record.unit or "token" for record in records}) > 1:
+        warnings.append(
+            f"these runs have scores for each {', '.join(sorted(units))}, which are not comparable"
+        )
+    if len({record.held_out for record in records if record.held_out}) > 1:
+        warnings.append("these runs were validated on different texts, so their scores are not comparable")
+    if len({record.validate_tokens for record in records}) > 1:
+        warnings.append(
+            "validate_tokens differs between these runs, so their validations may have scored different "
+            "parts of the held-out text"
+        )
+    return warnings
 
 
 COLUMNS: dict[str, Callable[[Record], str]] = {

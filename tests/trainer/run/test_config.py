@@ -88,7 +88,7 @@ def test_json_round_trip_is_the_identity(
         optimizer=OptimizerConfig(
             kind="adamw" if tied else "adagrad",
             lr=lr,
-            betas=(dropout, lr / 2),
+            betas=(dropout, lr / 2) if tied else (0.9, 0.999),
             epsilon=lr if pre_norm else None,
         ),
         schedule=ScheduleConfig(kind="plateau", min_lr=lr / 2, warmup_steps=seed % 100),
@@ -252,6 +252,12 @@ def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(
     config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
     with pytest.raises(ConfigError, match=r"takes about [\d,]+ GiB and this machine has \d+; reduce layers"):
         Training.start(config)
+
+
+def test_betas_that_an_optimizer_does_not_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="betas is .* and optimizer.kind is adagrad, which has none"):
+        OptimizerConfig(kind="adagrad", betas=(0.8, 0.9))
+    assert OptimizerConfig(kind="adagrad").betas == (0.9, 0.999)
 
 
 @pytest.mark.parametrize("data", [[], 3, None, "model"])

@@ -39,12 +39,13 @@ def make_run(folder: Path, lines: list[dict[str, Any]] = LINES, **changes: Any) 
 
 def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    make_run(tmp_path / "b", [{"step": 7, "validation_bits_per_token": 1.125}], steps=7)
+    best = {"step": 7, "validation_bits_per_token": 3.125, "validation_bits_per_byte": 1.125}
+    make_run(tmp_path / "b", [best], steps=7)
     (tmp_path / "c").mkdir()  # no run
     result = xl("runs", tmp_path, "--json")
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["run", "b", "a"]
-    assert " ".join(lines[1].split()[1:]) == "7 5.22k 224 1.1250 7 1.1250/character 0.01 - -"
+    assert " ".join(lines[1].split()[1:]) == "7 5.22k 224 3.1250 7 1.1250/byte 0.01 - -"
     assert " ".join(lines[2].split()[1:]) == "30 of 400 5.22k 960 2.7500 20 1.2500/byte 0.01 200 1m05s"
     b, a = last_line(result)["runs"]
     assert a["path"] == str(tmp_path / "a")
@@ -52,7 +53,7 @@ def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None
     assert a["validations"] == [[20, 640, 2.75], [30, 960, 2.8]]
     assert (a["tokens"], a["planned"], a["seconds"]) == (960, 400, 65.4)
     assert a["parameters"] == count_parameters(TrainConfig.load(OLD / "run" / "config.json").model)
-    assert (b["unit"], b["final_bits"]) == ("character", None)
+    assert (b["unit"], b["final_bits"]) == ("byte", None)
 
 
 def test_validations_of_different_extents_are_not_compared_in_silence(tmp_path: Path) -> None:
@@ -60,6 +61,28 @@ def test_validations_of_different_extents_are_not_compared_in_silence(tmp_path: 
     make_run(tmp_path / "b", validate_tokens=200)
     assert "validate_tokens differs between these runs" in xl("runs", tmp_path).stderr
     assert "validate_tokens" not in xl("runs", tmp_path / "a").stderr
+
+
+def test_other_texts_and_units_are_not_ranked_in_silence(tmp_path: Path) -> None:
+    bits = [{"step": 7, "validation_bits_per_token": 1.125}]
+    for name in "abc":
+        make_run(tmp_path / name, bits)
+    assert not xl("runs", tmp_path).stderr
+    (tmp_path / "b" / "valid.txt").write_text("ab ba " * 99)
+    said = xl("runs", tmp_path)
+    assert "Warning: these runs were validated on different texts" in said.stderr
+    assert "xl-export eval" in said.stderr
+    assert "units" not in said.stderr
+    make_run(tmp_path / "d", [{"step": 7, "validation_bits_per_token": 1.0, "validation_bits_per_byte": 2.0}])
+    said = xl("runs", tmp_path / "a", tmp_path / "d")
+    assert "scores for each byte, character, which are not comparable" in said.stderr
+    assert [line.split()[0] for line in said.stdout.splitlines()] == ["run", "d", "a"], "by unit"
+    of_data = make_run(tmp_path / "of-data", bits, text=None, data=str(OLD / "dataset"))
+    (record,) = last_line(xl("runs", of_data, "--json"))["runs"]
+    assert (
+        record["held_out"]
+        == json.loads((OLD / "dataset" / "data.json").read_text())["sources"]["valid"]["sha256"]
+    )
 
 
 def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tmp_path: Path) -> None:
@@ -114,6 +137,9 @@ def test_the_picture_has_a_curve_for_each_run(tmp_path: Path, monkeypatch: pytes
 
 def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path) -> None:
     refused(xl("runs", tmp_path), "neither a run nor a folder of runs", "metrics.jsonl")
+    half = make_run(tmp_path / "half")
+    (half / "config.json").unlink()
+    refused(xl("runs", half), "half is no whole run, because it has no config.json")
     refused(xl("runs", tmp_path / "none"), "could not be read", "give a run")
     good, bad = make_run(tmp_path / "all" / "good"), make_run(tmp_path / "all" / "bad")
     (bad / "metrics.jsonl").write_text("a\nb\n")
