@@ -37,8 +37,8 @@ def group(history: History) -> list[Run]:
     """The newest run of each row, of the protocol, text and budget with most pairs of model and side.
 
     Where several have as many, the newest protocol is taken, and then the largest budget; seeds do not count.
-    An empty list where there is none. CPU time and steps stand in each row, so a busy machine is no reason to
-    leave one out.
+    An empty list where there is none. Rows of a model are left out whose number of steps is not that of its
+    newest row of this project. CPU time stands in each row, so a busy machine is no reason to leave one out.
     """
     groups: dict[tuple[object, ...], dict[tuple[object, ...], Run]] = {}
     for run in sorted(history.runs, key=lambda run: str(run.document["time"])):
@@ -54,7 +54,13 @@ def group(history: History) -> list[Run]:
         found = groups[shared]
         return len({(name, side) for name, side, _ in found}), int(str(shared[0])), float(str(shared[1]))
 
-    return list(groups[max(groups, key=fullness)].values())
+    found = groups[max(groups, key=fullness)]
+    own = sorted(
+        (run for (_, side, _), run in found.items() if side == HERE),
+        key=lambda run: str(run.document["time"]),
+    )
+    steps = {run.rows[0]["name"]: run.rows[0]["steps"] for run in own}  # the newest comes last
+    return [run for (name, _, _), run in found.items() if run.rows[0]["steps"] == steps.get(name)]
 
 
 def lines(rows: Sequence[Row]) -> list[str]:

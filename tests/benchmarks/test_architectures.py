@@ -22,7 +22,8 @@ from benchmarks.cases.learning.architectures import MODELS, affordable, as_long_
 from benchmarks.measure import Limits
 from benchmarks.references.model import ReferenceModel
 from benchmarks.references.training import train_steps
-from benchmarks.tables.architectures import lines
+from benchmarks.tables.architectures import group, lines
+from benchmarks.tables.runs import History, Run
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks.evaluate import evaluate
@@ -302,6 +303,20 @@ def test_the_table_has_means_and_half_the_range() -> None:
         "| a | 7 | 3 | 0.00 | 1 | 2 | 1.2500 ± 0.2500 | 1.2500 | 4.0000 ± 0.0000 | 3.0000 ± 0.0000 "
         "| 2.0000 ± 0.0000 | 1.5000 ± 0.0000 |"
     )
+
+
+def test_the_table_mixes_no_rows_of_different_steps() -> None:
+    def run(day: int, **row: Any) -> Run:
+        facts = {"protocol": 2, "budget_seconds": 60.0, "text": {"sha256": "a"}, "name": "a", "seed": 0}
+        time = f"2026-11-{day:02}T10:00:00+00:00"
+        return Run({"case": "architectures", "time": time, "rows": [{**facts, "side": "xl-export", **row}]})
+
+    public = {"side": "adaptive-span"}
+    old = [run(1, steps=3), run(2, steps=3, seed=1), run(3, steps=3, **public)]
+    assert group(History(tuple(old))) == old
+    new = [run(4, steps=5), run(5, steps=5, **public)]
+    assert group(History((*new, *old))) == new
+    assert group(History((*old, new[0]))) == new[:1], "the public code took another number of steps"
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf")])

@@ -255,7 +255,7 @@ def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(
 
 
 def test_betas_that_an_optimizer_does_not_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match="betas is .* and optimizer.kind is adagrad, which has none"):
+    with pytest.raises(ConfigError, match=r"betas is .* and optimizer\.kind is adagrad, which has none"):
         OptimizerConfig(kind="adagrad", betas=(0.8, 0.9))
     assert OptimizerConfig(kind="adagrad").betas == (0.9, 0.999)
 
