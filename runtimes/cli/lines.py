@@ -17,6 +17,7 @@ Format = Literal["lines", "jsonl"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS = ("id", "text", "ids", "context", "group", "score")
 BOM = b"\xef\xbb\xbf"
+NUMPY = b"\x93NUMPY"  # with which a .npy file begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,11 @@ def _decoded(line: bytes, place: str, *, first: bool) -> str:
     """The text of a line without its end."""
     line = line.removeprefix(BOM) if first else line
     line = line.removesuffix(b"\n").removesuffix(b"\r")
+    if line.startswith(NUMPY):
+        raise TextError(
+            f"{place} begins a .npy file and no text; write lines with lists of ids, or score the file as "
+            "one stream: `xl-export eval ARTEFACT --text FILE --ids --losses losses.csv`."
+        )
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

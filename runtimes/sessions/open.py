@@ -76,6 +76,8 @@ def _session_class(folder: Path) -> SessionClass:
             f"{folder} is a model repository for Triton Inference Server, which loads it; give the artefact "
             "or the engine that it was written from."
         )
+    if inside := sorted(path.parent for marker in SESSIONS for path in folder.glob(f"*/{marker}")):
+        raise ArtefactError(f"{folder} is a folder with others that can be opened; give {inside[0]}.")
     raise ArtefactError(
         f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json) nor an engine "
         f"(it has no {BUILD}); make them with `xl-export train`, `xl-export export` and `xl-export build`."

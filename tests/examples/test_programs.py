@@ -47,6 +47,13 @@ def test_wrong_input_is_one_sentence(words: tuple[object, ...], said: str) -> No
     assert said in line
 
 
+def test_a_folder_that_holds_an_artefact_is_no_artefact_and_names_it() -> None:
+    with pytest.raises(
+        runtimes.UserError, match=r"stories is a folder with others .*; give .*stories/tales\.$"
+    ):
+        runtimes.open_session(EXAMPLES / "stories")
+
+
 def test_a_checkpoint_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
     ended = run("own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made")
     assert ended.returncode == 2

@@ -219,7 +219,8 @@ def serve_command(
 
     def ready(at: int, _: object) -> None:
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"http://{shown}:{at}/v1 serves {', '.join(server.models)} until Ctrl-C")
+        url, models = f"http://{shown}:{at}/", ", ".join(server.models)
+        click.echo(f"{url} serves {models} until Ctrl-C: a page there, and for programs /v1/completions")
 
     run(server, address, ready=ready)
 

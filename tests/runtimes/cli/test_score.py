@@ -224,6 +224,7 @@ def test_a_weight_is_finite() -> None:
         (b'{"text": "a", "score": NaN}', "line 2 has the score nan"),
         (b'{"text": "a", "context": 0}', "the context of line 2 is neither"),
         (b'{"text": "\xff"}', "line 2 is not UTF-8 at byte 10 (0xff)"),
+        (b"\x93NUMPY\x01", "line 2 begins a .npy file and no text; write lines with lists of ids, or score"),
         (b'{"ids": [99999]}', "line 2 has the token id 99999"),
         (b'{"text": "\\ud800"}', "line 2 has half of a surrogate pair"),
         (b"[" * 100_000, "line 2 is not JSON"),
