@@ -193,8 +193,9 @@ class Training:
     def advance(self, tokens_BN: np.ndarray) -> Step:
         """The result of one training step, which reads the next segment of every lane.
 
-        tokens_BN: the lanes of all processes. Nothing is read back from the device, so a loss that is not
-        finite raises no error here: call `refuse_not_finite` before anything depends on the weights.
+        tokens_BN: the lanes of all processes. Nothing is read back from the device, but for which tokens
+        belong to which cluster of a vocabulary that has clusters. So a loss that is not finite raises no
+        error here: call `refuse_not_finite` before anything depends on the weights.
         """
         T, rate = self.rule.segment, self.rate
         # A segment needs one token more than its length, as the last target. If the lanes are too short for
