@@ -73,7 +73,8 @@ def generate(
         raise UserError("a stop string is empty; give at least one character, or no stop string.")
     if seed < 0:
         raise UserError(f"seed is {seed}; expected 0 or more.")
-    rows = [encode_prompt(session.vocab, each, what=f"prompt {n}") for n, each in enumerate(listed)]
+    names = ["the prompt"] if len(listed) == 1 else [f"prompt {number}" for number in range(len(listed))]
+    rows = [encode_prompt(session.vocab, each, what=name) for each, name in zip(listed, names, strict=True)]
     if not rows:
         raise TextError("no prompt was given; give at least one.")
     if len(rows) > 1:

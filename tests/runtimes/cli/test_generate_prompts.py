@@ -69,7 +69,7 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
     [
         ((), ("no prompt was given", "--prompts FILE")),
         (("--prompt-ids", "1,x"), ("--prompt-ids is '1,x'", "such as 12,7,99")),
-        (("--prompt-ids", "99999"), ("prompt 0 has the token id 99999", "0 to")),
+        (("--prompt-ids", "99999"), ("the prompt has the token id 99999", "0 to")),
         (("--prompt-ids", "1" * 5000), ("--prompt-ids is '1111", "such as 12,7,99")),
         (("--prompts", "absent.txt"), ("absent.txt", "No such file")),
         (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz does not exist",)),

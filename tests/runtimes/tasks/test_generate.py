@@ -321,10 +321,10 @@ def test_prompts_of_ids_give_what_their_texts_give(session: Session) -> None:
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ([1, 999], "prompt 0 has the token id 999, outside the vocabulary"),
+        ([1, 999], "the prompt has the token id 999, outside the vocabulary"),
         ([-1], "the token id -1, outside"),
-        (np.array([1.0, 2.0]), "prompt 0 is neither a text nor a list of token ids"),
-        ([[[1, 2]]], "prompt 0 is neither a text nor a list"),
+        (np.array([1.0, 2.0]), "the prompt is neither a text nor a list of token ids"),
+        ([[[1, 2]]], "the prompt is neither a text nor a list"),
         ([[1], []], "prompt 1 has no token ids"),
         ([], "no prompt was given"),
     ],
