@@ -77,7 +77,10 @@ def _session_class(folder: Path) -> SessionClass:
             "or the engine that it was written from."
         )
     if inside := sorted(path.parent for marker in SESSIONS for path in folder.glob(f"*/{marker}")):
-        raise ArtefactError(f"{folder} is a folder with others that can be opened; give {inside[0]}.")
+        raise ArtefactError(
+            f"{folder} cannot be opened itself, but holds {len(inside)} that can; give one, such as "
+            f"{inside[0]}."
+        )
     raise ArtefactError(
         f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json) nor an engine "
         f"(it has no {BUILD}); make them with `xl-export train`, `xl-export export` and `xl-export build`."

@@ -167,22 +167,26 @@ def _per_unit(
 
 
 def _held_out(run: Path, config: TrainConfig) -> str | None:
-    """The SHA-256 of the held-out text; of a dataset, the one of the file that it was made from, which is the
-    same for every vocabulary. None where the text is not there.
+    """The SHA-256 of the held-out text; None where it is not there.
+
+    Of a dataset it is made of the hashes of the files that the dataset was made from: those of the held-out
+    part where these are known, and all of them otherwise. So it is the same for every vocabulary.
     """
     try:
         if config.data is None:
             return hashlib.sha256(read_bytes(run / VALID)).hexdigest()
         facts = read_json(Path(config.data) / DATA)
-        for part in (("sources", "valid"), ("files", "valid.bin")):
-            found: Any = facts
-            for name in (*part, "sha256"):
-                found = found.get(name) if isinstance(found, dict) else None
-            if isinstance(found, str):
-                return found
     except UserError:
-        pass
-    return None
+        return None
+    known = facts.get("sources") if isinstance(facts, dict) else None
+    sources = {
+        name: str(source.get("sha256"))
+        for name, source in (known.items() if isinstance(known, dict) else ())
+        if isinstance(source, dict)
+    }
+    held_out = {name: digest for name, digest in sources.items() if name.partition("/")[0] == "valid"}
+    digests = sorted((held_out or sources).values())
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else None
 
 
 def _validated(run: Path, config: TrainConfig) -> int | None:

@@ -86,8 +86,11 @@ def _warnings(records: list[Record]) -> list[str]:
         warnings.append(
             f"these runs have scores for each {', '.join(sorted(units))}, which are not comparable"
         )
-    if len({record.held_out for record in records if record.held_out}) > 1:
+    texts = {record.held_out for record in records}
+    if len(texts - {None}) > 1:
         warnings.append("these runs were validated on different texts, so their scores are not comparable")
+    elif None in texts and len(records) > 1:
+        warnings.append("the held-out text of some of these runs is not there any more, so it may differ")
     if len({record.validate_tokens for record in records}) > 1:
         warnings.append(
             "validate_tokens differs between these runs, so their validations may have scored different "

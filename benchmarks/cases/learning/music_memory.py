@@ -163,7 +163,10 @@ def _events(path: Path, size: int) -> np.ndarray:
     """The ids of all pieces of a part, one after the other, int64 [N]."""
     try:
         pieces = [json.loads(line) for line in read_bytes(path).splitlines()]
-        events = np.concatenate([np.array(piece, np.int64) for piece in pieces])
+        read = [np.array(piece) for piece in pieces]
+        if any(piece.size and piece.dtype.kind != "i" for piece in read):
+            raise TypeError("fractions, or no numbers")
+        events = np.concatenate([piece.astype(np.int64) for piece in read])
     except (ValueError, TypeError, OverflowError):
         events = np.empty(0, np.int64)
     if not events.size or events.ndim != 1 or events.min() < 0 or events.max() >= size:

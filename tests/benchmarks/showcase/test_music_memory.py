@@ -73,7 +73,9 @@ def test_the_table_tells_artefact_parts_and_every_way(rows):
     assert f"train.jsonl {rows[0].parts['train.jsonl'][:12]}…" in lines[-1]
 
 
-@pytest.mark.parametrize("line", ["[1, 140]", "[-1]", "[]", '"S60"', "[[1, 2]]", "{", "[1.5e400]"])
+@pytest.mark.parametrize(
+    "line", ["[1, 140]", "[-1]", "[]", '"S60"', "[[1, 2]]", "{", "[1.5e400]", "[1.5, 2.0]", "[true]"]
+)
 def test_a_part_that_is_no_list_of_its_ids_is_refused(line, parts, tmp_path):
     (tmp_path / "train.jsonl").write_text((parts / "train.jsonl").read_text())
     (tmp_path / "test.jsonl").write_text(line)

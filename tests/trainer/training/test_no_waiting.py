@@ -20,10 +20,16 @@ from trainer.training.state import Training
 # Operators whose result the processor needs before it can go on: a number, or a shape that depends on data.
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "equal")
 
+BY_INDEX = ("index", "index_put", "index_put_", "_index_put_impl_")
+
+
+def is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype == torch.bool
+
 
 class Waits(TorchDispatchMode):
-    """Collects the names of such operators, also those of backward passes. counters: tensors that lie on the
-    processor, whatever the device is.
+    """Collects the names of such operators, also those of backward passes. Copies from a device cannot be
+    seen where there is none. counters: tensors that lie on the processor, whatever the device is.
     """
 
     def __init__(self, counters: Iterable[Tensor] = ()) -> None:
@@ -33,6 +39,8 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        if name in BY_INDEX and any(is_mask(index) for index in args[1]):
+            self.seen.append("index by a mask")
         if name in WAITING and args[0].data_ptr() not in self._counters:
             self.seen.append(name)
         return func(*args, **(kwargs or {}))
@@ -58,7 +66,9 @@ def test_the_counter_sees_what_waits() -> None:
         number = torch.ones(3, requires_grad=True).sum()
         number.item()
         torch.ones(3).nonzero()
-    assert waits.seen == ["_local_scalar_dense", "nonzero"]
+        torch.ones(3)[torch.tensor([True, False, True])]
+        torch.ones(3)[torch.tensor([1, 2])]
+    assert waits.seen == ["_local_scalar_dense", "nonzero", "index by a mask"]
 
 
 def waits_of_three_steps(optimizer: str, **model: Any) -> list[str]:

@@ -77,12 +77,28 @@ def test_other_texts_and_units_are_not_ranked_in_silence(tmp_path: Path) -> None
     said = xl("runs", tmp_path / "a", tmp_path / "d")
     assert "scores for each byte, character, which are not comparable" in said.stderr
     assert [line.split()[0] for line in said.stdout.splitlines()] == ["run", "d", "a"], "by unit"
-    of_data = make_run(tmp_path / "of-data", bits, text=None, data=str(OLD / "dataset"))
-    (record,) = last_line(xl("runs", of_data, "--json"))["runs"]
-    assert (
-        record["held_out"]
-        == json.loads((OLD / "dataset" / "data.json").read_text())["sources"]["valid"]["sha256"]
-    )
+
+
+def test_the_held_out_text_of_a_dataset_does_not_depend_on_its_vocabulary(tmp_path: Path) -> None:
+    bits = [{"step": 7, "validation_bits_per_token": 1.125, "validation_bits_per_byte": 1.125}]
+    texts = {"train": "some words " * 40, "a": "held out text " * 9, "b": "another text " * 9}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for name, vocab, valid in (("1", "char", "a"), ("2", "byte", "a"), ("3", "byte", "b")):
+        files = ["--train", tmp_path / "train.txt", "--valid", tmp_path / f"{valid}.txt"]
+        made = xl("prepare", "text", *files, "--vocab", vocab, "--out", tmp_path / f"data-{name}")
+        assert made.exit_code == 0, made.stderr
+        make_run(runs / name, bits, text=None, data=str(tmp_path / f"data-{name}"))
+    same = xl("runs", runs / "1", runs / "2", "--json")
+    assert not same.stderr
+    first, second = last_line(same)["runs"]
+    assert first["held_out"] == second["held_out"]
+    assert "validated on different texts" in xl("runs", runs).stderr
+    (tmp_path / "data-1").rename(tmp_path / "moved")
+    assert "is not there any more, so it may differ" in xl("runs", runs / "1", runs / "2").stderr
+    assert not xl("runs", runs / "1").stderr
 
 
 def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tmp_path: Path) -> None:

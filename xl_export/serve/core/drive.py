@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,21 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+    @property
+    def before_run(self) -> Callable[[], object] | None:
+        """What the engine does within a step. Its time is the engine's, and not the session's."""
+        return self._session.before_run
+
+    @before_run.setter
+    def before_run(self, call: Callable[[], object] | None) -> None:
+        def timed() -> None:
+            assert call is not None
+            began = time.thread_time()
+            call()
+            self.seconds -= time.thread_time() - began
+
+        self._session.before_run = timed if call is not None else None
 
     def predict(
         self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None

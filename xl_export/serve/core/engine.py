@@ -282,7 +282,7 @@ class Engine:
         """The same; the time that it takes counts as the engine's own, and not as the model's."""
         began = time.perf_counter()
         self._tell()
-        self._scheduler.model_seconds -= time.perf_counter() - began
+        self._scheduler.told_seconds += time.perf_counter() - began
 
     def _send(self, delivery: Delivery) -> None:
         for task, answers in delivery:

@@ -69,6 +69,7 @@ class Scheduler:
         self._draws = Draws([], None)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
         self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
+        self.told_seconds = 0.0  # of the present step, in which answers were handed out
         self.ended: Counter[str] = Counter()
 
     @property
@@ -192,7 +193,7 @@ class Scheduler:
         """The answer of the session to a step of neighbouring rows; None where it failed, with its tasks."""
         first, last = runs[0].row, runs[-1].row + 1
         self.steps += 1
-        began = time.perf_counter()
+        began, self.told_seconds = time.perf_counter(), 0.0
         try:
             return compute(self.rows.part(first, last))
         except Exception as error:
@@ -202,7 +203,7 @@ class Scheduler:
                 self._end(run, "failed", error=fault_sentence(error))
             return None
         finally:
-            self.model_seconds += time.perf_counter() - began
+            self.model_seconds += time.perf_counter() - began - self.told_seconds
 
     def _decode(self) -> tuple[list[Running], np.ndarray]:
         """Feeds the last token of each decoding row; the runs that draw another one, and their logits."""

@@ -24,6 +24,8 @@ from tests.serve.http.streams.conftest import Keeping, Stream, created, straight
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection
 
+exceptions = pytest.importorskip("websockets.exceptions", reason="the package websockets is not installed")
+
 CLIENTS, STREAMS = 6, 3
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
@@ -48,11 +50,12 @@ class Rude:
             self.fork,
             self.score_and_leave,
         )
-        for _ in range(times):
+        first = self.chance.sample(kinds, len(kinds))
+        for number in range(times):
             while len(self.known) < STREAMS:
                 tokens = self.some(1, 60)
                 self.known[created(self.server, tokens).name] = tokens
-            kind = self.chance.choice(kinds)
+            kind = first[number] if number < len(first) else self.chance.choice(kinds)
             kind(Stream(self.server, self.chance.choice(list(self.known))))
             self.done[kind.__name__] += 1
             while len(self.known) > 2 * STREAMS:
@@ -89,7 +92,7 @@ class Rude:
 
     def talk_and_leave(self, stream: Stream) -> None:
         heard: list[int] = []
-        with contextlib.suppress(Exception), Talk(stream) as talk:
+        with contextlib.suppress(OSError, exceptions.ConnectionClosed), Talk(stream) as talk:
             talk.say("continue", max_tokens=300, ignore_eos=True)
             for _ in range(self.chance.randint(1, 4)):  # once one was heard, the operation has begun
                 heard += talk.hear().get("tokens", [])

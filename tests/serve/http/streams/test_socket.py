@@ -171,6 +171,28 @@ def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray
         assert errors == ["too_many_messages"] * 4
 
 
+def test_messages_that_wait_count_like_bodies(
+    kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xl_export.serve.http.streams.socket.SMALL_BODY", 1000)
+    stream, bodies, large = created(kept, tokens[:5]), kept.server.bodies, "a" * 2000
+    with Talk(stream) as talk:
+        talk.say("continue", max_tokens=2000, ignore_eos=True)
+        assert talk.hear()["event"] == "chunk"
+        talk.say("append", tag="large", text=large)
+        assert comes_true(lambda: bodies.total > 0)
+        talk.say("cancel")
+        while (answer := talk.hear())["tag"] != "large":
+            pass
+        assert answer["event"] in ("end", "error")
+        assert comes_true(lambda: bodies.total == 0)
+        talk.say("continue", max_tokens=2000, ignore_eos=True)
+        assert talk.hear()["event"] == "chunk"
+        talk.say("append", text=large)
+        assert comes_true(lambda: bodies.total > 0)
+    assert comes_true(lambda: bodies.total == 0), "also those of a connection that has ended"
+
+
 def test_what_streams_and_scores_cost_is_counted(kept: Running, tokens: np.ndarray) -> None:
     figures, stream = kept.server.metrics.of("tiny"), created(kept)
     counted = [

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.limits import SMALL_BODY
@@ -48,8 +48,6 @@ async def read_body(request: Request, server: Server) -> bytes:
             code="timeout",
             closes=True,
         ) from None
-    except ClientDisconnect:
-        raise ClientLeftError from None
 
 
 async def read_json(request: Request, server: Server, decoder: msgspec.json.Decoder[Body]) -> Body:
@@ -132,7 +130,12 @@ async def _read(request: Request, server: Server) -> bytes:
     parts: list[bytes] = []
     size, counted, most, tenant = 0, 0, server.limits.body_bytes, tenant_of(request).name
     try:
-        async for part in request.stream():
+        more_comes = True
+        while more_comes:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeftError
+            part, more_comes = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             if size > most:  # of a body whose length was not declared
                 raise _too_large(most)
@@ -144,6 +147,7 @@ async def _read(request: Request, server: Server) -> bytes:
     finally:
         # An error and the frames that it passed hold each other until the garbage collector comes by.
         parts.clear()
+        part, message = b"", {}
         if counted:
             request.scope["state"]["held"].callback(server.bodies.remove, tenant, counted)
 
