@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import http.client
 import json
 import random
@@ -11,7 +10,6 @@ import resource
 import socket
 import sys
 import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +22,7 @@ import httpx
 import pytest
 
 from tests.serve.http.conftest import Running, running, sources
-from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import SMALL_BODY, BodyBytes, Limits
+from xl_export.serve.http.base.limits import Limits
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "abcdefghijkl", "max_tokens": 30, "temperature": 1.0}
@@ -86,81 +83,6 @@ def is_cut(client: socket.socket) -> bool:
 def head(body: bytes, *, length: int | None = None) -> bytes:
     length = len(body) if length is None else length
     return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length + body
-
-
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize("end", ["leaves", "waits", "too large", "no JSON"])
-def test_a_body_that_comes_to_nothing_leaves_no_memory(artefacts: dict[str, Path], end: str) -> None:
-    """Not even until the garbage collector comes by, which may take long in a server that does little."""
-    part = b"a" * (1 << 20)
-    limits = Limits(body_bytes=1 << 22, body_seconds=0.5 if end == "waits" else 60)
-
-    def crowd(server: Running) -> None:
-        clients = [connection(server) for _ in range(4)]
-        for client in clients:
-            with contextlib.suppress(ConnectionError):  # the server may be first
-                if end == "too large":
-                    client.sendall(CHUNKED + 5 * (b"%x\r\n%s\r\n" % (len(part), part)))
-                else:
-                    client.sendall(head(part, length=len(part) + (end != "no JSON")))
-        if end == "leaves":  # in the middle of its body, which is there
-            assert comes_true(lambda: server.server.bodies.total == len(clients) * (len(part) - SMALL_BODY))
-        for client in clients:
-            with contextlib.suppress(ConnectionError):
-                if end != "leaves":
-                    wait_for(client, b"\r\n\r\n")
-            client.close()
-        assert comes_true(lambda: is_idle(server) and server.server.bodies.total == 0)
-
-    with running(sources(("m", artefacts["ring"])), limits=limits) as server:
-        crowd(server)
-        gc.collect()
-        gc.disable()
-        tracemalloc.start()
-        try:
-            for _ in range(5):
-                crowd(server)
-            assert tracemalloc.get_traced_memory()[0] < 20 * 30_000, "less than a chunk of each body"
-        finally:
-            tracemalloc.stop()
-            gc.enable()
-
-
-def test_a_tenant_has_a_share_of_the_bytes() -> None:
-    bodies = BodyBytes(Limits(body_bytes=10, bodies_bytes=100, tenant_share=0.5))
-    bodies.add("anna", 50)
-    with pytest.raises(RefusedError, match="other large requests take all memory"):
-        bodies.add("anna", 1)
-    bodies.add("bert", 40)
-    bodies.add("", 10)  # of a server without keys, where nobody has a share
-    with pytest.raises(RefusedError):
-        bodies.add("bert", 1)
-    bodies.remove("anna", 50)
-    bodies.add("anna", 1)
-    assert bodies.total == 51
-
-
-def test_large_bodies_have_a_common_limit_and_small_ones_none(artefacts: dict[str, Path]) -> None:
-    limits = Limits(body_bytes=1 << 20, bodies_bytes=3 << 20, body_seconds=60)
-    with running(sources(("m", artefacts["ring"])), limits=limits) as server:
-        waiting = [connection(server) for _ in range(3)]
-        for client in waiting:
-            client.sendall(head(b" " * 1_000_000, length=1_000_100))
-        assert comes_true(lambda: server.server.bodies.total == 3 * (1_000_000 - SMALL_BODY))
-        with connection(server) as client:
-            client.sendall(head(b" " * 500_000, length=500_100))
-            answer = wait_for(client, b"them has ended, or send less at once.")
-            assert b"429" in answer.partition(b"\r\n")[0]
-            assert b"retry-after: 1" in answer.lower()
-        assert server.post("/v1/completions", SHORT).status_code == 200
-        for client in waiting:
-            client.close()
-        assert comes_true(lambda: server.server.bodies.total == 0)
-        body = {**SHORT, "user": "u" * 500_000}
-        assert server.post("/v1/completions", body).status_code == 200
-        assert comes_true(lambda: server.server.bodies.total == 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
