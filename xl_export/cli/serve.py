@@ -220,7 +220,7 @@ def serve_command(
     def ready(at: int, _: object) -> None:
         shown = f"[{host}]" if ":" in host else host
         url, models = f"http://{shown}:{at}/", ", ".join(server.models)
-        click.echo(f"{url} serves {models} until Ctrl-C: a page there, and for programs /v1/completions")
+        click.echo(f"{url} serves {models} until Ctrl-C (OpenAI's interface: {url}v1)")
 
     run(server, address, ready=ready)
 

@@ -56,16 +56,35 @@ def test_a_body_that_comes_to_nothing_leaves_no_memory(artefacts: dict[str, Path
 
 def test_a_tenant_has_a_share_of_the_bytes() -> None:
     bodies = BodyBytes(Limits(body_bytes=10, bodies_bytes=100, tenant_share=0.5))
-    bodies.add("anna", 50)
+    bodies.change("anna", 50)
     with pytest.raises(RefusedError, match="other large requests take all memory"):
-        bodies.add("anna", 1)
-    bodies.add("bert", 40)
-    bodies.add("", 10)  # of a server without keys, where nobody has a share
+        bodies.change("anna", 1)
+    bodies.change("bert", 40)
+    bodies.change("", 10)  # of a server without keys, where nobody has a share
     with pytest.raises(RefusedError):
-        bodies.add("bert", 1)
-    bodies.remove("anna", 50)
-    bodies.add("anna", 1)
+        bodies.change("bert", 1)
+    bodies.change("anna", -50)
+    bodies.change("anna", 1)
     assert bodies.total == 51
+
+
+def test_the_first_bytes_of_an_account_are_free_and_a_refusal_changes_nothing() -> None:
+    bodies = BodyBytes(Limits(body_bytes=1, bodies_bytes=100))
+    one, other = bodies.account(""), bodies.account("")
+    counted = []
+    for count in (SMALL_BODY - 10, 15, 20, -30, -5):
+        one.change(count)
+        counted.append(bodies.total)
+    assert counted == [0, 5, 25, 0, 0]
+    one.change(110)  # to 100 beyond the free ones
+    other.change(SMALL_BODY)
+    for _ in range(2):
+        with pytest.raises(RefusedError):
+            other.change(1)
+    one.close()
+    other.change(1)
+    other.close()
+    assert bodies.total == 0
 
 
 def test_large_bodies_have_a_common_limit_and_small_ones_none(artefacts: dict[str, Path]) -> None:

@@ -137,7 +137,8 @@ def test_the_command_serves_reloads_and_ends_with_the_signal(
     ) as server:
         try:
             line = server.stdout.readline()
-            at = re.match(r"(http://127.0.0.1:\d+)/ serves small until Ctrl-C: a page there, and", line)
+            said = r"(http://127.0.0.1:\d+)/ serves small until Ctrl-C \(OpenAI's interface: \1/v1\)\n"
+            at = re.fullmatch(said, line)
             assert at is not None, line + server.stderr.read()
             url, old, new = f"{at[1]}/v1/models", "anna-0123456789abcdef", "bert-0123456789abcdef"
 

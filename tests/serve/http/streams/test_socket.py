@@ -17,7 +17,7 @@ from tests.serve.http.streams.conftest import Keeping, Stream, created
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.http import serving
-from xl_export.serve.http.streams import socket as conversations
+from xl_export.serve.http.base import limits
 from xl_export.serve.http.streams.socket import WAITING
 
 sync = pytest.importorskip("websockets.sync.client", reason="the package websockets is not installed")
@@ -175,7 +175,7 @@ def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray
 def test_messages_that_wait_count_like_bodies(
     kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversations, "SMALL_BODY", 1000)
+    monkeypatch.setattr(limits, "SMALL_BODY", 1000)
     stream, bodies, large = created(kept, tokens[:5]), kept.server.bodies, "a" * 2000
     with Talk(stream) as talk:
         talk.say("continue", max_tokens=2000, ignore_eos=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,32 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     engine.stop(within=60)
     assert known == [0, 1, 2, 3, 4]
     assert session.before_run is None  # the session does not keep an engine that has ended
+
+
+def test_the_time_in_which_answers_go_out_is_the_engines_and_no_figure_falls(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures that fall are a restart to whoever collects them."""
+    clients, seen, began = Clients(), [0.0], session.begins
+
+    def slowly(delivery: Delivery) -> None:
+        seen.append(engine.facts.model_seconds)
+        time.sleep(0.02)
+        clients.deliver(delivery)
+
+    def begins() -> None:
+        began()
+        seen.append(engine.facts.model_seconds)
+
+    engine = Engine(session, EngineSettings(rows=2), deliver=slowly)
+    monkeypatch.setattr(session, "begins", begins)
+    engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=9, ends=False)))
+    engine.start()
+    clients.wait(task)
+    engine.stop(within=60)
+    assert len(seen) > 9
+    assert seen == sorted(seen)
+    assert engine.facts.other_seconds > 5 * 0.02, "the answers of all steps but the last go out within a step"
 
 
 def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:

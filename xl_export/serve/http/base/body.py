@@ -12,7 +12,6 @@ import msgspec
 from starlette.requests import Request
 
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
-from xl_export.serve.http.base.limits import SMALL_BODY
 from xl_export.serve.http.base.server import Server, tenant_of
 
 FEW = 8  # fields that a message may list
@@ -128,7 +127,9 @@ def _fields(expected: Any) -> list[str]:
 
 async def _read(request: Request, server: Server) -> bytes:
     parts: list[bytes] = []
-    size, counted, most, tenant = 0, 0, server.limits.body_bytes, tenant_of(request).name
+    size, most = 0, server.limits.body_bytes
+    account = server.bodies.account(tenant_of(request).name)
+    request.scope["state"]["held"].callback(account.close)
     try:
         more_comes = True
         while more_comes:
@@ -139,17 +140,13 @@ async def _read(request: Request, server: Server) -> bytes:
             size += len(part)
             if size > most:  # of a body whose length was not declared
                 raise _too_large(most)
-            if (more := max(0, size - SMALL_BODY) - counted) > 0:
-                server.bodies.add(tenant, more)
-                counted += more
+            account.change(len(part))
             parts.append(part)
         return b"".join(parts)
     finally:
         # An error and the frames that it passed hold each other until the garbage collector comes by.
         parts.clear()
         part, message = b"", {}
-        if counted:
-            request.scope["state"]["held"].callback(server.bodies.remove, tenant, counted)
 
 
 def _too_large(most: int) -> RefusedError:

@@ -10,23 +10,24 @@ from dataclasses import dataclass, fields
 from runtimes.base.errors import ConfigError
 from xl_export.serve.http.base.errors import RefusedError
 
-SMALL_BODY = 1 << 16  # bytes
+SMALL_BODY = 1 << 16  # bytes of a request or a WebSocket that do not count among those of all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The most that one request may take, and how long a client may take for it.
 
-    body_bytes: of one request. bodies_bytes: of all requests that are served at once, but for the first
-    `SMALL_BODY` of each; a single body may be larger. message_bytes: of one message of a WebSocket.
-    prompt_tokens: of all prompts of a request together. max_tokens: that one choice draws. log_probs: that
-    one answer holds, where each token counts once for itself and once for each of the likeliest beside it;
-    also the tokens of all choices of an answer that is not streamed. choices: prompts times `n` or `best_of`.
-    texts: of one request to score. requests: that are served or wait at once; an operation over a WebSocket
-    is one. sockets: WebSockets that are open at once. tenant_share: of requests and of sockets that one
-    tenant may have. connections: that are open at once. header_seconds, body_seconds: until a request has
-    arrived. stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was
-    sent, it is disconnected.
+    body_bytes: of one request. bodies_bytes: of all requests that are served at once and of all messages of
+    WebSockets that are not answered, but for the first `SMALL_BODY` of each request and each WebSocket; a
+    single body may be larger. message_bytes: of one message of a WebSocket. prompt_tokens: of all prompts of
+    a request together. max_tokens: that one choice draws. log_probs: that one answer holds, where each token
+    counts once for itself and once for each of the likeliest beside it; also the tokens of all choices of an
+    answer that is not streamed. choices: prompts times `n` or `best_of`. texts: of one request to score.
+    requests: that are served or wait at once; an operation over a WebSocket is one. sockets: WebSockets that
+    are open at once. tenant_share: of requests, of sockets and of bodies_bytes that one tenant may have.
+    connections: that are open at once. header_seconds, body_seconds: until a request has arrived.
+    stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was sent, it is
+    disconnected.
     """
 
     body_bytes: int = 16 << 20
@@ -91,20 +92,23 @@ class Load:
 
 
 class BodyBytes:
-    """Counts the bytes of bodies that are in memory, so that many large ones do not fill it. Small bodies do
-    not count: nobody is refused a question because others send books.
-    """
+    """Counts the bytes of bodies and messages that are in memory, so that many large ones do not fill it."""
 
     def __init__(self, limits: Limits) -> None:
         self._most, self.total = max(limits.bodies_bytes, limits.body_bytes), 0
         self._own_most = max(int(self._most * limits.tenant_share), limits.body_bytes)
         self._own: Counter[str] = Counter()
 
-    def add(self, tenant: str, count: int) -> None:
-        """Counts more bytes; raises RefusedError where they are too many, or a tenant with a name has more
-        than its share.
+    def account(self, tenant: str) -> Account:
+        """What one request, or one WebSocket, of this tenant holds."""
+        return Account(self, tenant)
+
+    def change(self, tenant: str, count: int) -> None:
+        """Counts more bytes, or fewer; raises RefusedError where they would be too many, or more than the
+        share of a tenant with a name.
         """
-        if self.total + count > self._most or (tenant and self._own[tenant] + count > self._own_most):
+        total, own = self.total + count, self._own[tenant] + count
+        if count > 0 and (total > self._most or (tenant and own > self._own_most)):
             raise RefusedError(
                 "other large requests take all memory that the server has for them; ask again when one of "
                 "them has ended, or send less at once.",
@@ -113,15 +117,28 @@ class BodyBytes:
                 retry_after=1,
                 closes=True,
             )
-        self.total += count
-        self._own[tenant] += count
-
-    def remove(self, tenant: str, count: int) -> None:
-        """Counts them no longer."""
-        self.total -= count
-        self._own[tenant] -= count
-        if not self._own[tenant]:
+        self.total, self._own[tenant] = total, own
+        if not own:
             del self._own[tenant]
+
+
+class Account:
+    """The bytes of one request or WebSocket. The first `SMALL_BODY` of them do not count: nobody is refused a
+    question because others send books.
+    """
+
+    def __init__(self, bodies: BodyBytes, tenant: str) -> None:
+        self._bodies, self._tenant, self._held = bodies, tenant, 0
+
+    def change(self, count: int) -> None:
+        """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
+        held = self._held + count
+        self._bodies.change(self._tenant, max(0, held - SMALL_BODY) - max(0, self._held - SMALL_BODY))
+        self._held = held
+
+    def close(self) -> None:
+        """None of them is in memory any more."""
+        self.change(-self._held)
 
 
 def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:

@@ -17,7 +17,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.body import decoding_error, unless_large
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import SMALL_BODY
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, has_valid_key, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of
@@ -66,7 +65,7 @@ class Conversation:
         self._server, self._socket = server, socket
         self._name, self._tenant = name, tenant
         self._messages: asyncio.Queue[tuple[Tag, str, Any, int]] = asyncio.Queue(WAITING)
-        self._counted = 0  # bytes of messages that are not answered yet, beyond small ones
+        self._account = server.bodies.account(tenant)  # of messages that are not answered yet
         self._work: StreamWork | None = None
         self._cancel_next = False  # a `cancel` came before the operation that it means had begun
 
@@ -80,7 +79,7 @@ class Conversation:
             for task in (reading, answering):
                 task.cancel()
             results = await asyncio.gather(reading, answering, return_exceptions=True)
-            self._server.bodies.remove(self._tenant, self._counted)
+            self._account.close()
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect | RuntimeError):
                 raise result
@@ -104,19 +103,17 @@ class Conversation:
             elif self._messages.full():  # waiting here would leave a `cancel` unread
                 await self._send(tag, "error", refused(TOO_MANY))
             else:
-                large = max(0, len(data) - SMALL_BODY)
                 try:
-                    self._server.bodies.add(self._tenant, large)
+                    self._account.change(len(data))
                 except RefusedError as refusal:
                     await self._send(tag, "error", refused(refusal))
                 else:
-                    self._counted += large
-                    self._messages.put_nowait((tag, op, body, large))
+                    self._messages.put_nowait((tag, op, body, len(data)))
 
     async def _answer(self) -> None:
         """Does what the messages ask for, one after the other, while the key is valid."""
         while True:
-            tag, op, body, large = await self._messages.get()
+            tag, op, body, size = await self._messages.get()
             if not has_valid_key(self._socket):
                 await self._send(tag, "error", refused(NO_KEY))
                 return await self._close()
@@ -129,8 +126,7 @@ class Conversation:
                 await self._send(tag, "error", refused(refusal))
             else:
                 await self._send(tag, "end", document)
-            self._server.bodies.remove(self._tenant, large)
-            self._counted -= large
+            self._account.change(-size)
             if self._messages.empty():
                 self._cancel_next = False
 
