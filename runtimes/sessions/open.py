@@ -76,10 +76,9 @@ def _session_class(folder: Path) -> SessionClass:
             f"{folder} is a model repository for Triton Inference Server, which loads it; give the artefact "
             "or the engine that it was written from."
         )
-    if inside := sorted(path.parent for marker in SESSIONS for path in folder.glob(f"*/{marker}")):
+    if inside := sorted({path.parent for marker in SESSIONS for path in folder.glob(f"*/{marker}")}):
         raise ArtefactError(
-            f"{folder} cannot be opened itself, but holds {len(inside)} that can; give one, such as "
-            f"{inside[0]}."
+            f"{folder} is no run, artefact or engine; {inside[0]} in it looks like one, so give that."
         )
     raise ArtefactError(
         f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json) nor an engine "

@@ -169,8 +169,8 @@ def _per_unit(
 def _held_out(run: Path, config: TrainConfig) -> str | None:
     """The SHA-256 of the held-out text; None where it is not there.
 
-    Of a dataset it is made of the hashes of the files that the dataset was made from: those of the held-out
-    part where these are known, and all of them otherwise. So it is the same for every vocabulary.
+    Of a dataset it is that of the file that the held-out part was made from, and so the same for every
+    vocabulary. Where there are several files, or the part was cut from others, it is made of their hashes.
     """
     try:
         if config.data is None:
@@ -186,7 +186,9 @@ def _held_out(run: Path, config: TrainConfig) -> str | None:
     }
     held_out = {name: digest for name, digest in sources.items() if name.partition("/")[0] == "valid"}
     digests = sorted((held_out or sources).values())
-    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else None
+    if len(digests) > 1:
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if digests else None
 
 
 def _validated(run: Path, config: TrainConfig) -> int | None:

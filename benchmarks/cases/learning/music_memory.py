@@ -162,14 +162,12 @@ def _chorales() -> Path:
 def _events(path: Path, size: int) -> np.ndarray:
     """The ids of all pieces of a part, one after the other, int64 [N]."""
     try:
-        pieces = [json.loads(line) for line in read_bytes(path).splitlines()]
-        read = [np.array(piece) for piece in pieces]
-        if any(piece.size and piece.dtype.kind != "i" for piece in read):
-            raise TypeError("fractions, or no numbers")
-        events = np.concatenate([piece.astype(np.int64) for piece in read])
+        pieces = [np.array(json.loads(line)) for line in read_bytes(path).splitlines()]
+        events = np.concatenate([piece for piece in pieces if piece.size])
     except (ValueError, TypeError, OverflowError):
         events = np.empty(0, np.int64)
-    if not events.size or events.ndim != 1 or events.min() < 0 or events.max() >= size:
+    flat = events.dtype.kind == "i" and events.ndim == 1  # one fraction makes all of them floating-point
+    if not flat or not events.size or events.min() < 0 or events.max() >= size:
         raise TextError(
             f"{path} does not hold one list of token ids below {size} on each line; give the folder that "
             "examples/music/prepare.py keeps beside its dataset."
