@@ -29,13 +29,14 @@ SHORT = {"prompt": "abcdefghijkl", "max_tokens": 30, "temperature": 1.0}
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of the greatest resident memory, in bytes
 
 
-@pytest.fixture(scope="module")
-def small(artefacts: dict[str, Path]) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=[False, True], ids=["thread", "loop"])
+def small(artefacts: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Running]:
     """Two rows, four places in the queue, and little patience."""
     limits = Limits(
         max_tokens=1_000_000, header_seconds=0.5, body_seconds=0.5, stalled_seconds=2, body_bytes=1 << 22
     )
-    with running(sources(("m", artefacts["ring"]), rows=2, queue=4, unread=8), limits=limits) as server:
+    opened = sources(("m", artefacts["ring"]), rows=2, queue=4, unread=8, in_loop=request.param)
+    with running(opened, limits=limits) as server:
         # Connections inherit it. By default the kernel takes megabytes before it shows that a client reads
         # nothing.
         server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
@@ -173,6 +174,33 @@ def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
         assert b'"code":"queue_full"' in answer
         assert small.post("/v1/score", {"texts": ["a"]}).status_code == 429
         assert small.get("/health").status_code == 200
+    assert comes_true(lambda: is_idle(small))
+
+
+def test_a_connection_outlives_a_refusal_that_came_before_the_body(small: Running) -> None:
+    """The body that comes later is no head of another request that would come too slowly."""
+    assert comes_true(lambda: is_idle(small))
+    body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
+    with connection(small) as late:
+        with small.server.models["m"].engine.reserve(6):
+            late.sendall(head(b"", length=len(body)))
+            assert wait_for(late, b"}}").startswith(b"HTTP/1.1 429")
+        late.sendall(body)
+        time.sleep(0.7)  # longer than a head may take
+        late.sendall(head(body))
+        assert wait_for(late, b"}}").startswith(b"HTTP/1.1 200")
+    assert comes_true(lambda: is_idle(small))
+
+
+def test_the_rest_of_a_refused_body_may_not_crawl(small: Running) -> None:
+    assert comes_true(lambda: is_idle(small))
+    with small.server.models["m"].engine.reserve(6), connection(small) as crawling:
+        crawling.sendall(head(b"", length=100))
+        assert wait_for(crawling, b"}}").startswith(b"HTTP/1.1 429")
+        for _ in range(2):
+            crawling.sendall(b"{")
+            time.sleep(0.1)
+        assert is_cut(crawling)
     assert comes_true(lambda: is_idle(small))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from runtimes.base.errors import StreamError
@@ -58,6 +60,26 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
                     "them, so a seed may give other tokens under another load."
                 )
     return None
+
+
+def longest_step(session: Session, settings: EngineSettings, rows: Rows) -> float:
+    """Seconds of the longest step of a full engine: of all rows, or of as many pieces of prompts as one step
+    may have. The shortest time of three, so that a moment in which the machine was busy does not count.
+    """
+    segment = session.rule.segment
+    pieces = min(settings.rows, max(1, settings.prompt_tokens // segment))
+    return max(_seconds(session, rows, settings.rows, 1), _seconds(session, rows, pieces, segment))
+
+
+def _seconds(session: Session, rows: Rows, count: int, width: int) -> float:
+    memory, tokens = rows.part(0, count), np.zeros((count, width), np.int64)
+    times = []
+    for _ in range(3):
+        memory.positions[:] = 0
+        began = time.perf_counter()
+        session.predict(tokens, memory)
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:

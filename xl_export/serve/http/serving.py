@@ -160,10 +160,13 @@ class Web(uvicorn.Server):
 
 
 def patient(limits: Limits) -> type[HttpToolsProtocol]:
-    """A protocol class that ends connections whose client sends the head of a request too slowly."""
+    """A protocol class that ends connections whose client sends the head of a request too slowly, or the rest
+    of one that was answered before all of it was there.
+    """
 
     class Patient(HttpToolsProtocol):
-        _head: asyncio.TimerHandle | None = None
+        _cutting: asyncio.TimerHandle | None = None
+        _whole = True  # whether the next byte begins a request
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -173,21 +176,30 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
             raw = transport.get_extra_info("socket")
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices a dead client
-            self._wait_for_head()
+            self._cut_after(limits.header_seconds)
 
         def data_received(self, data: bytes) -> None:
-            idle = self.cycle is None or self.cycle.response_complete
-            if idle and self._head is None:  # the first bytes of the next request
-                self._wait_for_head()
+            if self.cycle is None or self.cycle.response_complete:
+                self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
             super().data_received(data)
 
+        def on_message_begin(self) -> None:
+            self._whole = False
+            self._cut_after(limits.header_seconds)
+            super().on_message_begin()
+
+        def on_message_complete(self) -> None:
+            self._whole = True
+            self._arrived()
+            super().on_message_complete()
+
         def on_headers_complete(self) -> None:
-            self._head_arrived()
+            self._arrived()
             super().on_headers_complete()
             self.scope["state"].update(abort=self._cut_of(self.cycle), write=self._write_of(self.cycle))
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._head_arrived()
+            self._arrived()
             super().connection_lost(exc)
 
         def _cut_of(self, cycle: RequestResponseCycle) -> Callable[[], None]:
@@ -215,13 +227,16 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
 
             return written
 
-        def _wait_for_head(self) -> None:
-            self._head = self.loop.call_later(limits.header_seconds, self.transport.abort)
+        def _cut_after(self, seconds: float) -> None:
+            """Cuts the connection in so many seconds, if it is not to be cut already."""
+            if self._cutting is None:
+                self._cutting = self.loop.call_later(seconds, self.transport.abort)
 
-        def _head_arrived(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-                self._head = None
+        def _arrived(self) -> None:
+            """What was waited for is there."""
+            if self._cutting is not None:
+                self._cutting.cancel()
+                self._cutting = None
 
     return Patient
 

@@ -26,9 +26,14 @@ def keeping(artefacts: dict[str, Path]) -> Keeping:
 
     @contextmanager
     def keep(
-        folder: Path, *, rows: int = 4, store: StoreSettings | None = None, **options: Any
+        folder: Path,
+        *,
+        rows: int = 4,
+        in_loop: bool = False,
+        store: StoreSettings | None = None,
+        **options: Any,
     ) -> Iterator[Running]:
-        opened = sources(("tiny", artefacts["ring"]), rows=rows)
+        opened = sources(("tiny", artefacts["ring"]), rows=rows, in_loop=in_loop)
         with running(opened, limits=LIMITS, state=folder, stream_limits=store, **options) as server:
             yield server
 

@@ -48,13 +48,14 @@ class Bridge:
         self.listeners: dict[Task, Listener] = {}
 
     def deliver(self, batch: Delivery) -> None:
-        """Called on the engine's thread, once a step."""
+        """Called on any thread, once a step of the engine."""
         try:
-            self._loop.call_soon_threadsafe(self._spread, batch)
+            self._loop.call_soon_threadsafe(self.spread, batch)
         except RuntimeError:  # the loop is closed, so nobody waits for an answer
             return
 
-    def _spread(self, batch: Delivery) -> None:
+    def spread(self, batch: Delivery) -> None:
+        """The same in the event loop itself."""
         now = time.monotonic()
         listeners, step = self.listeners, self.step
         inboxes: list[Inbox] = []

@@ -33,7 +33,10 @@ from xl_export.serve.streams.cache import PrefixCache
 class Serves(Accepts, Protocol):
     """What a server needs of an engine; see `xl_export.serve.core.engine.Engine`."""
 
+    longest_step: float
+
     def start(self) -> None: ...
+    def start_in(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None: ...
     def stop(self, *, within: float) -> None: ...
     @property
     def facts(self) -> EngineFacts: ...
@@ -146,6 +149,7 @@ class Model:
         in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
         yield "engine_model_seconds_total", in_steps, facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
+        yield "engine_in_event_loop", "1 where no thread of its own computes.", int(facts.in_loop)
         for part in self.attached.values():
             yield from part.figures()
 
@@ -199,7 +203,10 @@ class Source:
         bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
         session = self.open_session(self.path)
         engine, cache = self.make_engine(session, self.settings, bridge.deliver)
-        engine.start()
+        if engine.longest_step <= self.settings.loop_seconds:
+            engine.start_in(loop, bridge.spread)
+        else:
+            engine.start()
         return Model(
             name=self.name,
             path=self.path,
