@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import resource
 import shutil
 import signal
@@ -120,12 +121,14 @@ def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "xl_export", "onnx", str(run), "--out", str(tmp_path / "artefact")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
+        # Compiled modules would be cut off too, and the next program could not load them.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("Error: ")
+    assert result.stderr.startswith(f"Error: {tmp_path / 'artefact'} could not be written: File too large")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,34 +144,36 @@ KILLS = [
 def test_a_kill_while_writing_leaves_no_artefact(
     nth: int, how: signal.Signals, run: Path, tmp_path: Path
 ) -> None:
-    arguments = [sys.executable, "-c", EXPORT_SLOWLY, "onnx", str(run), "--out", str(tmp_path / "artefact")]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    for _ in range(nth):  # the graph, the reference, the spec
-        assert process.stdout.readline() == "writing\n"
-    process.send_signal(how)
-    process.wait()
-    process.stdout.close()
+    arguments = [sys.executable, "-c", EXPORT_IN_STEPS, "onnx", str(run), "--out", str(tmp_path / "artefact")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(arguments, text=True, **pipes) as process:  # type: ignore[call-overload]
+        for step in range(1, nth + 1):  # the graph, the reference, the spec
+            assert process.stdout.readline() == "writing\n"
+            if step < nth:
+                print("go on", file=process.stdin, flush=True)
+        assert [path.name for path in tmp_path.iterdir()] != [], "a hidden folder is being filled"
+        process.send_signal(how)
     assert not (tmp_path / "artefact").exists()
     if how != signal.SIGKILL:  # what can be cleaned up is
         assert process.returncode == 128 + how
         assert list(tmp_path.iterdir()) == []
 
 
-EXPORT_SLOWLY = """
-import time
+# It waits before each file for a line, so that a slow machine cannot finish before the signal comes.
+EXPORT_IN_STEPS = """
+import sys
 from xl_export.artefact import export, write
 from xl_export.cli.main import main
-def slow(module, name):
+def waiting(module, name):
     step = getattr(module, name)
     def wrapped(*a, **k):
         print("writing", flush=True)
-        time.sleep(0.5)
+        sys.stdin.readline()
         return step(*a, **k)
     setattr(module, name, wrapped)
-slow(export, "save_model")
-slow(write, "save_reference")
-slow(write, "save_spec")
+waiting(export, "save_model")
+waiting(write, "save_reference")
+waiting(write, "save_spec")
 main()
 """
 
