@@ -24,6 +24,7 @@ from scheme import END, IDS, NAMES, SHARPS, events
 from sound import samples, stream_wav, write_wav
 
 import runtimes
+from runtimes.base.errors import fields_as_options
 from runtimes.base.files import atomic_file, refuse_unwritable
 
 
@@ -36,7 +37,8 @@ def main() -> None:
 
 def _play(given: argparse.Namespace) -> None:
     session = runtimes.open_session(given.artefact, threads=1)
-    sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
+    with fields_as_options("temperature", "top_p"):
+        sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
     header = [f"{given.metre}/4"] + ([f"key{given.key:+d}"] if given.key is not None else [])
     ids = music_ids(session, [IDS[name] for name in header], sampler=sampler, seed=given.seed)
     music = slices(events(ids), tempo=given.tempo)

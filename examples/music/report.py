@@ -17,6 +17,7 @@ from scheme import END, IDS, Score, decode
 from theory import chord_runs, describe
 
 import runtimes
+from runtimes.base.errors import fields_as_options
 
 RUN_LENGTHS = (4, 8, 16)
 
@@ -41,7 +42,8 @@ def _report(given: argparse.Namespace) -> None:
     if given.seed < 0:
         raise runtimes.UserError(f"--seed is {given.seed}; expected 0 or a positive whole number.")
     session = runtimes.open_session(given.artefact, threads=1)
-    sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
+    with fields_as_options("temperature", "top_p"):
+        sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
     stream = music_ids(session, [], sampler=sampler, seed=given.seed)
     columns = {
         "generated": [decode(ids) for ids, _ in zip(_pieces(stream), range(given.pieces), strict=False)],

@@ -38,6 +38,20 @@ def json_fault(error: BaseException) -> str:
     return first_line(error)
 
 
+@contextmanager
+def fields_as_options(*fields: str) -> Iterator[None]:
+    """A block of a command, in which an error that begins with one of these fields, such as `top_p`, begins
+    with the option that the user has typed, `--top-p`.
+    """
+    try:
+        yield
+    except UserError as error:
+        field, _, rest = str(error).partition(" ")
+        if field not in fields:
+            raise
+        raise UserError(f"--{field.replace('_', '-')} {rest}") from error
+
+
 def of_library(error: BaseException) -> bool:
     """Whether an error comes from a library that failed, and not from Ctrl-C or the end of the process.
 

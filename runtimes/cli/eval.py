@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from runtimes.base.errors import UserError
+from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.progress import Progress
 from runtimes.cli.options import device_option, echo_json, folder_argument, json_option, threads_option
@@ -97,6 +97,7 @@ def eval_command(**options: Any) -> None:
     score_text(**options)
 
 
+@fields_as_options("lanes", "segment")
 def score_text(
     *,
     path: Path,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from runtimes.base.errors import UserError
+from runtimes.base.errors import UserError, fields_as_options
 from runtimes.cli.lines import FORMATS, Format
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
@@ -146,7 +146,8 @@ def generate_command(
             f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
             "--save-memory, or delete it first."
         )
-    sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
+    with fields_as_options("temperature", "top_p"):
+        sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
     if as_json and show_ids:
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)

@@ -90,7 +90,8 @@ def test_models_of_other_tokens_are_refused(run: Path) -> None:
         (["--seed", "-1"], "--seed is -1; expected 0"),
         (["--seconds", "0"], "--seconds is 0; expected a positive number"),
         (["--out", "missing/bach"], "the folder missing of --out does not exist"),
-        (["--top-p", "2"], "top_p is 2"),
+        (["--top-p", "2"], "--top-p is 2"),
+        (["--temperature", "-1"], "--temperature is -1"),
     ],
 )
 def test_play_refuses_in_one_sentence_and_writes_nothing(

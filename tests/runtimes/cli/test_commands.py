@@ -200,7 +200,7 @@ def test_a_run_cannot_be_checked(run: Path) -> None:
         (b"a", (), ("1 token",)),
         (b"caf\xe9 au lait", (), ("byte 3", "0xe9", "UTF-8")),
         ("ab一".encode(), (), ("'一'", "character 3")),
-        (b"abc", ("--lanes", 3), ("lanes is 3", "1 to 2")),
+        (b"abc", ("--lanes", 3), ("Error: --lanes is 3", "1 to 2")),
     ],
 )
 def test_a_text_that_cannot_be_scored_is_refused(
@@ -222,9 +222,9 @@ def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_p
         (("--prompt", "一"), ("'一'",)),
         (("--prompt", "\udcff"), ("character 1",)),
         (("--prompt", "a", "--stop", ""), ("stop string is empty",)),
-        (("--prompt", "a", "--temperature", "nan"), ("temperature is nan",)),
-        (("--prompt", "a", "--temperature", -1), ("temperature is -1",)),
-        (("--prompt", "a", "--top-p", 0), ("top_p is 0",)),
+        (("--prompt", "a", "--temperature", "nan"), ("Error: --temperature is nan",)),
+        (("--prompt", "a", "--temperature", -1), ("Error: --temperature is -1",)),
+        (("--prompt", "a", "--top-p", 0), ("Error: --top-p is 0",)),
         (("--prompt", "a", "--save-memory", "/dev/null/memory.npz"), ("cannot be a file to save memory in",)),
         (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz",)),
     ],

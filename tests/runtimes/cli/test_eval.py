@@ -103,7 +103,7 @@ def test_an_artefact_sweeps_segments_and_nothing_else(artefacts: dict[str, Path]
     assert np.ptp([row["nats"] for row in document["rows"]]) < 0.01
     refused(
         xl("eval", artefacts["ring"], "--text", text_file, "--segment", "4,9"),
-        "segment is 9",
+        "Error: --segment is 9",
         "1 to 8",
         "export",
     )
