@@ -17,11 +17,12 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json, write_json
-from runtimes.base.folders import atomic_folder, refuse_existing, refuse_no_folder
+from runtimes.base.folders import DATA, atomic_folder, refuse_existing, refuse_no_folder
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
 from runtimes.base.records import to_json
+from runtimes.contract.spec import SPEC
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.data.text import many_words
@@ -72,18 +73,25 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
 
 def config_of(run: Path) -> TrainConfig:
     """The configuration of a run that can be resumed; raises ArtefactError for any other folder."""
-    if not run.is_dir():
-        found = "is a file" if run.exists() else "does not exist"
-        raise ArtefactError(
-            f"{run} cannot be resumed, because it {found}; give the folder of a run, or start a new "
-            "one with `xl-export train --out RUN`."
-        )
     if not (run / STATE).is_file():
-        raise ArtefactError(
-            f"{run} cannot be resumed, because it has no {STATE}; start a new run with `xl-export train "
-            "--out RUN`."
-        )
+        raise ArtefactError(f"{run} cannot be resumed, because it {_why_not(run)}.")
     return TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+
+
+def _why_not(path: Path) -> str:
+    """Why there is no training to continue at a path and what to give instead: the end of a sentence."""
+    new = "start a new one with `xl-export train --out RUN"
+    if not path.is_dir():
+        return f"{'is a file' if path.exists() else 'does not exist'}; give the folder of a run, or {new}`"
+    if (path / SPEC).is_file():
+        return "is an exported model, which is not trained any more; give the folder of the run behind it"
+    if (path / DATA).is_file():
+        return f"is a dataset; give the folder of a run, or {new} --data {path}`"
+    if (path / CONFIG).is_file():
+        return f"has no {STATE}, as a run that was imported, or copied in part; copy it whole, or {new}`"
+    if inside := sorted(file.parent for file in path.glob(f"*/{STATE}")):
+        return f"is no run; {inside[0]} in it is one, so give that"
+    return f"is no run (it has no {STATE}); give the folder of a run, or {new}`"
 
 
 def _hold(run: Path, held: ExitStack) -> None:

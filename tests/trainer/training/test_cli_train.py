@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -26,6 +27,7 @@ from trainer.run.config import TrainConfig, built_in
 from xl_export.cli.main import main
 
 Make = Callable[..., TrainConfig]
+OLD = Path(__file__).parents[2] / "data" / "version-0.1"
 
 
 @pytest.fixture
@@ -148,7 +150,16 @@ def test_a_run_without_a_validation_is_not_called_trained(make_config: Make, tmp
 
 def test_resume_of_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     assert_refused(train("--resume", tmp_path / "none"), "cannot be resumed", "does not exist")
-    assert_refused(train("--resume", tmp_path), "cannot be resumed", "training.safetensors")
+    (tmp_path / "none").touch()
+    assert_refused(train("--resume", tmp_path / "none"), "it is a file; give the folder of a run")
+    assert_refused(train("--resume", tmp_path), "is no run (it has no training.safetensors); give the folder")
+    assert_refused(train("--resume", OLD / "ring"), "is an exported model", "give the folder of the run")
+    data = OLD / "dataset"
+    assert_refused(train("--resume", data), "is a dataset; give the folder of a run", f"--data {data}`")
+    assert_refused(train("--resume", OLD / "run"), "has no training.safetensors, as a run that was imported")
+    shutil.copytree(OLD / "stopped", tmp_path / "b")
+    (tmp_path / "c").mkdir()
+    assert_refused(train("--resume", tmp_path), f"is no run; {tmp_path / 'b'} in it is one, so give that")
 
 
 def test_an_unknown_configuration_is_refused_and_the_list_has_each_once(tmp_path: Path) -> None:
