@@ -19,6 +19,7 @@ from trainer.data.own import OWN_IDS, OWN_TEXT
 from trainer.data.text import Splits, build_vocab, lanes, load_splits, refuse_word_options
 from trainer.run.checkpoint import TEST, VALID, matching_vocab
 from trainer.run.config import TrainConfig
+from trainer.run.record import held_out_of_dataset
 
 TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
 OWN = (OWN_IDS, OWN_TEXT)  # datasets that fit the recipe for any corpus, as a text file does
@@ -30,7 +31,8 @@ class Source:
 
     name: the text or corpus, as people call it. tokens: ids for training, in lanes [B, N].
     valid: held-out ids [N] for validation. files: the held-out files that the run keeps, by name: their
-    bytes, or a memory-mapped array for a `.npy` file.
+    bytes, or a memory-mapped array for a `.npy` file. held_out: the SHA-256 of the held-out text, which does
+    not depend on the vocabulary; None where a dataset does not know its sources.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Source:
     tokens: np.ndarray
     valid: np.ndarray
     files: dict[str, bytes | np.ndarray]
+    held_out: str | None
 
     @cached_property
     def digest(self) -> str:
@@ -57,7 +60,8 @@ def load_source(config: TrainConfig) -> Source:
                 "give a dataset of that, or another configuration."
             )
         kept = {TEST_IDS: dataset.test, side_file(TEST_IDS): side_bytes(dataset.vocab)}
-        return Source(dataset.facts.corpus, dataset.vocab, _lanes(config, dataset.train), dataset.valid, kept)
+        tokens, known = _lanes(config, dataset.train), held_out_of_dataset(Path(config.data))
+        return Source(dataset.facts.corpus, dataset.vocab, tokens, dataset.valid, kept, known)
     if config.corpus is not None and config.text is None:
         raise ConfigError(
             f"the configuration is for {config.corpus}; prepare it with "
@@ -68,7 +72,8 @@ def load_source(config: TrainConfig) -> Source:
     refuse_word_options(config.vocab, min_count=config.min_count, max_size=config.max_size)
     vocab = build_vocab(config.vocab, splits, min_count=config.min_count, max_size=config.max_size)
     files = {VALID: splits.valid, TEST: splits.test}
-    return Source(_name(config), vocab, _training(config, vocab, splits), vocab.encode(splits.valid), files)
+    tokens, valid = _training(config, vocab, splits), vocab.encode(splits.valid)
+    return Source(_name(config), vocab, tokens, valid, files, hashlib.sha256(splits.valid).hexdigest())
 
 
 def reload_source(config: TrainConfig, run: Path) -> Source:
@@ -81,9 +86,11 @@ def reload_source(config: TrainConfig, run: Path) -> Source:
                 f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start "
                 "a new run."
             )
-        return Source(dataset.facts.corpus, vocab, _lanes(config, dataset.train), dataset.valid, {})
-    valid = vocab.encode(read_bytes(run / VALID))
-    return Source(_name(config), vocab, _training(config, vocab, load_splits(config.text)), valid, {})
+        tokens, known = _lanes(config, dataset.train), held_out_of_dataset(Path(config.data))
+        return Source(dataset.facts.corpus, vocab, tokens, dataset.valid, {}, known)
+    text = read_bytes(run / VALID)
+    tokens, valid = _training(config, vocab, load_splits(config.text)), vocab.encode(text)
+    return Source(_name(config), vocab, tokens, valid, {}, hashlib.sha256(text).hexdigest())
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:

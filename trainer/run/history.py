@@ -38,6 +38,7 @@ class Facts:
     averaged: number of weights in the average.
     scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
     ranks: number of processes whose random states are stored.
+    held_out: the SHA-256 of the held-out text, as `Source` has it; None in older checkpoints.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Facts:
     lanes: int = 8
     limit: int | None = None
     final: float | None = None
+    held_out: str | None = None
 
 
 def best(history: Sequence[Validation]) -> Validation | None:

@@ -20,9 +20,21 @@ from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import load_vocab
 from trainer.run.config import TrainConfig
 
-CONFIG, METRICS, MODEL, VALID = "config.json", "metrics.jsonl", "model.safetensors", "valid.txt"
+CONFIG, METRICS, VALID = "config.json", "metrics.jsonl", "valid.txt"
+MODEL, STATE = "model.safetensors", "training.safetensors"
 # The unit of a score of one token, where every token stands for one such unit of the text.
 UNITS = {"byte": "byte", "char": "character"}
+# What a file that is missing, damaged or of another program raises where its header is read.
+UNREADABLE = (
+    OSError,
+    UserError,
+    struct.error,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+)
 NO_WEIGHTS = ("auxiliary.", "positions.frequencies")  # classifiers of training, and a constant
 Values = list[tuple[int, float]]  # of a key, with their steps
 Curve = tuple[tuple[int, int, float], ...]  # (step, tokens trained until then, bits per token)
@@ -35,8 +47,9 @@ class Record:
     steps: done so far. planned: of the whole training. parameters: trained values. tokens: that were trained
     so far. best_bits, best_step: the best validation, in bits per token. final_bits: the score of the whole
     held-out text at the end. unit, bits_per_unit: the best validation for each `byte` or `character` of the
-    text. held_out: the SHA-256 of the held-out text. validated: the number of tokens that a validation
-    scores. validate_tokens: the most that it may score, as configured; None for the whole held-out text.
+    text. held_out: the SHA-256 of the held-out text, as training recorded it; of a run without that record it
+    is of the text that is there now. validated: the number of tokens that a validation scores.
+    validate_tokens: the most that it may score, as configured; None for the whole held-out text.
     learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
     seconds: of training, with validations. training, validations: the curves.
     """
@@ -102,7 +115,7 @@ def read_record(run: Path) -> Record:
         final_bits=final[-1][1] if final else None,
         unit=unit,
         bits_per_unit=bits_per_unit,
-        held_out=_held_out(run, config),
+        held_out=_recorded(run / STATE) or _held_out(run, config),
         validated=_validated(run, config) if validations else None,
         validate_tokens=config.validate_tokens,
         learning_rate=config.optimizer.lr,
@@ -166,18 +179,32 @@ def _per_unit(
     return unit, best[1] if best and unit else None
 
 
-def _held_out(run: Path, config: TrainConfig) -> str | None:
-    """The SHA-256 of the held-out text; None where it is not there.
-
-    Of a dataset it is that of the file that the held-out part was made from, and so the same for every
-    vocabulary. Where there are several files, or the part was cut from others, it is made of their hashes.
-    """
+def _recorded(checkpoint: Path) -> str | None:
+    """The SHA-256 of the held-out text that a checkpoint has recorded; None where it has not."""
     try:
-        if config.data is None:
-            return hashlib.sha256(read_bytes(run / VALID)).hexdigest()
-        facts = read_json(Path(config.data) / DATA)
+        held_out = json.loads(_header(checkpoint)["__metadata__"]["facts"])["held_out"]
+    except UNREADABLE:
+        return None
+    return held_out if isinstance(held_out, str) else None
+
+
+def _held_out(run: Path, config: TrainConfig) -> str | None:
+    """The SHA-256 of the held-out text that is there now; None where there is none."""
+    try:
+        if config.data is not None:
+            return held_out_of_dataset(Path(config.data))
+        return hashlib.sha256(read_bytes(run / VALID)).hexdigest()
     except UserError:
         return None
+
+
+def held_out_of_dataset(folder: Path) -> str | None:
+    """The SHA-256 of the file that the held-out part was made from, and so the same for every vocabulary.
+
+    Where there are several files, or the part was cut from others, it is made of their hashes. It is None
+    where the dataset has none. Raises UserError where the dataset cannot be read.
+    """
+    facts = read_json(folder / DATA)
     known = facts.get("sources") if isinstance(facts, dict) else None
     sources = {
         name: str(source.get("sha256"))
@@ -211,23 +238,18 @@ def _validated(run: Path, config: TrainConfig) -> int | None:
 def _parameters(path: Path) -> int | None:
     """The number of weights in a safetensors file, from its header; None where it cannot be read."""
     try:
-        with open_file(path) as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(min(length, 100_000_000)))
         count: int = sum(
             math.prod(facts["shape"])
-            for name, facts in header.items()
+            for name, facts in _header(path).items()
             if name != "__metadata__" and not name.startswith(NO_WEIGHTS)
         )
         return count
-    except (
-        OSError,
-        UserError,
-        struct.error,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-    ):
+    except UNREADABLE:
         return None
+
+
+def _header(path: Path) -> Any:
+    """The JSON at the beginning of a safetensors file; raises one of UNREADABLE where there is none."""
+    with open_file(path) as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        return json.loads(stream.read(min(length, 100_000_000)))

@@ -121,6 +121,7 @@ def _start(
     # Processes on different machines may have been given different files, which would train without an error.
     ranks.agree("configurations or texts", f"{config} {source.digest}")
     training = Training.start(config, ranks)
+    training.held_out = source.held_out
     # The memory of all lanes is collected by all processes together, so it happens before the first one
     # writes alone.
     tensors = snapshot(training)
@@ -147,6 +148,7 @@ def _start(
 def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
     source = reload_source(config, run)
     training = Training.start(config, ranks)
+    training.held_out = source.held_out
     restore(training, run, source.digest)
     ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
     # Every process has read what it needs, so what a kill left behind can be repaired.

@@ -61,6 +61,7 @@ def facts_of(training: Training, text: str) -> Facts:
         lanes=training.validation_extent[0],
         limit=training.validation_extent[1],
         final=training.final,
+        held_out=training.held_out,
     )
 
 

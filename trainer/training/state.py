@@ -77,6 +77,7 @@ class Training:
     step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
     position. epoch: how often the streams have started again. validation_extent: lanes of each validation,
     and its most tokens. final: the score of the whole held-out text at the end of training, in bits a token.
+    held_out: the SHA-256 of that text, which checkpoints keep for `xl-export runs`.
     first_not_finite [3]: the first step whose objective or gradient norm was not finite, and these two
     numbers; the step is 0 while there was none. `refuse_not_finite` reads it.
     """
@@ -97,6 +98,7 @@ class Training:
     validations: list[Validation] = field(default_factory=list)
     validation_extent: tuple[int, int | None] = (1, None)
     final: float | None = None
+    held_out: str | None = None
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from tests.commands import last_line, refused, xl
 from trainer.model.model import count_parameters
@@ -99,6 +101,51 @@ def test_the_held_out_text_of_a_dataset_does_not_depend_on_its_vocabulary(tmp_pa
     (tmp_path / "data-1").rename(tmp_path / "moved")
     assert "is not there any more, so it may differ" in xl("runs", runs / "1", runs / "2").stderr
     assert not xl("runs", runs / "1").stderr
+
+
+def test_a_run_keeps_the_hash_of_the_text_that_it_was_validated_on(tmp_path: Path) -> None:
+    """Of a run from before that the text is read which is there now."""
+    (tmp_path / "train.txt").write_text("some words " * 40)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"held out text {name} " * 9)
+        files = ["--train", tmp_path / "train.txt", "--valid", tmp_path / f"{name}.txt"]
+        data, run = tmp_path / f"data-{name}", tmp_path / "runs" / name
+        assert xl("prepare", "text", *files, "--vocab", "byte", "--out", data).exit_code == 0
+        sizes = ["--set", "batch=2", "--set", "validate_every=2", "--steps", 4]
+        assert xl("train", "tiny", "--data", data, *sizes, "--out", run).exit_code == 0
+    before = {
+        run["path"]: run["held_out"] for run in last_line(xl("runs", tmp_path / "runs", "--json"))["runs"]
+    }
+    valid = {str(tmp_path / "runs" / name): (tmp_path / f"{name}.txt").read_bytes() for name in "ab"}
+    assert before == {path: hashlib.sha256(text).hexdigest() for path, text in valid.items()}
+    shutil.rmtree(tmp_path / "data-a")
+    shutil.copytree(tmp_path / "data-b", tmp_path / "data-a")
+    said = xl("runs", tmp_path / "runs", "--json")
+    assert "validated on different texts" in said.stderr
+    assert {run["path"]: run["held_out"] for run in last_line(said)["runs"]} == before
+    for name in "ab":
+        shutil.rmtree(tmp_path / f"data-{name}")
+    assert "is not there any more" not in xl("runs", tmp_path / "runs").stderr
+    (tmp_path / "runs" / "a" / "training.safetensors").unlink()
+    assert "is not there any more" in xl("runs", tmp_path / "runs").stderr
+
+
+def test_a_run_from_before_records_the_hash_once_it_is_resumed(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(OLD / "stopped", tmp_path / "run"))
+    digest = hashlib.sha256((run / "valid.txt").read_bytes()).hexdigest()
+    assert recorded(run / "training.safetensors") is None
+    (tmp_path / "text.txt").write_bytes((OLD / "text.txt").read_bytes())
+    config = json.loads((run / "config.json").read_text()) | {"text": str(tmp_path / "text.txt")}
+    (run / "config.json").write_text(json.dumps(config))
+    assert last_line(xl("runs", run, "--json"))["runs"][0]["held_out"] == digest
+    assert xl("train", "--resume", run).exit_code == 0
+    assert recorded(run / "training.safetensors") == digest
+
+
+def recorded(checkpoint: Path) -> str | None:
+    with safe_open(checkpoint, framework="np") as file:
+        found: str | None = json.loads(file.metadata()["facts"]).get("held_out")
+        return found
 
 
 def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tmp_path: Path) -> None:
