@@ -14,6 +14,7 @@ import click
 from benchmarks.showcase.lines import WIDTH, check_line, echo_title
 from benchmarks.showcase.shipped import (
     MUSIC,
+    SAMPLER,
     STORIES,
     Flat,
     find_shipped,
@@ -35,9 +36,10 @@ STORY = (
     "Once upon a time there was a little girl who lived with her grandmother at the edge of a great forest. "
     "One winter evening somebody knocked at the door. It was a bear."
 )
-OPENING_SEED, STORY_SEED = 5, 41
+OPENING_SEED, STORY_SEED, MUSIC_SEED = 5, 41, 0
 OPENING_TOKENS, STORY_TOKENS = 120, 273  # the second ends with a sentence
 TEXT = "story.txt"
+SAMPLING = f"temperature {SAMPLER.temperature}, top-p {SAMPLER.top_p}"
 
 
 def run_demo(
@@ -72,7 +74,8 @@ def run_demo(
     if stories is not None:
         echo_title(
             "a trained model writes",
-            f"{stories}, at most {OPENING_TOKENS} tokens; a small model, whose text was chosen",
+            f"{stories}, at most {OPENING_TOKENS} tokens; a small model, whose text was chosen: seed "
+            f"{OPENING_SEED}, {SAMPLING}",
         )
         report, flat = _show(stories)
         figures["trained_model"] = {"check": report.to_json(), **flat.to_json()}
@@ -87,14 +90,20 @@ def run_demo(
     for line in lines:
         click.echo(line)
     if stories is not None:
-        echo_title("a story", f"of the trained model, to keep: {out / TEXT}")
+        echo_title(
+            "a story",
+            f"of the trained model, chosen by hand (seed {STORY_SEED}, {SAMPLING}), to keep: {out / TEXT}",
+        )
         session = open_session(stories, device="cpu")
         story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED)
         with atomic_file(out / TEXT) as temporary:
             temporary.write_text(story + "\n", "utf-8")
     if music is not None:
-        echo_title("music", "four voices by another trained model, in the manner of Bach's chorales")
-        play_music(music, out / "music", force=force)
+        echo_title(
+            "music",
+            f"four voices by another trained model, in the manner of Bach's chorales (seed {MUSIC_SEED})",
+        )
+        play_music(music, out / "music", seed=MUSIC_SEED, force=force)
     return {**figures, "passed": passed}
 
 

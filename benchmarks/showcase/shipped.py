@@ -63,13 +63,14 @@ def write_text(session: Session, prompt: str, *, tokens: int, seed: int) -> str:
     return text
 
 
-def play_music(artefact: Path, out: Path, *, seconds: float = 30, force: bool = False) -> None:
+def play_music(artefact: Path, out: Path, *, seconds: float = 30, seed: int = 0, force: bool = False) -> None:
     """Writes about so many seconds of music to out.mid and out.wav with the program beside the artefact.
 
-    force: whether files that exist are replaced.
+    seed: another one is another piece. force: whether files that exist are replaced.
     """
     program = [sys.executable, str(artefact.parent / "play.py"), str(artefact)]
-    options = ["--seconds", str(seconds), "--out", str(out), *(["--force"] if force else [])]
+    options = ["--seconds", str(seconds), "--seed", str(seed), "--out", str(out)]
+    options += ["--force"] * force
     ended = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     if ended.returncode:
         # The last line is the sentence of the program, or what a traceback says in the end.

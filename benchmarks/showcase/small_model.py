@@ -22,7 +22,8 @@ from trainer.run.config import TrainConfig
 from trainer.training.loop import TEST, train
 from xl_export.artefact.export import export
 
-PROMPT, CHARACTERS, LANES = "The ", 200, 4
+PROMPT, CHARACTERS, SEED, LANES = "The ", 200, 0, 4
+SAMPLER = Sampler(top_k=40)
 STEPS = 1000  # half of the configuration's own: the demo is to end in a few minutes
 
 
@@ -61,7 +62,7 @@ class SmallModel:
 def train_small_model(out: Path, *, steps: int | None, force: bool) -> SmallModel:
     """Trains the configuration `demo` into `out`/run, exports it to `out`/artefact, and measures both."""
     config = TrainConfig.load("demo").with_steps(steps or STEPS)
-    echo_title("train a small one", f"{config.steps} steps on the built-in corpus")
+    echo_title("train a small one", f"{config.steps} steps on the built-in corpus, seed {config.seed}")
     trained = train(config, out / "run", force=force)
     echo_title("export", "ring memory; the graph is compared with PyTorch before the folder appears")
     artefact = export(trained, out / "artefact", force=force)
@@ -76,7 +77,7 @@ def train_small_model(out: Path, *, steps: int | None, force: bool) -> SmallMode
         f"held-out text in {LANES} lanes, with memory and with memory cut to zero before every segment",
     )
     scores = _scores(trained, artefact)
-    echo_title("generate", f"{CHARACTERS} characters, top-k 40")
+    echo_title("generate", f"{CHARACTERS} characters, seed {SEED}, top-k {SAMPLER.top_k}")
     text = _write(artefact)
     echo_title(
         "measure",
@@ -101,9 +102,8 @@ def _scores(trained: Path, artefact: Path) -> dict[str, Score]:
 def _write(artefact: Path) -> str:
     text = PROMPT
     click.echo(text, nl=False)
-    for piece in generate(
-        open_session(artefact, device="cpu"), PROMPT, max_tokens=CHARACTERS, sampler=Sampler(top_k=40)
-    ):
+    session = open_session(artefact, device="cpu")
+    for piece in generate(session, PROMPT, max_tokens=CHARACTERS, sampler=SAMPLER, seed=SEED):
         click.echo(piece.text, nl=False)
         text += piece.text
     click.echo("")

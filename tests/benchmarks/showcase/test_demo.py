@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def test_the_trained_models_write_and_play_and_nothing_is_trained(tmp_path: Path
     assert len(story) > len(demo.STORY) + 400
     assert story in ended.stdout
     assert demo.OPENING in ended.stdout
+    # The titles say with which seeds the texts can be written again.
+    seeds = re.findall(r"^== (a trained model writes|a story|music): .*\bseed (\d+)\b", ended.stdout, re.M)
+    assert [step for step, _ in seeds] == ["a trained model writes", "a story", "music"]
+    drawn = ("--temperature", 0.8, "--top-p", 0.9, "--seed", seeds[1][1], "--tokens", demo.STORY_TOKENS)
+    assert "(seed 41, temperature 0.8, top-p 0.9)" in ended.stdout
+    assert xl("generate", demo.STORIES, "--prompt", demo.STORY, *drawn).stdout == story
     # The second time nothing is lost without a word.
     again = xl("demo", "--out", tmp_path / "demo")
     assert again.exit_code == 2
@@ -89,4 +96,6 @@ def test_a_small_model_is_trained_and_compared_on_request(tmp_path: Path) -> Non
     assert check(tmp_path / "demo/artefact", device="cpu").passed
     lines = ended.stdout.splitlines()
     assert any(line.startswith("artefact against PyTorch") and "passed" in line for line in lines)
+    assert "== train a small one: 2 steps on the built-in corpus, seed 0\n" in ended.stdout
+    assert "== generate: 200 characters, seed 0, top-k 40\n" in ended.stdout
     assert ended.stdout.index("sliding window") < ended.stdout.index(demo.STORY)
