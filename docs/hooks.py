@@ -17,13 +17,20 @@ WIDTH = 78  # columns of a help text
 LINK = re.compile(
     r"\[([^\]]+)\]\(((?:\.\./)+(?:examples|tests|runtimes|trainer|xl_export|benchmarks|[A-Z]+\.md)[^)]*)\)"
 )
+DEMO_MARK = "<!-- the demo of this site -->"
 DEMO = (TOP / "examples" / "stories" / "tales", TOP / "examples" / "music" / "chorales")
 REQUIRED = "SITE_NEEDS_DEMO"
 COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """The page with the help texts that it asks for; links out of docs/ become names of files."""
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """The page with the help texts that it asks for; links out of docs/ become names of files.
+
+    A link to the demo stands where the site has one. In the repository there is nothing to link to.
+    """
+    if (Path(config["site_dir"]) / "demo").is_dir():
+        level = "../" * page.url.count("/")
+        markdown = markdown.replace(DEMO_MARK, f'<a href="{level}demo/">Open the demo of this site.</a>')
 
     def named(match: re.Match[str]) -> str:
         path = (TOP / "docs" / Path(page.file.src_uri).parent / match[2]).resolve()
@@ -49,8 +56,8 @@ def help_texts(group: click.Group, program: str) -> Iterator[str]:
             yield f"### {program} {name}\n\n```text\n{command.get_help(inner)}\n```"
 
 
-def on_post_build(*, config: Any, **_: Any) -> None:
-    """Writes the page of the trained models into the site.
+def on_files(files: Any, *, config: Any, **_: Any) -> None:
+    """Writes the page of the trained models into the site, before any page is made that may lead to it.
 
     Without a network the site has no such page, and the build says so. It fails for every other error, and
     where the variable REQUIRED is set, as in the workflow of GitHub.

@@ -133,11 +133,32 @@ def test_every_file_that_the_documents_name_exists() -> None:
         ):
             if not (ROOT / name).exists():
                 missing.append(f"{page}: {name}")
-        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)  # `[](` is C++ too
-        for name in re.findall(r"\]\((?!https?:)([^)#\s]+)", prose):
+        prose = prose_of(ROOT / page)  # without code, in which `[](` is C++ too
+        for name in re.findall(r"(?:\]\(|(?:href|src)=\")(?!https?:)([^)#\s\"]+)", prose):
             if not ((ROOT / page).parent / name).exists():
                 missing.append(f"{page}: link to {name}")
     assert missing == []
+
+
+def test_every_heading_that_a_link_leads_to_exists() -> None:
+    missing = []
+    for page in PAGES:
+        for name, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", prose_of(ROOT / page)):
+            target = (ROOT / page).parent / name if name else ROOT / page
+            if target.suffix == ".md" and anchor not in anchors(target):
+                missing.append(f"{page}: link to {name}#{anchor}")
+    assert missing == []
+
+
+def prose_of(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ +(.*)$", prose_of(page), re.MULTILINE)
+    words = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", word.strip().lower()).replace(" ", "-") for word in words}
 
 
 def test_every_example_is_run_by_a_page() -> None:

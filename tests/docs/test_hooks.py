@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,12 +26,16 @@ def hooks() -> ModuleType:
     return module
 
 
+def write_demo(hooks: ModuleType, folder: Path) -> None:
+    hooks.on_files(None, config={"site_dir": str(folder)})
+
+
 def test_the_demo_lists_both_models(
     hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "copy_package", lambda *given, **_: given[2].mkdir(exist_ok=True))
     monkeypatch.setattr(site, "_refuse_failing", lambda _: None)  # their checks are tests of their own
-    hooks.on_post_build(config={"site_dir": str(tmp_path)})
+    write_demo(hooks, tmp_path)
     listed = json.loads((tmp_path / "demo" / "site.json").read_text())
     assert [model["name"] for model in listed["models"]] == ["tales", "chorales"]
 
@@ -47,11 +51,21 @@ def test_only_a_missing_network_leaves_the_demo_out(
 
     monkeypatch.setattr(site, "write_site", failing(UserError("the model is damaged; export it again.")))
     with pytest.raises(UserError, match="damaged"):
-        hooks.on_post_build(config={"site_dir": str(tmp_path)})
+        write_demo(hooks, tmp_path)
     monkeypatch.setattr(site, "write_site", failing(UnreachableError("there is no network; connect to one.")))
     monkeypatch.delenv(hooks.REQUIRED, raising=False)
-    hooks.on_post_build(config={"site_dir": str(tmp_path)})
+    write_demo(hooks, tmp_path)
     assert "has no demo: there is no network" in capsys.readouterr().err
     monkeypatch.setenv(hooks.REQUIRED, "1")
     with pytest.raises(UserError, match="no network"):
-        hooks.on_post_build(config={"site_dir": str(tmp_path)})
+        write_demo(hooks, tmp_path)
+
+
+def test_only_a_site_with_the_demo_has_a_link_to_it(hooks: ModuleType, tmp_path: Path) -> None:
+    page = SimpleNamespace(url="guides/web/", file=SimpleNamespace(src_uri="guides/web.md"))
+    text = (Path(hooks.TOP) / "docs" / page.file.src_uri).read_text("utf-8")
+    config = {"site_dir": str(tmp_path)}
+    assert hooks.DEMO_MARK in text
+    assert "href=" not in hooks.on_page_markdown(text, page=page, config=config)
+    (tmp_path / "demo").mkdir()
+    assert '<a href="../../demo/">' in hooks.on_page_markdown(text, page=page, config=config)
