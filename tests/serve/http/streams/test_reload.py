@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_socket import Talk
-from tests.serve.http.test_clients import comes_true
+from tests.serve.http.test_clients import comes_true, connection, head, wait_for
 from tests.serve.http.test_operation import ANNA, BERT
 from xl_export.serve.http.base.body import LARGE
 from xl_export.serve.http.base.keys import keys_of
@@ -63,6 +65,34 @@ def test_a_request_whose_prompt_is_encoded_meanwhile_ends_on_the_old_model(
         goes_on.set()
         assert answer.result().status_code == 200, answer.result().text
     assert comes_true(lambda: before.stopped)
+
+
+def test_no_reload_cuts_an_answer_and_few_replaced_versions_serve_at_once(own: Running) -> None:
+    """Each of these clients waits in the middle of its answer, while the model is exchanged."""
+    body = {"prompt": "abc", "max_tokens": 2000, "seed": 3, "ignore_eos": True}
+    whole = own.post("/v1/completions", body).json()["choices"][0]["text"]
+    own.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)  # of connections
+    clients, versions = [], []
+    for _ in range(2):
+        client = connection(own)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)  # far less than the answer
+        client.sendall(head(json.dumps({**body, "stream": True}).encode()))
+        clients.append((client, wait_for(client, b"data: ")))
+        versions.append(exchanged(own))
+    refused = own.post(RELOAD)
+    assert refused.status_code == 409
+    assert refused.json()["error"]["message"].startswith(
+        "2 versions of tiny replaced before still serve 2 request(s), each with its memory;"
+    )
+    assert own.post("/v1/completions", body).json()["choices"][0]["text"] == whole
+    for (client, begun), version in zip(clients, versions, strict=True):
+        assert (version.users, version.stopped) == (1, False)
+        events = begun + wait_for(client, b"[DONE]")
+        client.close()
+        found = [json.loads(line) for line in re.findall(rb"data: ({.*})", events)]
+        assert "".join(part["choices"][0]["text"] for part in found) == whole
+        assert comes_true(lambda: version.stopped)  # noqa: B023 (it is called here)
+    assert own.post(RELOAD).status_code == 200
 
 
 def test_a_connection_goes_on_with_the_new_model(own: Running, tokens: np.ndarray) -> None:

@@ -21,6 +21,7 @@ from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.streams.facts import StoreSettings
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
+MOST_REPLACED = 2  # versions of one model that were replaced and still serve what began before
 
 
 class Server:
@@ -115,10 +116,11 @@ class Server:
         """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
 
         Requests that use the old one go on with it. Raises UserError, and changes nothing, where the artefact
-        cannot be opened.
+        cannot be opened, or where too many replaced versions still serve: each keeps its memory.
         """
         async with self._reloading:
             source = self.sources[name]
+            self._refuse_more_replaced(name)
             await on_thread(source.check, source.path)
             fresh = await self._open(name)
             if self.stopping:
@@ -180,6 +182,15 @@ class Server:
             raise
         model.requests.queued.append(model.engine.facts.queued)
         return model
+
+    def _refuse_more_replaced(self, name: str) -> None:
+        replaced = [each for each in self._open_models if each.name == name and each is not self.models[name]]
+        if len(replaced) >= MOST_REPLACED:
+            users = sum(each.users for each in replaced)
+            raise UserError(
+                f"{len(replaced)} versions of {name} replaced before still serve {users} request(s), "
+                "each with its memory; reload again when these have ended."
+            )
 
     async def _drain(self, model: Model) -> None:
         await model.drained()
