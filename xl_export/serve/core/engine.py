@@ -21,7 +21,7 @@ from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery, Ended, Task, refuse_impossible
-from xl_export.serve.core.trial import dependence_of_rows, longest_step, refuse_unserved
+from xl_export.serve.core.trial import dependence_of_rows, has_short_steps, refuse_unserved
 from xl_export.serve.core.turns import InLoop, OwnThread, Turns, Unstarted, Work
 from xl_export.serve.core.waiting import Busy, Door, Held, Places, StoppedError, TooManyError
 
@@ -39,7 +39,7 @@ class Engine:
 
     deliver: called on the thread that computes with the answers of each iteration, once and in order; it must
     not block.
-    longest_step: seconds of the longest step of a full engine, by a trial.
+    has_short_steps: whether they are as short as the settings want them for an event loop, by a trial.
     Raises StreamError for a session whose rows cannot be served so.
     """
 
@@ -55,7 +55,7 @@ class Engine:
         self._session, self._settings, self._deliver = session, settings, deliver
         self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
         self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
-        self.longest_step = longest_step(session, settings, self._scheduler.rows)
+        self.has_short_steps = has_short_steps(session, settings, self._scheduler.rows)
         self._state_bytes = self._scheduler.row_bytes + 4 * session.vocab.size  # a row and its logits
         self._changed = threading.Condition()
         self._commands: list[Command] = []

@@ -14,6 +14,7 @@ from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
 
 BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
+TRIES, HOPELESS = 3, 4  # of the time of a step; after one that takes so many times too long there is no other
 STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
 
 
@@ -62,24 +63,29 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     return None
 
 
-def longest_step(session: Session, settings: EngineSettings, rows: Rows) -> float:
-    """Seconds of the longest step of a full engine: of all rows, or of as many pieces of prompts as one step
-    may have. The shortest time of three, so that a moment in which the machine was busy does not count.
+def has_short_steps(session: Session, settings: EngineSettings, rows: Rows) -> bool:
+    """Whether no step of a full engine takes longer than `settings.loop_seconds`: one of all rows, and one of
+    as many pieces of prompts as are fed at once.
     """
     segment = session.rule.segment
     pieces = min(settings.rows, max(1, settings.prompt_tokens // segment))
-    return max(_seconds(session, rows, settings.rows, 1), _seconds(session, rows, pieces, segment))
+    return all(
+        _takes_at_most(settings.loop_seconds, session, rows.part(0, count), width)
+        for count, width in ((settings.rows, 1), (pieces, segment))
+    )
 
 
-def _seconds(session: Session, rows: Rows, count: int, width: int) -> float:
-    memory, tokens = rows.part(0, count), np.zeros((count, width), np.int64)
-    times = []
-    for _ in range(3):
+def _takes_at_most(seconds: float, session: Session, memory: Memory, width: int) -> bool:
+    """Of three tries, so that a moment in which the machine is busy does not count."""
+    tokens = np.zeros((memory.batch, width), np.int64)
+    for _ in range(TRIES if seconds > 0 else 0):
         memory.positions[:] = 0
         began = time.perf_counter()
         session.predict(tokens, memory)
-        times.append(time.perf_counter() - began)
-    return min(times)
+        taken = time.perf_counter() - began
+        if taken <= seconds or taken > HOPELESS * seconds:
+            return taken <= seconds
+    return False
 
 
 def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver, any_task, said
 from tests.xl_export.serve.core.test_engine import Clients, endless
+from xl_export.serve.core import trial
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery, Drawing, Drawn, Ended, Task
@@ -128,6 +130,7 @@ def test_stopping_ends_every_task_once_with_its_state(where: str, session: Sessi
             engine.stop(within=60)
         elif where == "the loop":
             loop.call_soon_threadsafe(lambda: engine.stop(within=60))
+            clients.wait(*tasks)
     if where == "after the loop":
         assert loop.is_closed()
         assert engine.alive
@@ -162,3 +165,35 @@ def test_an_engine_that_dies_leaves_no_task_without_its_end(session: Session) ->
         assert not engine.alive
     assert [type(fault) for fault in faults] == [SystemError]
     assert isinstance(end, Ended)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "short"),
+    [
+        ([0.001, 0.005], True),
+        ([0.006, 0.004, 0.001], True),
+        ([0.006, 0.019, 0.006], False),
+        ([0.03], False),
+        ([0.001, 0.03], False),
+    ],
+)
+def test_short_steps_are_told_from_a_busy_moment_and_long_ones_cost_one_try(
+    seconds: list[float], short: bool, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, left, steps = 0.0, list(seconds), 0
+
+    def clock() -> float:
+        nonlocal now, steps
+        steps += 1
+        if steps % 2 == 0:  # the end of a step
+            now += left.pop(0)
+        return now
+
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=clock))
+    engine = Engine(session, EngineSettings(rows=4, loop_seconds=0.005), deliver=never)
+    assert (engine.has_short_steps, left) == (short, [])
+
+
+def test_no_step_is_tried_where_a_thread_is_wanted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "time", None)
+    assert not Engine(session, EngineSettings(rows=4, loop_seconds=0), deliver=never).has_short_steps

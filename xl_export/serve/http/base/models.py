@@ -33,7 +33,7 @@ from xl_export.serve.streams.cache import PrefixCache
 class Serves(Accepts, Protocol):
     """What a server needs of an engine; see `xl_export.serve.core.engine.Engine`."""
 
-    longest_step: float
+    has_short_steps: bool
 
     def start(self) -> None: ...
     def start_in(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None: ...
@@ -203,7 +203,7 @@ class Source:
         bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
         session = self.open_session(self.path)
         engine, cache = self.make_engine(session, self.settings, bridge.deliver)
-        if engine.longest_step <= self.settings.loop_seconds:
+        if engine.has_short_steps:
             engine.start_in(loop, bridge.spread)
         else:
             engine.start()
