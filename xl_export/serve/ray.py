@@ -19,7 +19,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from runtimes.base.errors import UserError
+from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
@@ -35,19 +35,36 @@ class Deployment:
     """What `serve run` takes as NAME=VALUE.
 
     model: an artefact with ring memory, at the same path on every machine. streams: a folder or a URL that
-    all of them write to. replicas, most_replicas: at first and at most; Ray adds replicas while each has more
-    requests than `rows`. rows, queue: of each replica. threads: CPUs of each. ram_bytes: of streams that each
-    keeps in RAM.
+    all of them write to. replicas, most_replicas: the fewest, which is also how many there are at first, and
+    the most; without the second their number stays. Ray adds replicas when for add_seconds each had more than
+    `rows` requests, and removes some when for remove_seconds fewer would have been enough. leave_seconds: how
+    long a replica that is removed may go on with the requests that it has. rows, queue: of each replica.
+    threads: CPUs of each. ram_bytes: of streams that each keeps in RAM.
     """
 
     model: str
     streams: str
     replicas: int = 1
-    most_replicas: int = 1
+    most_replicas: int | None = None
+    add_seconds: int = 30
+    remove_seconds: int = 600
+    leave_seconds: int = 120
     rows: int = 32
     queue: int = 1024
     threads: int = 1
     ram_bytes: int = 1 << 28
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("replicas", "rows", "queue", "threads"), 1)
+        least |= dict.fromkeys(("add_seconds", "remove_seconds", "leave_seconds"), 0)
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {number}.")
+        if self.most_replicas is not None and self.most_replicas < self.replicas:
+            raise ConfigError(
+                f"most_replicas is {self.most_replicas} and replicas, the fewest, is {self.replicas}; give "
+                f"most_replicas={self.replicas} or more, or fewer replicas."
+            )
 
 
 class Streams:
@@ -116,9 +133,12 @@ def application(arguments: dict[str, Any]) -> Any:
         max_ongoing_requests=given.rows + given.queue + 16,
         autoscaling_config=AutoscalingConfig(
             min_replicas=given.replicas,
-            max_replicas=max(given.replicas, given.most_replicas),
+            max_replicas=given.most_replicas or given.replicas,
             target_ongoing_requests=given.rows,
+            upscale_delay_s=given.add_seconds,
+            downscale_delay_s=given.remove_seconds,
         ),
+        graceful_shutdown_timeout_s=given.leave_seconds,
         health_check_period_s=2,
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER,

@@ -26,6 +26,7 @@ from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.engine import Busy, Delivery, Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.core.waiting import StoppedError
 from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ ALL = 1 << 40  # answers that may be unread: they are collected until a request 
 MOST_TOKENS = 1 << 16  # of a request
 MOST_INTEGER = (1 << 63) - 1
 BODY_BYTES = 1 << 22
+STOPS = "the replica stops; ask again."
 
 
 class ConflictError(Exception):
@@ -147,18 +149,30 @@ class Replica:
         self._ram: OrderedDict[str, SharedStream] = OrderedDict()
         self._busy: dict[str, asyncio.Lock] = {}
         self._users: Counter[str] = Counter()  # requests that have or want each of these locks
+        self._begun: set[asyncio.Task[dict[str, Any]]] = set()  # the loop itself keeps no task alive
         self._engine.start()
 
     async def answer(self, name: str, body: object) -> dict[str, Any]:
         """Does a request and answers it: the position afterwards, the tokens drawn, and what was asked for.
 
         The answer to a request that was done already, and whose client asks again, is what it was. A request
-        whose client has left is done all the same: it asks again. Raises UserError, ConflictError where the
-        stream is elsewhere, and UnavailableError.
+        that has begun is done also where its client leaves and this is cancelled: it asks again. Raises
+        UserError, ConflictError where the stream is elsewhere, and UnavailableError.
         """
         ask = Ask.parse(body)
         asked = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        async with self._alone(name):
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._alone(name))
+            begun = asyncio.create_task(self._within(stack.pop_all(), name, ask, asked))
+        self._begun.add(begun)
+        begun.add_done_callback(self._begun.discard)
+        return await asyncio.shield(begun)
+
+    async def _within(
+        self, alone: contextlib.AsyncExitStack, name: str, ask: Ask, asked: str
+    ) -> dict[str, Any]:
+        """The answer, and then the stream is left to other requests."""
+        async with alone:
             return await self._answer(name, ask, asked)
 
     @contextlib.asynccontextmanager
@@ -196,7 +210,7 @@ class Replica:
         ended = answers[-1]
         assert isinstance(ended, Ended)
         if ended.reason in ("cancelled", "stopped", "failed") or ended.state is None:
-            raise UnavailableError(ended.error or "the replica stops; ask again.")
+            raise UnavailableError(ended.error or STOPS)
         drawn = [answer for answer in answers if isinstance(answer, Drawn)]
         answer: dict[str, Any] = {
             "position": ended.state.position,
@@ -283,6 +297,8 @@ class Replica:
             raise UnavailableError(
                 "the queue of the replica is full; ask again.", error.retry_after
             ) from error
+        except StoppedError as error:
+            raise UnavailableError(STOPS) from error
         finally:
             self._answers.pop(task, None)
             if not future.done():

@@ -303,6 +303,40 @@ def test_requests_of_one_stream_are_done_one_after_the_other(
     assert most == [1]
 
 
+def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, tmp_path: Path) -> None:
+    async def leave(one: Replica) -> None:
+        deliver, drawing, may_go_on = one._engine._deliver, threading.Event(), threading.Event()
+
+        def held_up(delivery: Any) -> None:
+            drawing.set()
+            may_go_on.wait(30)
+            deliver(delivery)
+
+        one._engine._deliver = held_up
+        body = {"position": 0, "text": "a", "max_tokens": 50}
+        left = [asyncio.ensure_future(one.answer("a", body)) for _ in range(2)]
+        await asyncio.to_thread(drawing.wait, 30)
+        for asking in left:  # one is in the middle, and the other one waits for it
+            asking.cancel()
+        again = asyncio.ensure_future(one.answer("a", body))
+        await asyncio.wait(left)
+        may_go_on.set()
+        assert (await again)["position"] == 51
+        assert all(asking.cancelled() for asking in left)
+        assert one._engine.facts.tokens_drawn == 50
+        assert not one._busy
+
+    with replica(session, str(tmp_path)) as one:
+        in_thread(leave(one))
+
+
+def test_a_replica_that_stops_sends_its_clients_elsewhere(session: runtimes.Session, tmp_path: Path) -> None:
+    with replica(session, str(tmp_path)) as one:
+        one.stop()
+        with pytest.raises(UnavailableError, match="the replica stops; ask again"):
+            in_thread(one.answer("a", {"position": 0, "text": "a"}))
+
+
 def test_no_more_of_a_body_is_read_than_a_replica_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "BODY_BYTES", 20)
     read = [0]
