@@ -192,6 +192,22 @@ def test_a_connection_outlives_a_refusal_that_came_before_the_body(small: Runnin
     assert comes_true(lambda: is_idle(small))
 
 
+def test_the_head_of_the_next_request_cuts_no_answer(small: Running) -> None:
+    """It may come in parts, and wait for the end of the answer."""
+    assert comes_true(lambda: is_idle(small))
+    body = head(json.dumps({**LONG, "max_tokens": 3000}).encode())
+    with connection(small) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)  # far less than the answer
+        client.sendall(body + body[:20])
+        wait_for(client, b"data: ")
+        time.sleep(0.7)  # longer than a head may take
+        assert not is_idle(small)
+        wait_for(client, b"[DONE]")
+        client.sendall(body[20:])
+        assert b"HTTP/1.1 200" in wait_for(client, b"data: ")
+    assert comes_true(lambda: is_idle(small))
+
+
 def test_the_rest_of_a_refused_body_may_not_crawl(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
     with small.server.models["m"].engine.reserve(6), connection(small) as crawling:

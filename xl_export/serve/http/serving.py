@@ -179,8 +179,7 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
             self._cut_after(limits.header_seconds)
 
         def data_received(self, data: bytes) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
+            self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
             super().data_received(data)
 
         def on_message_begin(self) -> None:
@@ -228,8 +227,8 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
             return written
 
         def _cut_after(self, seconds: float) -> None:
-            """Cuts the connection in so many seconds, if it is not to be cut already."""
-            if self._cutting is None:
+            """Cuts the connection in so many seconds, unless that is planned or an answer is not whole."""
+            if self._cutting is None and (self.cycle is None or self.cycle.response_complete):
                 self._cutting = self.loop.call_later(seconds, self.transport.abort)
 
         def _arrived(self) -> None:
