@@ -140,7 +140,8 @@ class InLoop:
     def join(self, within: float) -> None:
         """See `Turns`."""
         if self._loop.is_closed() and self.alive:
-            self._finish(self._work.turn())
+            self._work.turn()
+            self._finish()
         elif not self._runs_here():
             self._over.wait(within)
 
@@ -151,22 +152,23 @@ class InLoop:
             return False
 
     def _iterate(self) -> None:
-        work, last = self._work, True
+        work, over = self._work, True
         try:
             last = work.turn()
-        finally:
-            self._finish(last)
-        if last:
+            work.tell()  # at once: nobody else wants Python's lock for it
+            over = last
+        finally:  # also after an error, which the loop reports
+            if over:
+                self._finish()
+        if over:
             return
-        work.tell()  # at once: nobody else wants Python's lock for it
         with work.changed:
             self._placed = work.there_is()
             if self._placed:
                 self._loop.call_soon(self._iterate)
 
-    def _finish(self, last: bool) -> None:
-        if last:
-            try:
-                self._work.end()
-            finally:
-                self._over.set()
+    def _finish(self) -> None:
+        try:
+            self._work.end()
+        finally:
+            self._over.set()

@@ -146,7 +146,8 @@ def test_stopping_ends_every_task_once_with_its_state(where: str, session: Sessi
         assert end.state.position == (3 if drawn else 0) + len(drawn)
 
 
-def test_an_engine_that_dies_leaves_no_task_without_its_end(session: Session) -> None:
+@pytest.mark.parametrize("where", ["an iteration", "telling"])
+def test_an_engine_that_dies_leaves_no_task_without_its_end(where: str, session: Session) -> None:
     clients, faults = Clients(), []
     with looping() as loop:
         loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
@@ -155,8 +156,13 @@ def test_an_engine_that_dies_leaves_no_task_without_its_end(session: Session) ->
         def dies() -> Delivery:
             raise SystemError("out of order")
 
-        engine._scheduler.iterate = dies  # type: ignore[method-assign]
-        engine._scheduler.fail_all = lambda error, runs: dies()  # type: ignore[method-assign,assignment,return-value]
+        if where == "an iteration":
+            engine._scheduler.iterate = dies  # type: ignore[method-assign]
+            engine._scheduler.fail_all = lambda error, runs: dies()  # type: ignore[method-assign,assignment,return-value]
+        else:
+            leaves = iter([dies])
+            engine._door.leave = lambda *_: next(leaves, lambda: None)()  # type: ignore[method-assign,return-value,assignment]
+            engine.submit(Task(tokens=np.arange(3)))
         engine.submit(task := endless())
         clients.wait(task)
         (end,) = clients.ends(task)
