@@ -44,9 +44,8 @@ FIRST_TOKENS = 4  # that are checked after each long prompt
 def overhead(bench: Bench) -> Iterator[Row]:
     """CPU time of the server's process beyond that of the same steps, per token, with one thread.
 
-    The main thread of the server runs the event loop. Where the engine has a thread of its own, the CPU time
-    of the main thread is that of HTTP, and the rest is the engine's; where the event loop computes, the two
-    are one. `engine's clock` is what the engine itself says of its time outside of steps.
+    The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
+    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps.
     """
     session = bench.session(1)
     prompts = bench.prompts(max(bench.sizes.streams))
@@ -56,7 +55,6 @@ def overhead(bench: Bench) -> Iterator[Row]:
         for streams in bench.sizes.streams:
             bench.progress(f"overhead: {streams} streams")
             found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
-            one_thread = served.metrics()["engine_in_event_loop"] == 1
             for _ in range(bench.repeats):
                 raw = bench.raw_loop(session, streams)
                 before = served.metrics()
@@ -73,8 +71,6 @@ def overhead(bench: Bench) -> Iterator[Row]:
             mark = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
             note = f"the client used {median(found['client']):.0%} of a CPU"
             for side in SIDES:
-                if one_thread and side in ("engine", "HTTP"):
-                    continue
                 yield Row(
                     part="overhead",
                     side=side,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -115,22 +114,18 @@ def running(
             raise failed[0]
 
 
-def sources(
-    *named: tuple[str, Path], cache_bytes: int = 1 << 20, in_loop: bool = False, **settings: int
-) -> list[Source]:
-    """The sources of models, with settings of their engines. in_loop: whether the event loop computes, which
-    otherwise depends on how fast the machine is.
-    """
-    how: Any = {"rows": 4, "loop_seconds": math.inf if in_loop else 0.0, **settings}
-    return sources_of(named, EngineSettings(**how), cache_bytes=cache_bytes, threads=1, device="cpu")
+def sources(*named: tuple[str, Path], cache_bytes: int = 1 << 20, **settings: int) -> list[Source]:
+    """The sources of models, with settings of their engines."""
+    return sources_of(
+        named, EngineSettings(**{"rows": 4, **settings}), cache_bytes=cache_bytes, threads=1, device="cpu"
+    )
 
 
 @pytest.fixture(scope="session")
 def served(artefacts: dict[str, Path]) -> Iterator[Running]:
     """A server of one model of characters, `tiny`, with small limits, for all tests that change nothing."""
     limits = Limits(body_bytes=1 << 16, prompt_tokens=2000, max_tokens=64, choices=16, texts=50)
-    with running(sources(("tiny", artefacts["ring"]), in_loop=True), limits=limits) as server:
-        assert server.server.models["tiny"].engine.facts.in_loop
+    with running(sources(("tiny", artefacts["ring"])), limits=limits) as server:
         yield server
 
 

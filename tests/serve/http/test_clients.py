@@ -29,14 +29,13 @@ SHORT = {"prompt": "abcdefghijkl", "max_tokens": 30, "temperature": 1.0}
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of the greatest resident memory, in bytes
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["thread", "loop"])
-def small(artefacts: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def small(artefacts: dict[str, Path]) -> Iterator[Running]:
     """Two rows, four places in the queue, and little patience."""
     limits = Limits(
         max_tokens=1_000_000, header_seconds=0.5, body_seconds=0.5, stalled_seconds=2, body_bytes=1 << 22
     )
-    opened = sources(("m", artefacts["ring"]), rows=2, queue=4, unread=8, in_loop=request.param)
-    with running(opened, limits=limits) as server:
+    with running(sources(("m", artefacts["ring"]), rows=2, queue=4, unread=8), limits=limits) as server:
         # Connections inherit it. By default the kernel takes megabytes before it shows that a client reads
         # nothing.
         server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)

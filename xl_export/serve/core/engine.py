@@ -1,11 +1,7 @@
-"""What owns a session and its rows, and the face of it that other threads use.
-
-`xl_export.serve.core.turns` says on which thread it computes.
-"""
+"""The thread that owns a session and its rows, and the face of it that other threads use."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -20,9 +16,9 @@ from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Delivery, Ended, Task, refuse_impossible
-from xl_export.serve.core.trial import dependence_of_rows, has_short_steps, refuse_unserved
-from xl_export.serve.core.turns import InLoop, OwnThread, Turns, Unstarted, Work
+from xl_export.serve.core.task import Delivery, Ended, Task
+from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
+from xl_export.serve.core.validate import refuse_impossible
 from xl_export.serve.core.waiting import Busy, Door, Held, Places, StoppedError, TooManyError
 
 __all__ = ["Busy", "Cache", "Delivery", "Engine", "Held", "Places", "StoppedError", "TooManyError"]
@@ -37,9 +33,8 @@ LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds that a client is told to wait
 class Engine:
     """Advances many streams by one session.
 
-    deliver: called on the thread that computes with the answers of each iteration, once and in order; it must
-    not block.
-    has_short_steps: whether they are as short as the settings want them for an event loop, by a trial.
+    deliver: called on the engine's thread with the answers of each iteration, once and in order; it must not
+    block.
     Raises StreamError for a session whose rows cannot be served so.
     """
 
@@ -55,33 +50,19 @@ class Engine:
         self._session, self._settings, self._deliver = session, settings, deliver
         self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
         self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
-        self.has_short_steps = has_short_steps(session, settings, self._scheduler.rows)
         self._state_bytes = self._scheduler.row_bytes + 4 * session.vocab.size  # a row and its logits
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
         self._submitted: dict[Task, Running] = {}
-        self._stopping = False
+        self._stopping = self._sleeping = False
         self._other_seconds = 0.0
         self._untold: Delivery = []  # of the last iteration
-        self._work = Work(
-            changed=self._changed, there_is=self._has_work, turn=self._turn, tell=self._tell, end=self._end
-        )
-        self._turns: Turns = Unstarted(self._work)
+        self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
 
     def start(self) -> None:
-        """Computes on a thread of its own from now on."""
-        self._session.before_run = self._tell_in_a_step
-        self._turns = OwnThread(self._work)
-        self._turns.start()
-
-    def start_in(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
-        """Computes in an event loop from now on; any thread. deliver: takes the place of the one that the
-        engine was made with; it is called in the loop.
-        """
-        self._deliver = deliver
-        self._turns = InLoop(self._work, loop)
-        self._turns.start()
+        """Starts the thread."""
+        self._thread.start()
 
     def reserve(self, count: int, *, tenant: str = "", bulk: bool = False) -> Places:
         """Places for so many tasks of one tenant and class, which `submit` then takes whatever the load; any
@@ -176,13 +157,16 @@ class Engine:
         """
         with self._changed:
             self._stopping = True
-            self._turns.wake()
-        self._turns.join(within)
+            self._changed.notify()
+        if self._thread.ident is None:  # never started: nothing runs that could end the tasks
+            self._run()
+        elif self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(within)
 
     @property
     def alive(self) -> bool:
-        """Whether the engine was started and has not ended."""
-        return self._turns.alive
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
 
     @property
     def facts(self) -> EngineFacts:
@@ -205,7 +189,6 @@ class Engine:
             moved=scheduler.rows.moved,
             model_seconds=scheduler.model_seconds,
             other_seconds=self._other_seconds,
-            in_loop=self._turns.in_loop,
             queued=scheduler.queued,
             dependence=self._dependence,
         )
@@ -223,21 +206,38 @@ class Engine:
         return min(MOST_WAIT, max(LEAST_WAIT, seconds * waiting / 8))
 
     def _command(self, what: Literal["enter", "cancel", "resume"], run: Running) -> None:
-        """Tells the engine something; `_changed` is held."""
+        """Tells the engine's thread something; `_changed` is held."""
         self._commands.append((what, run))
-        self._turns.wake()
+        if self._sleeping:
+            self._changed.notify()
 
-    def _has_work(self) -> bool:
-        return bool(self._commands or self._stopping or self._scheduler.has_work)
+    def _run(self) -> None:
+        """The engine's thread. However it ends, no task is left without its end."""
+        self._session.before_run = self._tell_in_a_step
+        try:
+            while not self._turn():
+                pass
+        finally:
+            self._session.before_run = None
+            self._tell()
+            with self._changed:
+                self._stopping = True
+                left = list(self._submitted)
+            if left:
+                self._send([(task, [Ended(reason="failed", error=LOST)]) for task in left])
 
     def _turn(self) -> bool:
-        """One iteration; whether it was the last."""
+        """Waits for work and does one iteration; whether it was the last."""
         scheduler = self._scheduler
         commands: list[Command] = []
         stopping = self._stopping
-        if self._commands or stopping:
+        if self._commands or stopping or not scheduler.has_work:
             self._tell()
             with self._changed:
+                while not (self._commands or self._stopping or scheduler.has_work):
+                    self._sleeping = True
+                    self._changed.wait()
+                    self._sleeping = False
                 commands, self._commands, stopping = self._commands, [], self._stopping
         began, before = time.perf_counter(), scheduler.model_seconds
         try:
@@ -255,20 +255,10 @@ class Engine:
         # tasks wait for a row, rows may be moved first; where no row decodes, pieces of prompts are chosen
         # first, or there is no next step. So a server with a queue holds nothing back.
         self._untold = delivery
-        if not self._turns.in_loop and (not scheduler.rows.decoding or len(scheduler.waiting)):
+        if not scheduler.rows.decoding or len(scheduler.waiting):
             self._tell()
         self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping
-
-    def _end(self) -> None:
-        """Says what is left to say. However the engine ends, no task is left without its end."""
-        self._session.before_run = None
-        self._tell()
-        with self._changed:
-            self._stopping = True
-            left = list(self._submitted)
-        if left:
-            self._send([(task, [Ended(reason="failed", error=LOST)]) for task in left])
 
     def _obey(self, commands: Sequence[Command]) -> None:
         scheduler = self._scheduler

@@ -43,9 +43,9 @@ class EngineFacts:
     (tokens_cached). tokens_padded: of pieces, beyond their tokens. tokens_drawn: of all tasks. steps: of the
     session. tasks_ended: by their reason. parked: how often a task gave up its row to others. moved: how
     often the memory of a row was copied, between rows or in and out. model_seconds, other_seconds: of the
-    engine, in steps of the session and in everything else but waiting for work. in_loop: whether it computes
-    in an event loop. queued: seconds from the submission of each task to its first row, without bulk, which
-    waits for others, and without tasks that end before they have a row; it goes on growing.
+    engine's thread, in steps of the session and in everything else but waiting for work. queued: seconds from
+    the submission of each task to its first row, without bulk, which waits for others, and without tasks that
+    end before they have a row; it goes on growing.
 
     dependence: None where a trial at the start found each row bitwise independent of the rows that are
     stepped with it, so that the same seed gives the same tokens under any load; otherwise a sentence that
@@ -67,7 +67,6 @@ class EngineFacts:
     moved: int
     model_seconds: float
     other_seconds: float
-    in_loop: bool
     queued: Histogram
     dependence: str | None
 

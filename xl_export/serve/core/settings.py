@@ -17,9 +17,7 @@ class EngineSettings:
     fed. unread: after so many answers that its client has not taken, a task pauses and gives its row to
     others. state_bytes: the most bytes of the states that tasks bring, likewise of the rows that were copied
     because a client takes no answers (half of them for one tenant), and likewise of those that were copied
-    because a task gave way to another one; one state or copy is always let in. loop_seconds: where no step
-    takes longer, a server computes on the thread of its event loop, because waking another thread for each
-    step costs about as much as a short step. Requests then wait for a step; 0 for a thread in any case.
+    because a task gave way to another one; one state or copy is always let in.
     """
 
     rows: int = 32
@@ -27,7 +25,6 @@ class EngineSettings:
     prompt_tokens: int = 128
     unread: int = 256
     state_bytes: int = 4 << 30
-    loop_seconds: float = 0.005
 
     def __post_init__(self) -> None:
         for name in ("rows", "queue", "prompt_tokens", "unread", "state_bytes"):

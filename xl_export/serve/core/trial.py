@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from runtimes.base.errors import StreamError
@@ -14,7 +12,6 @@ from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
 
 BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
-TRIES, HOPELESS = 3, 4  # of the time of a step; after one that takes so many times too long there is no other
 STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
 
 
@@ -61,31 +58,6 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
                     "them, so a seed may give other tokens under another load."
                 )
     return None
-
-
-def has_short_steps(session: Session, settings: EngineSettings, rows: Rows) -> bool:
-    """Whether no step of a full engine takes longer than `settings.loop_seconds`: one of all rows, and one of
-    as many pieces of prompts as are fed at once.
-    """
-    segment = session.rule.segment
-    pieces = min(settings.rows, max(1, settings.prompt_tokens // segment))
-    return all(
-        _takes_at_most(settings.loop_seconds, session, rows.part(0, count), width)
-        for count, width in ((settings.rows, 1), (pieces, segment))
-    )
-
-
-def _takes_at_most(seconds: float, session: Session, memory: Memory, width: int) -> bool:
-    """Of three tries, so that a moment in which the machine is busy does not count."""
-    tokens = np.zeros((memory.batch, width), np.int64)
-    for _ in range(TRIES if seconds > 0 else 0):
-        memory.positions[:] = 0
-        began = time.perf_counter()
-        session.predict(tokens, memory)
-        taken = time.perf_counter() - began
-        if taken <= seconds or taken > HOPELESS * seconds:
-            return taken <= seconds
-    return False
 
 
 def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:

@@ -26,14 +26,9 @@ def keeping(artefacts: dict[str, Path]) -> Keeping:
 
     @contextmanager
     def keep(
-        folder: Path,
-        *,
-        rows: int = 4,
-        in_loop: bool = False,
-        store: StoreSettings | None = None,
-        **options: Any,
+        folder: Path, *, rows: int = 4, store: StoreSettings | None = None, **options: Any
     ) -> Iterator[Running]:
-        opened = sources(("tiny", artefacts["ring"]), rows=rows, in_loop=in_loop)
+        opened = sources(("tiny", artefacts["ring"]), rows=rows)
         with running(opened, limits=LIMITS, state=folder, stream_limits=store, **options) as server:
             yield server
 

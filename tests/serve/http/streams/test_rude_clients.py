@@ -167,12 +167,11 @@ class Rude:
         return int(facts["position"])
 
 
-@pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize("times", [12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_streams_of_clients_that_leave_are_where_their_facts_say(
-    keeping: Keeping, session: Session, tokens: np.ndarray, tmp_path: Path, times: int, in_loop: bool
+    keeping: Keeping, session: Session, tokens: np.ndarray, tmp_path: Path, times: int
 ) -> None:
-    with keeping(tmp_path, in_loop=in_loop) as server:
+    with keeping(tmp_path) as server:
         clients = [Rude(server, session, tokens, seed) for seed in range(CLIENTS)]
         with ThreadPoolExecutor(CLIENTS) as pool:
             for future in [pool.submit(client.act, times) for client in clients]:

@@ -48,14 +48,13 @@ class Bridge:
         self.listeners: dict[Task, Listener] = {}
 
     def deliver(self, batch: Delivery) -> None:
-        """Called on any thread, once a step of the engine."""
+        """Called on the engine's thread, once a step."""
         try:
-            self._loop.call_soon_threadsafe(self.spread, batch)
+            self._loop.call_soon_threadsafe(self._spread, batch)
         except RuntimeError:  # the loop is closed, so nobody waits for an answer
             return
 
-    def spread(self, batch: Delivery) -> None:
-        """The same in the event loop itself."""
+    def _spread(self, batch: Delivery) -> None:
         now = time.monotonic()
         listeners, step = self.listeners, self.step
         inboxes: list[Inbox] = []

@@ -33,10 +33,7 @@ from xl_export.serve.streams.cache import PrefixCache
 class Serves(Accepts, Protocol):
     """What a server needs of an engine; see `xl_export.serve.core.engine.Engine`."""
 
-    has_short_steps: bool
-
     def start(self) -> None: ...
-    def start_in(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None: ...
     def stop(self, *, within: float) -> None: ...
     @property
     def facts(self) -> EngineFacts: ...
@@ -149,7 +146,6 @@ class Model:
         in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
         yield "engine_model_seconds_total", in_steps, facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
-        yield "engine_in_event_loop", "1 where no thread of its own computes.", int(facts.in_loop)
         for part in self.attached.values():
             yield from part.figures()
 
@@ -203,10 +199,7 @@ class Source:
         bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
         session = self.open_session(self.path)
         engine, cache = self.make_engine(session, self.settings, bridge.deliver)
-        if engine.has_short_steps:
-            engine.start_in(loop, bridge.spread)
-        else:
-            engine.start()
+        engine.start()
         return Model(
             name=self.name,
             path=self.path,
