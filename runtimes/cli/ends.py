@@ -20,6 +20,13 @@ _ended_by: list[int] = []  # the terminations that this process has received
 _raised: BaseException | None = None  # by the last signal, while the command ends
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Python remembers a plain KeyboardInterrupt that leaves an `exec` of source text, as imports
+    of data classes and named tuples do, and kills the process by SIGINT at its end, whatever became of the
+    exception.
+    """
+
+
 def clean_up_when_terminated() -> None:
     """Makes a termination an exception in place of a sudden end, so that temporary folders are removed.
 
@@ -81,7 +88,7 @@ def stopped_in_a_word() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
-        _insist(KeyboardInterrupt())
+        _insist(Interrupted())
 
     before = signal.getsignal(signal.SIGINT)
     # An action that is no function of Python is a decision of who started this process.

@@ -18,8 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+import torch.distributed as dist
+
 from runtimes.base.errors import UserError
 from runtimes.base.machine import available_cpus
+from runtimes.base.terminal import printable
 from trainer.training.parallel import SETTLE, LostError
 
 REPORTS = (
@@ -93,30 +96,30 @@ def launch(command: Sequence[str], processes: int) -> None:
 def reporting() -> Iterator[None]:
     """Sends the UserError of the block to the launcher, which shows one sentence for all processes.
 
-    In a process that was not launched by `launch`, the block runs as it is.
+    A process that `torchrun` has started shows its sentence itself. A process that trains alone runs the
+    block as it is.
     """
     folder = os.environ.get(REPORTS)
-    if folder is None:
-        yield
-        return
-    # The launched command starts with SIGINT's default action; from here on Ctrl-C is an exception that
-    # cleans up.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if folder is not None:
+        # The launched command starts with SIGINT's default action; from here on Ctrl-C is an exception that
+        # cleans up.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
-        _end(130)
-    except LostError:  # a consequence: the launcher names the lost process, once it has seen its end
-        time.sleep(SETTLE)
-        _end(2)
-    except UserError as error:
-        _report(folder, error)
-        _end(2)
-    except SystemExit as error:
-        if isinstance(error.__cause__, UserError):  # what all processes found and the first one raises
-            _report(folder, error.__cause__)
-        if isinstance(error.code, int) and error.code:
-            _end(error.code)
+    except (KeyboardInterrupt, UserError, SystemExit) as error:
+        # What all processes have found is raised by the first one; it is the cause why the others end.
+        found = error if isinstance(error, UserError) else error.__cause__
+        if folder is None and not dist.is_initialized():
+            raise
+        if folder is None and isinstance(error, UserError):
+            print(f"Error: {printable(str(error))}", file=sys.stderr)
+        elif isinstance(error, LostError):
+            time.sleep(SETTLE)  # a consequence: the launcher names the lost process, once it has seen its end
+        elif folder is not None and isinstance(found, UserError):
+            _report(folder, found)
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "code", 2)
+        if isinstance(code, int) and code:
+            _end(code)
         raise
 
 

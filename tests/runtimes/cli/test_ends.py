@@ -28,6 +28,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+def evaluated(run: Path, packages: Path) -> tuple[int, str]:
+    """Exit code and standard error of `xl-export eval` where a folder's packages come first."""
+    command = [sys.executable, "-m", "xl_export", "eval", str(run), "--text", str(run / "config.json")]
+    shadowed = {**os.environ, "PYTHONPATH": f"{packages}:{ROOT}"}
+    ended = subprocess.run(command, env=shadowed, capture_output=True, text=True, timeout=280)
+    return ended.returncode, ended.stderr
+
+
 def on_a_terminal(*arguments: object) -> tuple[int, str]:
     """Exit code and what a terminal receives of a command."""
     ours, theirs = pty.openpty()
@@ -69,6 +77,14 @@ def test_an_interrupt_while_packages_are_imported_ends_in_a_word(
     assert lines == ["stopped"]
 
 
+def test_an_interrupt_of_an_exec_ends_in_a_word(run: Path, tmp_path: Path) -> None:
+    """Imports of data classes and named tuples call `exec`."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\nexec('os.kill(os.getpid(), signal.SIGINT)')\nos._exit(7)  # the command went on\n"
+    )
+    assert evaluated(run, tmp_path) == (130, "stopped\n")
+
+
 @pytest.mark.parametrize(
     "swallowed", ["raise SystemError('initialization raised unreported exception')", "pass"]
 )
@@ -87,15 +103,7 @@ def test_an_interrupt_that_an_import_swallows_ends_in_a_word(
         "    time.sleep(0.01)\n"
         "os._exit(7)  # the command went on\n"
     )
-    command = [sys.executable, "-m", "xl_export", "eval", str(run), "--text", str(run / "config.json")]
-    ended = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert (ended.returncode, ended.stderr) == end
+    assert evaluated(run, tmp_path) == end
 
 
 def test_a_clean_up_that_takes_long_is_not_interrupted_again() -> None:
