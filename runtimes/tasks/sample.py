@@ -8,6 +8,7 @@ import numpy as np
 
 from runtimes.base.errors import UserError
 
+HOTTEST = 1e6  # at this temperature all tokens are as good as equally likely
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
@@ -23,8 +24,8 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 1e6:
-            raise UserError(f"temperature is {self.temperature}; expected 0 (greedy) or a positive number.")
+        if not 0 <= self.temperature <= HOTTEST:
+            raise UserError(f"temperature is {self.temperature}; expected 0 (greedy) to {HOTTEST:,.0f}.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}; expected at least 1.")
         if not 0 < self.top_p <= 1:

@@ -45,6 +45,7 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
         ("max_tokens", -1, "expected 0 to 64"),
         ("max_tokens", 65, "expected 0 to 64"),
         ("temperature", -0.1, "temperature is -0.1"),
+        ("temperature", 1e300, "temperature is 1e+300; expected 0 (greedy) to 1,000,000."),
         ("top_p", -0.1, "top_p is -0.1"),
         ("top_k", -2, "top_k is -2"),
         ("logprobs", 21, "expected 0 to 20"),
