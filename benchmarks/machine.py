@@ -101,11 +101,15 @@ def history_folder() -> Path:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with `+` when files differ from it; None where this is no checkout."""
+    """The commit of this checkout, with `+` when files differ from it; None where this is no checkout.
+
+    The histories of measurements do not count: each measurement adds to them.
+    """
     folder = checkout()
     if folder is None:  # an installed package may lie in the checkout of another project
         return None
-    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
+    status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/history"]
+    commands = (["git", "rev-parse", "HEAD"], status)
     try:
         head, changes = (
             subprocess.run(c, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout

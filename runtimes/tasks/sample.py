@@ -10,6 +10,7 @@ from runtimes.base.errors import UserError
 
 HOTTEST = 1e6  # at this temperature all tokens are as good as equally likely
 
+
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """How to draw a token.

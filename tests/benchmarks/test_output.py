@@ -65,6 +65,26 @@ def test_an_installed_package_is_no_checkout_even_inside_one(tmp_path: Path) -> 
     assert commit() is None or len(str(commit())) >= 40
 
 
+def test_measurements_alone_are_no_change_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each measurement adds to the history, and the next one is of the same code."""
+    (tmp_path / "benchmarks/history").mkdir(parents=True)
+    for name in ("code.py", "benchmarks/history/serve.jsonl"):
+        (tmp_path / name).write_text("1\n")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init", "-q"), ("add", "."), (*author, "commit", "-q", "-m", "a")):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    monkeypatch.setattr("benchmarks.machine.checkout", lambda: tmp_path)
+    clean = commit()
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "benchmarks/history/serve.jsonl").write_text("1\n2\n")
+    assert commit() == clean
+    (tmp_path / "code.py").write_text("2\n")
+    assert commit() == f"{clean}+"
+
+
 def test_a_csv_file_of_the_same_command_is_replaced(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     table, history = tmp_path / "rows.csv", tmp_path / "history.jsonl"
     for _ in range(2):

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases.score import draw_texts
+from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats
 from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
-from runtimes import open_session, score_texts
+from runtimes import score_texts
 from runtimes.base.errors import ArtefactError
 from runtimes.base.machine import available_cpus
 from runtimes.base.records import to_json
@@ -88,7 +89,7 @@ def run(
         folder = Path(name)
         progress("exporting and comparing with PyTorch")
         artefact = write_artefact(folder, config.model, rule, random_weights(config.model), "ring")
-        session = open_session(artefact, threads=1, device="cpu")
+        session = open_checked(artefact, threads=1, operators="fused")  # as the actors do once it is built
         texts = [[0, *text.tolist()] for text in draw_texts(LARGER * config.texts, session.vocab.size)]
         corpus = folder / "corpus.jsonl"
         corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))

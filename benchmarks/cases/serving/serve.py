@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.cases.serving.bench import Bench, Row, Sizes
 from benchmarks.cases.serving.others import others
 from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, throughput
+from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
@@ -64,20 +65,26 @@ def run(
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """The rows of the chosen parts, of all when none is named.
+    """The rows of the chosen parts, of all when none is named. Steps are computed by the fused operator.
 
-    tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`.
+    tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. Raises UserError
+    where the fused operator cannot be built, and ArtefactError where it differs from PyTorch.
     """
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
         progress("exporting and comparing with PyTorch")
         folder = Path(name)
         weights = random_weights(config.model)
+        artefact = write_artefact(folder, config.model, rule, weights, "ring", ids=True)
+        threads = checked_threads(threads)
+        # Every session here and the server use the fused operator once it is built on this machine. Without
+        # this line the figures of a new machine would be those of standard operators, and nobody would know.
+        open_checked(artefact, threads=threads, operators="fused")
         bench = Bench(
             config=config,
             folder=folder,
-            artefact=write_artefact(folder, config.model, rule, weights, "ring", ids=True),
-            threads=checked_threads(threads),
+            artefact=artefact,
+            threads=threads,
             repeats=checked_repeats(repeats, REPEATS),
             tokens=tokens,
             minutes=minutes,
