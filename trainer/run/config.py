@@ -139,7 +139,7 @@ class TrainConfig:
             "checkpoint_every",
         ):
             if not 1 <= getattr(self, name) <= 1 << 40:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {1 << 40:,}.")
         refuse_vocab_name(self.vocab)
         if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:
             raise ConfigError(f"max_size is {self.max_size}; expected 2 to {1 << 24} tokens.")
@@ -174,10 +174,11 @@ class TrainConfig:
             )
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; expected 0 or more validations.")
-        if not 0 <= self.seed < 1 << 63 or not 0 <= self.threads <= 1024:
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed is {self.seed}; expected 0 to 2^63 - 1.")
+        if not 0 <= self.threads <= 1024:
             raise ConfigError(
-                f"seed is {self.seed} and threads is {self.threads}; expected a seed from 0 to 2^63 - 1 and "
-                "0 to 1024 threads."
+                f"threads is {self.threads}; expected 1 to 1024, or 0 for PyTorch's own choice."
             )
         if self.averaging is not None and (self.averaging.start_step or 0) >= self.steps:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -243,12 +244,16 @@ def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:
     found = []
     for model in models:
         own, equals, folder = model.partition("=")
-        if not equals or "/" in own:  # a path may have the sign too
-            own, folder = "", model
+        # A path may have the sign too.
+        if not equals or ("/" in own and (Path(model).exists() or not Path(folder).exists())):
+            equals, folder = "", model
         path = Path(folder)
-        chosen = name or own or path.resolve().name
-        if not chosen or "/" in chosen or len(chosen) > 128:
-            raise ConfigError(f"{model!r:.80} has no name for clients; give NAME=FOLDER.")
+        chosen = name or (own if equals else path.resolve().name)
+        if not chosen or len(chosen) > 128 or chosen.strip(".") == "" or re.search(r"[/\\?#%\s]", chosen):
+            raise ConfigError(
+                f"{chosen!r:.80} is no name that clients can ask for; give NAME=FOLDER, with letters, "
+                "digits, -, _ and . in the name."
+            )
         found.append((chosen, path))
     if len({each for each, _ in found}) != len(found):
         raise ConfigError("two models have one name; give each its own, as NAME=FOLDER.")

@@ -42,6 +42,11 @@ ELSEWHERE = ["--host", "192.0.2.1", "--api-keys", "{keys}"]
         (["--api-keys", "nowhere"], "nowhere"),
         (["b={}", "--name", "x"], "NAME=FOLDER"),
         (["{}"], "two models have one name"),
+        (["..={}"], "'..' is no name that clients can ask for; give NAME=FOLDER"),
+        (["a b={}"], "'a b' is no name"),
+        (["a/b={}"], "'a/b' is no name"),
+        (["={}"], "'' is no name"),
+        (["a/b=c"], "a/b=c does not exist"),
         (ELSEWHERE, "cannot listen at 192.0.2.1"),
         # With an address of another machine, a command that does not refuse these ends too.
         ([*ELSEWHERE, "--tenant-disk", "5"], "--tenant-disk is given without --state"),

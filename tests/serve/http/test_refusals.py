@@ -40,7 +40,7 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
     [
         ("n", 0, "expected 1 to 16"),
         ("n", 17, "expected 1 to 16"),
-        ("n", 1.5, "n is a number; expected an integer or null"),
+        ("n", 1.5, "n is a number with a point or an exponent; expected an integer or null"),
         ("best_of", 0, "best_of is 0"),
         ("max_tokens", -1, "expected 0 to 64"),
         ("max_tokens", 65, "expected 0 to 64"),
@@ -62,7 +62,9 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
         ("frequency_penalty", -1, "is not served"),
         ("repetition_penalty", 1.1, "is not served"),
         ("min_p", 0.1, "is not served"),
-        ("min_tokens", 3, "ignore_eos"),
+        ("min_tokens", 3, "set ignore_eos to true"),
+        ("stop", "x" * 1001, "has 1,001 characters; expected at most 1,000"),
+        ("max_tokens", 2.5, "a number with a point or an exponent; expected an integer"),
         ("stream_options", {"include_usage": True}, "without stream"),
         ("prompt", "", "prompt 0"),
         ("prompt", [], "prompt is empty"),
@@ -88,6 +90,25 @@ def test_a_field_that_cannot_be_served_is_refused_by_name(served, field: str, va
 @pytest.mark.parametrize("neutral", [{"presence_penalty": 0}, {"suffix": None}, {"user": "x"}, {"top_k": -1}])
 def test_a_field_that_asks_for_nothing_is_taken(served, neutral: dict) -> None:
     assert served.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, **neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"ignore_eos": True, "min_tokens": 3, "max_tokens": 1}, "give max_tokens of at least 3"),
+        ({"ignore_eos": True, "min_tokens": 3, "stop": "x"}, "leave one of min_tokens and stop out"),
+    ],
+)
+def test_too_many_least_tokens_are_refused_with_the_reason(served, body: dict, words: str) -> None:
+    refused(served.post("/v1/completions", {"prompt": "a", **body}), 400, "min_tokens is 3", words)
+
+
+def test_an_unknown_query_parameter_is_refused(served) -> None:
+    refused(served.get("/tokenizer_info?modle=music"), 400, "'modle' is not known here; expected model")
+
+
+def test_a_field_of_an_object_that_is_not_known_is_told_with_its_place(served) -> None:
+    refused(served.post("/v1/score", {"texts": [{"txt": "a"}]}), 400, "the field 'txt' of texts[")
 
 
 def test_the_best_of_several_cannot_be_streamed(served) -> None:

@@ -94,7 +94,7 @@ def test_an_object_can_be_made_changed_and_removed() -> None:
         ("model.zzz=1", r"the known keys of model are .*d_model"),
         ("steps.x=3", r"steps is one value and has no key 'x'; give steps=VALUE"),
         ("model.span.ramp=8", "the key 'maximum' is missing"),
-        ("batch=0", "batch is 0; expected a positive number"),
+        ("batch=0", "batch is 0; expected 1 to 1,099,511,627,776."),
         ("schedule.warmup_steps=99999", r"schedule\.warmup_steps is 99999; expected 0 to steps"),
     ],
 )

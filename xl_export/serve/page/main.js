@@ -115,8 +115,9 @@ class Page {
     const model = this.models.find(({ id }) => id === part("model").value);
     const told = model.xl_export;
     part("facts").textContent =
-      `memory ${told.mem_len}, segment ${told.segment}, ${told.vocabulary.size} tokens of kind ` +
-      `${told.vocabulary.kind}, ${inBytes(told.bytes_per_stream)} a stream`;
+      `memory ${told.mem_len}, segment ${told.segment}, ` +
+      `${told.vocabulary.size.toLocaleString("en")} tokens (${told.vocabulary.kind}), ` +
+      `${inBytes(told.bytes_per_stream)} a stream`;
     await this.list();
     const [first] = this.streams.slice(-1);
     if (first) await this.open(first);

@@ -14,8 +14,8 @@ export function showServer(figures, { rows, text, memory }) {
     row.className = i < decoding ? "decoding" : i < decoding + prompts ? "prompt" : "";
   });
   const told =
-    `${decoding} of ${count} rows draw tokens, ${prompts} are fed, ${count - decoding - prompts} are free; ` +
-    `${figures.num_requests_waiting} wait.`;
+    `${count - decoding - prompts} of ${count} rows are free, ${decoding} draw tokens, ` +
+    `${prompts} read prompts. ${figures.num_requests_waiting} requests wait.`;
   rows.setAttribute("aria-label", told);
   text.textContent = told;
   /** @type {[string, string][]} */

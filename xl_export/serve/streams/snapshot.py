@@ -114,8 +114,12 @@ def read_snapshot(path: Path, session: Session, *, key: bytes, name: str = "the 
             raise StreamError(too_large(name, size, most))
         header = _header(stream, most=_most_header_bytes(session))
         given = header[SIGNATURE_AT : SIGNATURE_AT + len(UNSIGNED)]
-        begins = header[LENGTH_BYTES:SIGNATURE_AT] == BEFORE
-        if not begins or not hmac.compare_digest(given, _signature(header, key)):
+        if header[LENGTH_BYTES:SIGNATURE_AT] != BEFORE:
+            raise ArtefactError(
+                f"{name} does not begin as a snapshot of a stream does; give the file as the server sent it, "
+                "every byte of it and nothing else."
+            )
+        if not hmac.compare_digest(given, _signature(header, key)):
             raise ArtefactError(
                 f"{name} was altered, or no server with this key signed it; take it again from the server, "
                 f"or give both servers the same {KEY_FILE}."

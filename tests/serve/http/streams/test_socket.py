@@ -94,7 +94,10 @@ def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> No
             ('{"op": "sing"}', "'sing'"),
             ('{"op": "append", "colour": 1}', "'colour'"),
             ('{"op": "append", "token": [1]}', "did you mean 'tokens'?"),
-            ('{"op": "append", "tokens": [1e9]}', "tokens[0] is a number; expected an integer"),
+            (
+                '{"op": "append", "tokens": [1e9]}',
+                "tokens[0] is a number with a point or an exponent; expected an integer",
+            ),
             ('{"op": "append", "tokens": [100000]}', "outside the vocabulary"),
             ('{"op": "rewind", "tokens": 3, "tag": 7}', "expected 0 to 0"),
             ('{"op": "facts", "tag": [7]}', "tag is [7]"),

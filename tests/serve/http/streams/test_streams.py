@@ -191,7 +191,9 @@ def test_snapshots_that_are_not_ours_are_refused(
     for content in (bytes(altered), snapshot[:-9], b"", b"{}" * 40):
         answer = restored(kept, content)
         assert answer.status_code == 400
-        assert "/" not in answer.json()["error"]["message"], "no path of the server is told"
+        message = answer.json()["error"]["message"]
+        assert "/" not in message, "no path of the server is told"
+        assert ("does not begin as a snapshot" in message) == (not content.startswith(snapshot[:40])), message
     with keeping(tmp_path) as stranger:
         answer = restored(stranger, snapshot)
         assert answer.status_code == 400

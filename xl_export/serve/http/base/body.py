@@ -91,7 +91,8 @@ def decoding_error(error: Exception, expected: Any = None, body: bytes = b"") ->
         if SURROGATE.search(body):
             return "a text in the body has half of a character, such as \\ud800; send whole characters."
         return "the body is not JSON, because it ends too early; send a whole JSON object."
-    return f"the body is not JSON ({str(error).rstrip('.'):.200}); send a JSON object."
+    why = str(error).removeprefix("JSON is malformed: ").rstrip(".")
+    return f"the body is not JSON ({why:.200}); send a JSON object."
 
 
 def _misfit(reason: str, expected: Any) -> str:
@@ -105,7 +106,9 @@ def _misfit(reason: str, expected: Any) -> str:
             mend = f"expected {', '.join(fields)}"
         else:
             mend = "leave it out, or see /openapi.json for those that are"
-        return f"the field {name!r:.60} is not known here; {mend}."
+        within = re.search(r" - at `\$\.?([^`]*)`", reason)
+        of = f" of {within[1].replace('[...]', '[]'):.60}" if within else ""
+        return f"the field {name!r:.60}{of} is not known here; {mend}."
     if "missing required field" in reason:
         return f"the field {name!r} is missing; give it, as /openapi.json describes it."
     place = re.search(r"- at (`key` in )?`\$\.?([^`]*)`", reason)
@@ -115,7 +118,10 @@ def _misfit(reason: str, expected: Any) -> str:
     if found := re.match(r"Expected `([^`]*)`, got `([^`]*)`", reason):
         *kinds, last = [KINDS.get(kind, kind) for kind in found[1].split(" | ")]
         expected = f"{', '.join(kinds)} or {last}" if kinds else last
-        return f"{what:.60} is {KINDS.get(found[2], found[2])}; expected {expected}."
+        given = KINDS.get(found[2], found[2])
+        if found[2] == "float" and "int" in found[1] and "float" not in found[1]:
+            given = "a number with a point or an exponent"
+        return f"{what:.60} is {given}; expected {expected}."
     return f"{what:.60} does not fit ({reason.partition(' - at ')[0].rstrip('.'):.200}); see /openapi.json."
 
 

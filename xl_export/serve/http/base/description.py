@@ -189,6 +189,8 @@ def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[st
     statuses = {*ALWAYS, *operation.refused} | (set() if operation.is_open else {*WITH_KEY})
     if operation.body is not None or operation.file:
         statuses |= {*WITH_BODY}
+    if operation.query:
+        statuses.add(400)
     for status in statuses - found.keys():
         found[status] = {"$ref": RESPONSE.format(name=f"Refused{status}")}
     return {str(status): found[status] for status in sorted(found)}

@@ -205,6 +205,17 @@ def tenant_of(request: HTTPConnection) -> Tenant:
     return tenant
 
 
+def asked_model(request: HTTPConnection) -> str | None:
+    """The query parameter `model`, the only one that a route takes; raises RefusedError for another one."""
+    for name in request.query_params:
+        if name != "model":
+            raise RefusedError(
+                f"the query parameter {name!r:.60} is not known here; expected model, or none.",
+                param=name[:60],
+            )
+    return request.query_params.get("model")
+
+
 def has_valid_key(connection: HTTPConnection) -> bool:
     """Whether the key of a connection has not been taken away since it was opened."""
     now = connection.scope["state"]["tenant_now"]()

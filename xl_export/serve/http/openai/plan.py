@@ -208,11 +208,11 @@ def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
 
 def _stops(stop: str | list[str] | None, vocab: Vocab) -> tuple[str, ...]:
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
+    if len(stops) > MOST_STOPS:
+        raise RefusedError(f"stop has {len(stops)} strings; expected at most {MOST_STOPS}.", param="stop")
+    if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
         raise RefusedError(
-            f"stop has {len(stops)} strings, or one that is longer than {LONGEST_STOP} characters; expected "
-            f"at most {MOST_STOPS}.",
-            param="stop",
+            f"a stop string has {longest:,} characters; expected at most {LONGEST_STOP:,}.", param="stop"
         )
     if any(not (each.strip() if vocab.kind == "ids" else each) for each in stops):
         raise RefusedError(
@@ -248,10 +248,15 @@ def _refuse_what_does_not_apply(body: CompletionBody) -> None:
         value = getattr(body, name)
         if value is not None and value != nothing:
             raise RefusedError(f"{name} is {value!r:.40} and is not served: {reason}.", param=name)
-    reached = body.ignore_eos and not body.stop
-    if body.min_tokens and not (reached and body.min_tokens <= (body.max_tokens or DEFAULT_TOKENS)):
-        raise RefusedError(
-            f"min_tokens is {body.min_tokens}, which is served only with ignore_eos, without stop, and up to "
-            "max_tokens; set ignore_eos to true.",
-            param="min_tokens",
-        )
+    if body.min_tokens:
+        most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+        given = f"min_tokens is {body.min_tokens}"
+        if not body.ignore_eos:
+            mend = f"{given}, and the end of a document may come before; set ignore_eos to true."
+        elif body.stop:
+            mend = f"{given}, and a stop string may come before; leave one of min_tokens and stop out."
+        elif body.min_tokens > most:
+            mend = f"{given} and max_tokens is {most}; give max_tokens of at least {body.min_tokens}."
+        else:
+            return
+        raise RefusedError(mend, param="min_tokens")

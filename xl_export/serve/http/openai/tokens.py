@@ -17,7 +17,7 @@ from xl_export.serve.http.base.answering import json
 from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.server import Server, asked_model
 from xl_export.serve.http.openai.documents import Detokenized, Tokenized, TokenizerInfo
 
 
@@ -81,7 +81,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return json({"prompt": await of_body(request, detokenized, vocab, body.tokens)})
 
     async def info(request: Request) -> Response:
-        vocab = server.model(request.query_params.get("model")).session.vocab
+        vocab = server.model(asked_model(request)).session.vocab
         return json(tokenizer_info(vocab, server.limits.prompt_tokens))
 
     return [

@@ -19,7 +19,7 @@ from xl_export.serve.http.base.body import read_json
 from xl_export.serve.http.base.description import WITH_BODY, Operation
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.server import Server, asked_model, tenant_of
 from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import (
@@ -197,7 +197,7 @@ class _Routes:
         """The streams of the client; of one model, where `model` is given, and otherwise also those of
         artefacts that are not served.
         """
-        tenant, wanted = tenant_of(request).name, request.query_params.get("model")
+        tenant, wanted = tenant_of(request).name, asked_model(request)
         models = [self._server.model(wanted)] if wanted else self._server.models.values()
         found, seen = [], set()
         for model in models:
@@ -269,7 +269,7 @@ class _Routes:
 
     async def restore(self, request: Request) -> Response:
         """A new stream from a signed file."""
-        model, tenant = self._server.model(request.query_params.get("model")), tenant_of(request).name
+        model, tenant = self._server.model(asked_model(request)), tenant_of(request).name
         store = store_of(model)
         most = most_snapshot_bytes(model.session)
         # A refusal of one stream too many comes before the body, and ends the connection.
