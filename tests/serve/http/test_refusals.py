@@ -104,7 +104,7 @@ def test_too_many_least_tokens_are_refused_with_the_reason(served, body: dict, w
 
 
 def test_an_unknown_query_parameter_is_refused(served) -> None:
-    refused(served.get("/tokenizer_info?modle=music"), 400, "'modle' is not known here; expected model")
+    refused(served.get("/tokenizer_info?stream=true"), 400, "'stream' is not known here; expected model")
 
 
 def test_a_field_of_an_object_that_is_not_known_is_told_with_its_place(served) -> None:
