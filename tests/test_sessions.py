@@ -310,11 +310,12 @@ def test_a_copy_of_the_memory_is_an_independent_fork(session: Session, tokens: n
 def test_memory_reaches_exactly_its_length(session: Session, tokens: np.ndarray) -> None:
     """Two layers see at most 2 M back: a change of token 0 is felt at 2 M and not after it."""
     reach = 2 * session.rule.mem_len
-    batch = rows(tokens, 2, reach + 2)
-    batch[1] = batch[0]
-    batch[1, 0] = (batch[0, 0] + 1) % session.vocab.size
-    scores, _ = feed(session, batch, [1] * (reach + 2))
-    differences = np.abs(scores[0] - scores[1]).max(axis=-1)
+    stream = rows(tokens, 1, reach + 2)
+    changed = stream.copy()
+    changed[0, 0] = (stream[0, 0] + 1) % session.vocab.size
+    # Each alone: on some processors the rows of one product are rounded differently.
+    scores, others = (feed(session, each, [1] * (reach + 2))[0][0] for each in (stream, changed))
+    differences = np.abs(scores - others).max(axis=-1)
     assert differences[reach] > 1e-9
     assert differences[reach + 1] == 0
 
