@@ -25,7 +25,8 @@ def warn_of_too_many(threads: int | None) -> None:
         )
 
 
-def _threads(ctx: click.Context, option: click.Parameter, value: int | None) -> int | None:
+def warned_threads(ctx: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    """The callback of an option for the number of threads."""
     if not ctx.resilient_parsing:  # it is set for completion in a shell
         warn_of_too_many(value)
     return value
@@ -40,7 +41,7 @@ folder_argument = click.argument("path", type=click.Path(path_type=Path))
 threads_option = click.option(
     "--threads",
     type=click.IntRange(1, 1024),
-    callback=_threads,
+    callback=warned_threads,
     help="The number of CPU threads; by default all that this process may use.",
 )
 device_option = click.option(

@@ -118,6 +118,7 @@ def bench_of(config: BenchmarkConfig) -> Bench:
         folder=Path(),
         artefact=Path(),
         threads=1,
+        served=1,
         repeats=1,
         tokens=1,
         minutes=1.0,
@@ -199,6 +200,9 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     ratio = rows["throughput", "server over raw loop, 1 thread", 2]
     assert ratio["figure"]["median"] > 0
     assert ratio["least"] is None  # the mark is for another size
+    # The relay has given the same tokens, or nothing would have been measured.
+    assert rows["throughput", "relay over raw loop, 1 thread", 2]["figure"]["median"] > 0
+    assert ("overhead", "relay", 1) in rows
     assert rows["between", "prompts of 24 arrive, p99", 2]["figure"]["repeats"] > 0
     rounds = rows["between", "the same rounds in a loop, p99", 2]["figure"]
     assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
@@ -242,7 +246,16 @@ def test_the_table_says_which_marks_are_kept_and_what_was_skipped() -> None:
     rows = [
         Row(part="overhead", side="whole", streams=16, unit="µs", figure=timing([12.0, 14.0]), most=15.0),
         Row(part="overhead", side="whole", streams=1, unit="µs", figure=timing([81.0]), most=80.0),
-        Row(part="throughput", side="ratio", streams=8, unit="ratio", figure=timing([0.98]), least=0.97),
+        Row(
+            part="throughput",
+            side="ratio",
+            streams=8,
+            unit="ratio",
+            figure=timing([0.98]),
+            least=0.97,
+            threads=2,
+            note="n",
+        ),
         Row(part="others", side="llama.cpp's server", streams=8, unit="tokens/s", figure=None, note="why"),
     ]
     assert [row.holds for row in rows] == [True, False, True, None]
@@ -270,6 +283,8 @@ def test_the_table_says_which_marks_are_kept_and_what_was_skipped() -> None:
         "| overhead | small | whole | 1 | 81.0 | 81.0 | 81.0 | µs | at most 80.0: **MISSED** |  |" in written
     )
     assert written[-1].count("python -m benchmarks run serve") == 1
+    assert any(line.endswith("| ratio | at least 0.970: holds | n; 2 threads |") for line in written)
+    assert lines[2].endswith("at least 0.97: holds (n; 2 threads)")
     assert "no run yet" in serve_table(History(()))[0]
 
 

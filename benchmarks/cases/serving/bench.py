@@ -32,7 +32,7 @@ class Row:
 
     figure: the median, fastest and slowest of the repeats, in that unit; None where the side was skipped.
     most, least: the mark that the median must keep, where there is one. note: what belongs to the figure, or
-    why it is missing.
+    why it is missing. threads: CPUs of a step, where it does not stand in the side.
     """
 
     part: str
@@ -43,6 +43,7 @@ class Row:
     most: float | None = None
     least: float | None = None
     note: str = ""
+    threads: int | None = None
 
     @property
     def holds(self) -> bool | None:
@@ -77,12 +78,18 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """One run of the case. repeats: turns of each side. tokens: of the longest stream. minutes: of load."""
+    """One run of the case.
+
+    threads: with which throughput is measured beside one thread. served: with which everything else is; those
+    that the server takes by itself, where the user gives none. repeats: turns of each side. tokens: of the
+    longest stream. minutes: of load.
+    """
 
     config: BenchmarkConfig
     folder: Path
     artefact: Path
     threads: int
+    served: int
     repeats: int
     tokens: int
     minutes: float

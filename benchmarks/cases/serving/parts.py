@@ -24,6 +24,7 @@ from benchmarks.cases.serving.bench import (
     raw_steps,
     timing,
 )
+from benchmarks.cases.serving.relay import relaying
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.measure import Timing
 from runtimes.base.errors import ArtefactError
@@ -31,7 +32,7 @@ from runtimes.contract.session import Session
 from runtimes.tasks.evaluate import evaluate
 
 MICROSECONDS, MILLISECONDS, RATIO = "µs of CPU a token", "ms", "ratio"
-SIDES = ("whole", "engine", "HTTP", "engine's clock")  # of the overhead
+SIDES = ("whole", "engine", "HTTP", "engine's clock", "relay")  # of the overhead
 OUTSIDE = ("engine_other_seconds_total", "engine_tokens_drawn_total")
 MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first mark holds, and the marks
 SHARE, SHARE_STREAMS, SHARE_SIZE = 0.97, 8, "enwik8-base"
@@ -45,7 +46,8 @@ def overhead(bench: Bench) -> Iterator[Row]:
     """CPU time of the server's process beyond that of the same steps, per token, with one thread.
 
     The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
-    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps.
+    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps. `relay`
+    is what a program costs that only steps and sends (see `relay`), measured in the same way.
     """
     session = bench.session(1)
     prompts = bench.prompts(max(bench.sizes.streams))
@@ -55,19 +57,25 @@ def overhead(bench: Bench) -> Iterator[Row]:
         for streams in bench.sizes.streams:
             bench.progress(f"overhead: {streams} streams")
             found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
-            for _ in range(bench.repeats):
-                raw = bench.raw_loop(session, streams)
-                before = served.metrics()
-                window = _window(served, bench, prompts[:streams], expected[:streams])
-                outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
-                per_token = 1e6 / window["tokens"]
-                whole = window["server_cpu"] * per_token - raw.cpu / streams * 1e6
-                http = window["server_main_cpu"] * per_token
-                found["whole"].append(whole)
-                found["HTTP"].append(http)
-                found["engine"].append(whole - http)
-                found["engine's clock"].append(outside / drawn * 1e6)
-                found["client"].append(window["client_cpu"] / window["seconds"])
+            some, right = prompts[:streams], expected[:streams]
+            with relaying(bench.artefact, threads=1, streams=streams) as relay:
+                for _ in range(bench.repeats):
+                    raw = bench.raw_loop(session, streams).cpu / streams * 1e6
+                    before = served.metrics()
+                    window = _window(served, bench, some, right)
+                    outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
+                    per_token = 1e6 / window["tokens"]
+                    whole, http = (
+                        window["server_cpu"] * per_token - raw,
+                        window["server_main_cpu"] * per_token,
+                    )
+                    found["whole"].append(whole)
+                    found["HTTP"].append(http)
+                    found["engine"].append(whole - http)
+                    found["engine's clock"].append(outside / drawn * 1e6)
+                    found["client"].append(window["client_cpu"] / window["seconds"])
+                    window = _window(relay, bench, some, right)
+                    found["relay"].append(window["server_cpu"] / window["tokens"] * 1e6 - raw)
             mark = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
             note = f"the client used {median(found['client']):.0%} of a CPU"
             for side in SIDES:
@@ -75,6 +83,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
                     part="overhead",
                     side=side,
                     streams=streams,
+                    threads=1,
                     unit="µs a token" if side == "engine's clock" else MICROSECONDS,
                     figure=timing(found[side]),
                     most=mark if side == "whole" else None,
@@ -83,35 +92,41 @@ def overhead(bench: Bench) -> Iterator[Row]:
 
 
 def throughput(bench: Bench) -> Iterator[Row]:
-    """Tokens per second through the server over those of the raw loop, with one thread and with all."""
+    """Tokens per second through the server over those of the raw loop, with one thread and with all; beside
+    it those of a program that only steps and sends (see `relay`).
+    """
     streams = bench.sizes.together
     prompts = bench.prompts(streams)
     for threads in sorted({1, bench.threads}):
         bench.progress(f"throughput: {streams} streams, {threads} threads")
         session = bench.session(threads)
         expected = greedy(session, prompts, bench.long)
-        rates: dict[str, list[float]] = {"raw loop": [], "server": []}
-        with serving(bench.artefact, threads=threads) as served:
+        rates: dict[str, list[float]] = {"raw loop": [], "relay": [], "server": []}
+        with (
+            serving(bench.artefact, threads=threads) as served,
+            relaying(bench.artefact, threads=threads, streams=streams) as relay,
+        ):
             for _ in range(bench.repeats):
-                raw = bench.raw_loop(session, streams)
-                window = _window(served, bench, prompts, expected)
-                rates["raw loop"].append(streams / raw.seconds)
-                rates["server"].append(window["tokens"] / window["seconds"])
-        ratios = [a / b for a, b in zip(rates["server"], rates["raw loop"], strict=True)]
+                rates["raw loop"].append(streams / bench.raw_loop(session, streams).seconds)
+                for side, program in (("relay", relay), ("server", served)):
+                    window = _window(program, bench, prompts, expected)
+                    rates[side].append(window["tokens"] / window["seconds"])
         named = f", {threads} thread{'s' * (threads > 1)}"
         for side, values in rates.items():
             yield Row(
                 part="throughput", side=side + named, streams=streams, unit="tokens/s", figure=timing(values)
             )
         claimed = bench.config.name == SHARE_SIZE and streams == SHARE_STREAMS
-        yield Row(
-            part="throughput",
-            side="server over raw loop" + named,
-            streams=streams,
-            unit=RATIO,
-            figure=timing(ratios),
-            least=SHARE if claimed else None,
-        )
+        for side in ("relay", "server"):
+            ratios = [a / b for a, b in zip(rates[side], rates["raw loop"], strict=True)]
+            yield Row(
+                part="throughput",
+                side=f"{side} over raw loop{named}",
+                streams=streams,
+                unit=RATIO,
+                figure=timing(ratios),
+                least=SHARE if claimed and side == "server" else None,
+            )
 
 
 def between(bench: Bench) -> Iterator[Row]:
@@ -120,7 +135,7 @@ def between(bench: Bench) -> Iterator[Row]:
     Marks: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
     """
     sizes, segment = bench.sizes, bench.config.segment
-    session = bench.session(bench.threads)
+    session = bench.session(bench.served)
     pieces = -(-sizes.prompt // segment)
     longs = bench.prompts(sizes.arriving + bench.repeats, pieces, seed=1)
     shorts = bench.prompts(bench.repeats, seed=2)
@@ -135,7 +150,7 @@ def between(bench: Bench) -> Iterator[Row]:
     rounds = raw_between(
         session, sizes.listening, segment, at=segment + warm, prompts=sizes.arriving, pieces=pieces
     )
-    with serving(bench.artefact, threads=bench.threads, options=("--cache", 0)) as served:
+    with serving(bench.artefact, threads=bench.served, options=("--cache", 0)) as served:
         bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
         found = served.load(
             "arrivals",
@@ -147,7 +162,12 @@ def between(bench: Bench) -> Iterator[Row]:
         check_texts(found["prompt_texts"], long_answers[: sizes.arriving])
         idle, busy = (np.array(found["gaps"][name]) * 1e3 for name in ("idle", "busy"))
         middle = float(np.median(idle))
-        common: dict[str, Any] = {"part": "between", "streams": sizes.listening, "unit": MILLISECONDS}
+        common: dict[str, Any] = {
+            "part": "between",
+            "streams": sizes.listening,
+            "unit": MILLISECONDS,
+            "threads": bench.served,
+        }
         yield Row(side="idle, p50", figure=_percentile(idle, 50), **common)
         yield Row(side="idle, p99", figure=_percentile(idle, 99), **common)
         yield Row(side=f"prompts of {len(longs[0]):,} arrive, p50", figure=_percentile(busy, 50), **common)
@@ -182,6 +202,7 @@ def between(bench: Bench) -> Iterator[Row]:
                 side=f"first token after {len(some[0]):,} tokens",
                 streams=1,
                 unit=MILLISECONDS,
+                threads=bench.served,
                 figure=timing([1e3 * each for each in seconds]),
                 most=(own + 2 * step) * 1e3,
                 note=f"the pieces alone take {own * 1e3:.3g} ms and a step {step * 1e3:.3g} ms",
@@ -190,12 +211,12 @@ def between(bench: Bench) -> Iterator[Row]:
 
 def long_stream(bench: Bench) -> Iterator[Row]:
     """The last three thousands of tokens of one long stream beside its second, third and fourth thousand."""
-    session = bench.session(bench.threads)
+    session = bench.session(bench.served)
     block = min(BLOCK, bench.tokens // 4)
     (prompt,) = bench.prompts(1)
     expected = greedy(session, [prompt], block)
     options = ("--max-tokens", bench.tokens)
-    with serving(bench.artefact, threads=bench.threads, options=options) as served:
+    with serving(bench.artefact, threads=bench.served, options=options) as served:
         bench.progress(f"long: one stream of {bench.tokens:,} tokens")
         found = served.load("long", body=body(prompt, bench.tokens), block=block)
     check_texts([found["texts"]], expected)
@@ -204,7 +225,7 @@ def long_stream(bench: Bench) -> Iterator[Row]:
         raise ArtefactError(f"the stream has {found['tokens']:,} tokens, not {bench.tokens:,}.")
     # The median of three blocks hides a moment in which the machine was slow.
     early, late = median(blocks[1:4]), median(blocks[-3:])
-    common: dict[str, Any] = {"part": "long", "streams": 1}
+    common: dict[str, Any] = {"part": "long", "streams": 1, "threads": bench.served}
     yield Row(side=f"at token {2 * block:,}", unit=MILLISECONDS, figure=timing(blocks[1:4]), **common)
     yield Row(side=f"at token {bench.tokens:,}", unit=MILLISECONDS, figure=timing(blocks[-3:]), **common)
     yield Row(
@@ -219,7 +240,7 @@ def long_stream(bench: Bench) -> Iterator[Row]:
 
 def resident(bench: Bench) -> Iterator[Row]:
     """The server's resident memory under mixed load: at the end over the first tenth."""
-    sizes, session = bench.sizes, bench.session(bench.threads)
+    sizes, session = bench.sizes, bench.session(bench.served)
     # Whole segments, so that the same pieces are fed here and there.
     prompts = [prompt for segments in (1, 2, 3) for prompt in bench.prompts(4, segments, seed=4 + segments)]
     lengths = [8 + 5 * at for at in range(len(prompts))]
@@ -229,7 +250,7 @@ def resident(bench: Bench) -> Iterator[Row]:
     ]
     scores = [{"tokens": p, "log_prob": -evaluate(session, np.array(p)).nats} for p in prompts[::3]]
     options = ("--cache", 16, "--state", bench.folder / "state")
-    with serving(bench.artefact, threads=bench.threads, options=options) as served:
+    with serving(bench.artefact, threads=bench.served, options=options) as served:
         stored = sizes.stored if served.asked("GET", "/v1/streams").status == 200 else 0
         what = f"{stored:,} stored streams" if stored else "completions and scores; the server stores none"
         bench.progress(f"resident: {bench.minutes:g} minutes of mixed load, {what}")
@@ -250,7 +271,7 @@ def resident(bench: Bench) -> Iterator[Row]:
     tenth = max(1, len(memory) // 10)
     first, last = median(memory[:tenth]), median(memory[-tenth:])
     done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
-    common: dict[str, Any] = {"part": "resident", "streams": stored}
+    common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.served}
     for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):
         yield Row(side=side, unit="MB", figure=timing([bytes_ / 1e6 for bytes_ in value]), **common)
     yield Row(

@@ -22,7 +22,9 @@ from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
 from runtimes.base.errors import ConfigError
+from runtimes.base.machine import available_cpus
 from runtimes.contract.rule import MemoryRule
+from xl_export.serve.core.settings import EngineSettings
 
 __all__ = ["PARTS", "Row", "chosen", "run", "table", "unavailable"]
 
@@ -69,6 +71,8 @@ def run(
 
     tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. Raises UserError
     where the fused operator cannot be built, and ArtefactError where it differs from PyTorch.
+    threads: of the steps. Where they are all CPUs, only throughput is measured with so many; everything else
+    is measured with those that the server takes by itself.
     """
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
@@ -85,6 +89,7 @@ def run(
             folder=folder,
             artefact=artefact,
             threads=threads,
+            served=_taken(artefact) if threads == available_cpus() else threads,
             repeats=checked_repeats(repeats, REPEATS),
             tokens=tokens,
             minutes=minutes,
@@ -92,6 +97,14 @@ def run(
             progress=progress,
         )
         return [row for part in chosen(names or tuple(PARTS)) for row in PARTS[part](bench)]
+
+
+def _taken(artefact: Path) -> int:
+    """The threads that the server takes for an artefact where it is not told."""
+    from xl_export.serve.http.base.models import sources_of  # needs the extra of the server
+
+    (source,) = sources_of([(artefact.name, artefact)], EngineSettings())
+    return source.open_session(artefact).threads
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
@@ -108,6 +121,9 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         if row.holds is not None:
             bound = f"at most {row.most:.4g}" if row.most is not None else f"at least {row.least:.4g}"
             mark = f"; {bound}: {'holds' if row.holds else 'MISSED'}"
-        note = f" ({row.note})" if row.note else ""
+        notes = [row.note] if row.note else []
+        if row.threads is not None:
+            notes.append(f"{row.threads} thread{'s' * (row.threads > 1)}")
+        note = f" ({'; '.join(notes)})" if notes else ""
         lines.append(f"{what}{numbers}  {row.unit}{mark}{note}")
     return lines

@@ -82,7 +82,7 @@ def test_the_bounds_of_the_command_reach_the_server(
     for server, shared in zip(served, (False, True), strict=True):
         (source,) = server.sources.values()
         assert source.settings.state_bytes == 3 << 20
-        session = source.open_session(source.path)
+        session, _ = source.open_session(source.path)
         engine, cache = source.make_engine(session, source.settings, lambda batch: None)
         tokens = np.arange(session.rule.segment)
         state = StreamState(memory=session.start(1), logits=None, tail=tokens, written=len(tokens))
@@ -98,7 +98,7 @@ def test_an_artefact_is_served_on_the_cpu_also_where_a_gpu_is(
     served: list[Server] = []
     monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
     for words in ([], ["--device", "auto"]):
-        assert serve(artefacts["ring"], *words).exit_code == 0
+        assert serve(artefacts["ring"], "--threads", "1", *words).exit_code == 0
     assert serve(run, "--device", "cuda:1").exit_code == 0
     opened: list[str] = []
     monkeypatch.setattr(models, "open_session", lambda path, threads, device: opened.append(str(device)))

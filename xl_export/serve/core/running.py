@@ -12,7 +12,7 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Answer, Reason, Task
+from xl_export.serve.core.task import Answer, Fed, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 AHEAD = 64  # random numbers that are drawn at once
@@ -26,12 +26,12 @@ class Running:
     its stream, where it gave up a row or has not had one yet. logits: float32 [V] after the last fed token,
     where they are known and may still be wanted. known: log p of the next token, where a step has said it
     already. written: as in `StreamState`, of the pieces; drawn tokens are written without padding. answers:
-    those of this iteration. sent, taken: answers that were delivered, and those that the client has taken;
-    the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
-    since, last_piece: the iterations in which it came, got its row, and was fed a piece. arrived: when it was
-    submitted, by the monotonic clock. copied: where its memory is counted, if it is a copy of a row that it
-    gave up. ended: whether its `Ended` was said. brings: whether the engine counts the bytes of the state of
-    its task.
+    those of this iteration. unsaid: pieces that were fed and that no answer has told of. sent, taken: answers
+    that were delivered, and those that the client has taken; the latter is written by another thread.
+    closing: why the task ends, once its last token is fed. order, since, last_piece: the iterations in which
+    it came, got its row, and was fed a piece. arrived: when it was submitted, by the monotonic clock. copied:
+    where its memory is counted, if it is a copy of a row that it gave up. ended: whether its `Ended` was
+    said. brings: whether the engine counts the bytes of the state of its task.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
@@ -44,6 +44,7 @@ class Running:
         self.copied: Copies | None = None
         self.ended = self.brings = False
         self.answers: list[Answer] = []
+        self.unsaid: Fed | None = None
         self.closing: Reason | None = None
         self.account: Account
         state = task.state
@@ -67,6 +68,21 @@ class Running:
     def prompt_left(self) -> int:
         """How many of the task's tokens are still to be fed."""
         return len(self.task.tokens) - self.fed
+
+    def say(self, answer: Answer) -> None:
+        """Adds an answer. Pieces of which only their length is known are told of with the next other answer,
+        or the last piece: nobody waits for them, and each delivery wakes the event loop.
+        """
+        if isinstance(answer, Fed) and answer.log_probs is None:
+            before = self.unsaid or Fed(count=0)
+            answer = Fed(count=before.count + answer.count, cached=before.cached + answer.cached)
+            self.unsaid = answer if self.prompt_left else None
+            if self.prompt_left:
+                return
+        elif self.unsaid is not None:
+            self.answers.append(self.unsaid)
+            self.unsaid = None
+        self.answers.append(answer)
 
     def tail(self, longest: int) -> np.ndarray:
         """The ids of the last fed tokens of the stream, at most so many, the newest last."""

@@ -360,9 +360,10 @@ class Scheduler:
         self._say(run, Ended(reason=reason, text=held, state=state, error=error))
 
     def _say(self, run: Running, answer: Answer) -> None:
-        if not run.answers:
+        silent = not run.answers
+        run.say(answer)
+        if silent and run.answers:
             self._said.append(run)
-        run.answers.append(answer)
 
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""

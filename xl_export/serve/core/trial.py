@@ -1,6 +1,9 @@
-"""Which sessions an engine serves, and a trial that tells whether their rows are independent."""
+"""Which sessions an engine serves, and trials: whether their rows are independent, how long a step takes."""
 
 from __future__ import annotations
+
+import time
+from statistics import median
 
 import numpy as np
 
@@ -12,6 +15,8 @@ from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
 
 BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
+SHORT = 1e-3  # seconds of a step; see `has_short_steps`
+TIMED = 20  # steps
 STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
 
 
@@ -58,6 +63,20 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
                     "them, so a seed may give other tokens under another load."
                 )
     return None
+
+
+def has_short_steps(session: Session) -> bool:
+    """Whether a step of one stream takes less than a millisecond with the threads of this session.
+
+    Such steps gain little from a second thread. But its threads, which wait for the next step without
+    sleeping, keep the event loop and the clients from their CPUs for several milliseconds at a time.
+    """
+    memory, token, seconds = session.start(1), np.zeros((1, 1), np.int64), []
+    for _ in range(TIMED):
+        began = time.perf_counter()
+        session.predict(token, memory)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds) < SHORT
 
 
 def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:

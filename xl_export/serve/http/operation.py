@@ -59,6 +59,7 @@ class ModelFacts(TypedDict):
     memory_precision: str
     bytes_per_stream: int
     computed_by: str
+    threads: int
     rows_independent: bool
     rows_dependence: str | None
 
@@ -197,6 +198,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "memory_precision": "fp32" if spec is None else spec.memory_precision,
             "bytes_per_stream": row,
             "computed_by": session.computed_by,
+            "threads": model.threads,
             "rows_independent": dependence is None,
             "rows_dependence": dependence,
         },

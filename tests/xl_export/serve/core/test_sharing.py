@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ def test_a_long_prompt_takes_one_piece_an_iteration_from_those_who_draw(session:
     driver = Driver(session, rows=3, prompt_tokens=8)
     driver.submit(draws := drawing_task("a", 40))
     driver.iterate(2)
-    driver.submit(long := drawing_task("a", 1, prompt=60))
+    driver.submit(long := replace(drawing_task("a", 1, prompt=60), score=True))  # each piece is told of
     driver.iterate(3)
     driver.submit(short := drawing_task("a", 1, prompt=4))
     driver.iterate(30)
@@ -82,6 +84,22 @@ def test_a_long_prompt_takes_one_piece_an_iteration_from_those_who_draw(session:
     assert len(fed) == len(set(fed)) == 8
     assert driver.at[short][0] not in fed
     assert driver.at[short][0] <= 7  # it does not wait until the long one is fed
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_prompt_is_told_of_once_with_all_that_was_fed(session: Session, cancelled: bool) -> None:
+    """Each delivery wakes the event loop, and nobody waits for the count of one piece."""
+    driver = Driver(session, rows=2, prompt_tokens=8)
+    driver.submit(long := drawing_task("a", 1, prompt=60))
+    driver.iterate(3)
+    assert not driver.answers[long]
+    if cancelled:
+        driver.cancel(long)
+    driver.run()
+    told = driver.answers[long][0]
+    assert isinstance(told, Fed)
+    assert told.count == (24 if cancelled else 60)
+    assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
 
 
 def test_bulk_gives_its_rows_to_people_between_two_pieces_and_goes_on_afterwards(session: Session) -> None:

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.machine import available_cpus
 from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.engine import BUILD
 from runtimes.contract.session import Session
-from runtimes.contract.spec import SPEC
+from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery
+from xl_export.serve.core.trial import has_short_steps
 from xl_export.serve.http.base.bridge import Accepts, Bridge, Inbox
 from xl_export.serve.http.base.metrics import Figures
 from xl_export.serve.http.base.token_texts import TokenTexts
@@ -46,6 +48,13 @@ class Attached(Protocol):
 
     def close(self) -> None: ...
     def figures(self) -> Iterator[tuple[str, str, float]]: ...
+
+
+class Opened(NamedTuple):
+    """A session that was opened, and the CPU threads of its steps."""
+
+    session: Session
+    threads: int
 
 
 class Made(NamedTuple):
@@ -84,7 +93,8 @@ async def on_thread(function: Callable[..., Result], *arguments: object) -> Resu
     return await future
 
 
-OpenSession = Callable[[Path], Session]
+OpenSession = Callable[[Path], Opened]
+SMALL = 32 << 20  # bytes of an artefact; reading more takes longer than a step that one thread computes alone
 MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Made]
 
 
@@ -92,14 +102,15 @@ MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Mad
 class Model:
     """One artefact under one name. After a reload there is another object under the name; this one drains.
 
-    requests: the figures of what was asked of it. users: requests and connections that use it. attached: what
-    other parts of the server keep for it, by their name; each has `figures`, and is closed after the engine
-    has stopped. stamp: what `Source.stamp` said before it was opened.
+    threads: CPUs of a step. requests: the figures of what was asked of it. users: requests and connections
+    that use it. attached: what other parts of the server keep for it, by their name; each has `figures`, and
+    is closed after the engine has stopped. stamp: what `Source.stamp` said before it was opened.
     """
 
     name: str
     path: Path
     session: Session
+    threads: int
     engine: Serves
     cache: PrefixCache | None
     bridge: Bridge
@@ -197,13 +208,14 @@ class Source:
     def open(self, loop: asyncio.AbstractEventLoop) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
         bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
-        session = self.open_session(self.path)
+        session, threads = self.open_session(self.path)
         engine, cache = self.make_engine(session, self.settings, bridge.deliver)
         engine.start()
         return Model(
             name=self.name,
             path=self.path,
             session=session,
+            threads=threads,
             engine=engine,
             cache=cache,
             bridge=bridge,
@@ -233,11 +245,17 @@ def sources_of(
     device: Device | str = "cpu",
 ) -> list[Source]:
     """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none.
-    cache_shared: whether tenants may find each other's prefixes in it.
+    cache_shared: whether tenants may find each other's prefixes in it. threads: CPUs of a step; None takes
+    one for an artefact whose steps are short, and all for others.
     """
 
-    def opened(path: Path) -> Session:
-        return open_session(path, threads=threads, device=_serving_device(path, device))
+    def opened(path: Path) -> Opened:
+        chosen = _serving_device(path, device)
+        if threads is None and _is_small(path):
+            session = open_session(path, threads=1, device=chosen)
+            if has_short_steps(session):
+                return Opened(session, 1)
+        return Opened(open_session(path, threads=threads, device=chosen), threads or available_cpus())
 
     def checked(path: Path) -> None:
         if not (path / SPEC).is_file():  # a run is the reference itself
@@ -259,6 +277,12 @@ def sources_of(
         Source(name=name, path=path, open_session=opened, check=checked, make_engine=made, settings=settings)
         for name, path in named
     ]
+
+
+def _is_small(path: Path) -> bool:
+    """Whether a folder is an artefact of so few bytes that its steps may be short."""
+    files = [file for name in (GRAPH, ORT_GRAPH, WEIGHTS) if (file := path / name).is_file()]
+    return (path / SPEC).is_file() and sum(file.stat().st_size for file in files) < SMALL
 
 
 def _serving_device(path: Path, device: Device | str) -> Device:

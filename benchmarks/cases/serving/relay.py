@@ -1,0 +1,99 @@
+"""The least that any program costs which sends each token to its client: a loop that does nothing else.
+
+`python -m benchmarks.cases.serving.relay ARTEFACT THREADS STREAMS` waits for so many requests at once, steps
+their streams as one batch, and writes an event for each token, as the server's are. It has no scheduler, no
+sampling but the largest logit, no limits, and one thread of its own; a client that takes nothing stops it.
+What the server costs beyond it is the server's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases.serving.events import END_OF_HEAD
+from benchmarks.cases.serving.server import Served, running
+from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b'data: {"id":"cmpl-%s","object":"text_completion","created":%d,"model":"artefact","seed":%d,' % (
+    b"0" * 24,
+    10**9,
+    10**9,
+)
+BEFORE = EVENT + b'"choices":[{"index":0,"text":" '
+AFTER = b'","logprobs":null,"finish_reason":null}],"usage":null}\n\n'
+LAST = EVENT + b'"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"usage":null}\n\n'
+
+
+@contextlib.contextmanager
+def relaying(artefact: Path, *, threads: int, streams: int) -> Iterator[Served]:
+    """While the block runs, a relay in a process of its own answers `streams` requests at a time."""
+    command = [sys.executable, "-m", "benchmarks.cases.serving.relay", artefact, threads, streams]
+    with running([*map(str, command)]) as served:
+        yield served
+
+
+def relay(session: Session, listener: socket.socket, streams: int) -> None:
+    """Answers one request on each of so many connections; all prompts have whole segments, equally many."""
+    clients = [listener.accept()[0] for _ in range(streams)]
+    bodies = [_body(client) for client in clients]
+    for client in clients:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(HEAD)
+    prompts, count, segment = (
+        np.array([b["prompt"] for b in bodies]),
+        bodies[0]["max_tokens"],
+        session.rule.segment,
+    )
+    memory = session.start(streams)
+    for first in range(0, prompts.shape[1], segment):
+        logits, memory = session.predict(prompts[:, first : first + segment], memory)
+    for drawn in range(count):
+        tokens = logits.argmax(axis=1)
+        for client, token in zip(clients, tokens.tolist(), strict=True):
+            client.sendall(_chunk(b"%s%d%s" % (BEFORE, token, AFTER)))
+        if drawn + 1 < count:
+            logits, memory = session.predict(tokens[:, None], memory)
+    usage = EVENT + b'"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n' % count
+    for client in clients:
+        client.sendall(_chunk(LAST + usage) + b"0\r\n\r\n")
+        client.close()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _body(client: socket.socket) -> dict[str, Any]:
+    """The document of a request."""
+    received = b""
+    while END_OF_HEAD not in received:
+        received += client.recv(1 << 16)
+    head, _, body = received.partition(END_OF_HEAD)
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    while len(body) < int(fields[b"content-length"]):
+        body += client.recv(1 << 16)
+    document: dict[str, Any] = json.loads(body)
+    return document
+
+
+def main(artefact: str, threads: str, streams: str) -> None:
+    """Relays until the process is ended."""
+    session = open_session(Path(artefact), threads=int(threads), device="cpu")
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        while True:
+            relay(session, listener, int(streams))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
