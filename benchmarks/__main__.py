@@ -162,7 +162,8 @@ def run_command(
     The table shows the limits of the machine too. The name of a case alone does the same: python -m
     benchmarks decode. With --json, each case ends with its result on one line.
     """
-    chosen, threads = [find_case(name) for name in dict.fromkeys(cases)], checked_threads(threads)
+    chosen, given = [find_case(name) for name in dict.fromkeys(cases)], threads
+    threads = checked_threads(given)
     options["operators"] = options["operators"] or old_operators
     options = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
     for case in chosen:
@@ -172,8 +173,18 @@ def run_command(
         _check_plot(plot_to, chosen, force=force)
     if csv_to:
         check_csv(csv_to, force=force)
+    own = {"default_threads": given is None}  # which not every case takes
     documents = [
-        _measure(case, options, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)
+        _measure(
+            case,
+            options | {name: value for name, value in own.items() if name in case.takes},
+            threads,
+            history,
+            plot_to,
+            as_json,
+        )
+        for case in chosen
+        if not _skipped(case)
     ]
     if csv_to and documents:
         write_csv(csv_to, documents)

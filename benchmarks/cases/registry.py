@@ -102,8 +102,8 @@ CASES = {
             name="serve",
             folder="serving",
             summary="a server of many streams beside the steps of its model: CPU, tokens/s, gaps, memory",
-            keys=("part", "side", "streams"),
-            takes=("config", "repeats", "names", "minutes", "tokens"),
+            keys=("part", "side", "streams", "threads"),
+            takes=("config", "repeats", "names", "minutes", "tokens", "default_threads"),
             may_skip=True,
         ),
         Case(

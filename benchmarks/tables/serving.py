@@ -44,10 +44,11 @@ def _cells(part: str, size: str, row: Row) -> list[str]:
     elif least is not None:
         mark = f"at least {number(least)}: {'holds' if figure['median'] >= least else '**MISSED**'}"
     numbers = [number(figure[name]) for name in ("median", "fastest", "slowest")]
-    return [*cells, *numbers, row["unit"], mark, _note(row)]
+    return [*cells, *numbers, row["unit"], mark, note_of(row)]
 
 
-def _note(row: Row) -> str:
+def note_of(row: Row) -> str:
+    """What belongs to a figure, with its threads."""
     notes = [row["note"]] if row["note"] else []
     if threads := row.get("threads"):  # rows of earlier versions do not say it
         notes.append(f"{threads} thread{'s' * (threads > 1)}")

@@ -13,7 +13,7 @@ from runtimes.tasks.check import check
 
 @click.command("check")
 @folder_argument
-@threads_option
+@threads_option()
 @device_option
 @json_option
 def check_command(path: Path, threads: int | None, device: Device, as_json: bool) -> None:

@@ -80,7 +80,7 @@ dtype_option = click.option(
     help="Write the loss of each token to this .npz or .csv file.",
 )
 @click.option("--force", is_flag=True, help="Replace the file of --losses if it exists.")
-@threads_option
+@threads_option()
 @device_option
 @json_option
 def eval_command(**options: Any) -> None:

@@ -109,7 +109,7 @@ from runtimes.tasks.sample import Sampler
     is_flag=True,
     help="Print a JSON object on a line for each token as it comes, and one for each row when it has ended.",
 )
-@threads_option
+@threads_option()
 @device_option
 def generate_command(
     path: Path,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from runtimes.base.machine import available_cpus
 from runtimes.base.terminal import printable
 from runtimes.contract.device import AUTO, KINDS, Device
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def warn_of_too_many(threads: int | None) -> None:
@@ -25,8 +28,7 @@ def warn_of_too_many(threads: int | None) -> None:
         )
 
 
-def warned_threads(ctx: click.Context, option: click.Parameter, value: int | None) -> int | None:
-    """The callback of an option for the number of threads."""
+def _threads(ctx: click.Context, option: click.Parameter, value: int | None) -> int | None:
     if not ctx.resilient_parsing:  # it is set for completion in a shell
         warn_of_too_many(value)
     return value
@@ -38,12 +40,15 @@ def parsed_device(ctx: click.Context, option: click.Parameter, value: str) -> De
 
 
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    callback=warned_threads,
-    help="The number of CPU threads; by default all that this process may use.",
-)
+
+
+def threads_option(
+    text: str = "The number of CPU threads; by default all that this process may use.",
+) -> Callable[[Command], Command]:
+    """The option for the number of CPU threads, with its help."""
+    return click.option("--threads", type=click.IntRange(1, 1024), callback=_threads, help=text)
+
+
 device_option = click.option(
     "--device",
     default="auto",

@@ -72,7 +72,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
     help="The number of tokens that are read ahead and sorted by length; 1 answers every line at once.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
-@threads_option
+@threads_option()
 @device_option
 def score_command(
     path: Path,

@@ -6,6 +6,9 @@ import contextlib
 import json
 import math
 import re
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases.serving import llama, parts, serve
+from benchmarks.cases.registry import find_case
+from benchmarks.cases.serving import llama, parts, relay, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.load import gaps_between
@@ -30,6 +34,7 @@ from benchmarks.tables.serving import serve as serve_table
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.session import Session
 from trainer.model.config import ModelConfig
+from xl_export.serve.http.base import models
 
 SIZES = Sizes(streams=(1, 2), together=2, prompt=24, arriving=2, listening=2, clients=2, stored=10, warm=3)
 OPERATIONS = {
@@ -118,7 +123,7 @@ def bench_of(config: BenchmarkConfig) -> Bench:
         folder=Path(),
         artefact=Path(),
         threads=1,
-        served=1,
+        default_threads=1,
         repeats=1,
         tokens=1,
         minutes=1.0,
@@ -299,3 +304,59 @@ def test_a_llama_has_about_as_many_bytes() -> None:
     width = llama.feed_forward_width(model, 20_000_000)
     words = 6 * (4 * 256 * 256 + 3 * 256 * width) + 2 * 259 * 256
     assert 4 * words == pytest.approx(20_000_000, rel=0.02)
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], (2, 7)), (["--threads", "2"], (2, 2))])
+def test_the_server_has_the_threads_that_it_takes_by_itself_unless_some_are_given(
+    words: list[str],
+    expected: tuple[int, int],
+    tiny: BenchmarkConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Bench] = []
+
+    def part(bench: Bench) -> Iterator[Row]:
+        seen.append(bench)
+        return iter([])
+
+    monkeypatch.setitem(CONFIGS, "tiny", tiny)
+    monkeypatch.setitem(serve.PARTS, "long", part)
+    monkeypatch.setattr("benchmarks.configs.available_cpus", lambda: 2)
+    monkeypatch.setattr(serve, "_default_threads", lambda artefact: 7)
+    history = ["--history", str(tmp_path / "history.jsonl")]
+    result = CliRunner().invoke(main, ["serve", "--config", "tiny", "--only", "long", *words, *history])
+    assert result.exit_code == 0, result.output
+    assert [(bench.threads, bench.default_threads) for bench in seen] == [expected]
+
+
+def test_the_default_threads_are_those_of_the_server(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "available_cpus", lambda: 5)
+    for short, expected in ((True, 4), (False, 5)):
+        monkeypatch.setattr(models, "has_short_steps", lambda session, short=short: short)
+        assert serve._default_threads(artefacts["ring"]) == expected
+
+
+def test_rows_of_other_threads_are_not_compared() -> None:
+    """A run of another default would look like a change of the code."""
+    assert "threads" in find_case("serve").keys
+
+
+def test_a_relay_reads_a_body_that_comes_in_parts_and_a_client_that_leaves_is_an_error() -> None:
+    near, far = socket.socketpair()
+    body = b'{"prompt": [1, 2], "max_tokens": 3}'
+    head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with near, far:
+        parts_of_it = (head[:20], head[20:] + body[:9], body[9:])
+        sent = threading.Thread(
+            target=lambda: [far.sendall(part) or time.sleep(0.02) for part in parts_of_it]
+        )
+        sent.start()
+        assert relay._body(near) == {"prompt": [1, 2], "max_tokens": 3}
+        sent.join()
+        far.sendall(head)
+        far.shutdown(socket.SHUT_WR)
+        with pytest.raises(LoadError, match="has left"):
+            relay._body(near)

@@ -70,7 +70,7 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     help="How many tokens the model remembers. The default is the number with which the run was evaluated.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder if it holds earlier pictures.")
-@threads_option
+@threads_option()
 @json_option
 def attention_command(
     run: Path,

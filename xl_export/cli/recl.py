@@ -61,7 +61,7 @@ from runtimes.tasks.sweep import parse_values, sweep
     "--plot", type=click.Path(path_type=Path), help="Draw gains and perplexities into this .png file."
 )
 @click.option("--force", is_flag=True, help="Replace the files of --out and --plot if they exist.")
-@threads_option
+@threads_option()
 @device_option
 @json_option
 def recl_command(

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from runtimes.base.errors import ConfigError, needs
-from runtimes.cli.options import parsed_device, warned_threads
+from runtimes.cli.options import parsed_device, threads_option
 from runtimes.contract.device import Device
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
@@ -137,12 +137,9 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
 @click.option(
     "--quiet", is_flag=True, help="Write no log. Otherwise standard error gets a line of JSON a request."
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    callback=warned_threads,
-    help="The number of CPU threads of a step. By default one for an artefact whose step takes less than a "
-    "millisecond, since the clients need a CPU too, and all that this process may use for others.",
+@threads_option(
+    "The number of CPU threads of a step. By default all CPUs that this process may use, but one less for an "
+    "artefact of less than 32 MB whose step takes less than a millisecond: the event loop needs a CPU too."
 )
 @click.option(
     "--device",

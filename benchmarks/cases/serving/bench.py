@@ -80,16 +80,16 @@ class Sizes:
 class Bench:
     """One run of the case.
 
-    threads: with which throughput is measured beside one thread. served: with which everything else is; those
-    that the server takes by itself, where the user gives none. repeats: turns of each side. tokens: of the
-    longest stream. minutes: of load.
+    threads: with which throughput is measured beside one thread. default_threads: with which everything else
+    is measured, but the overhead, which has one thread: those that the server takes by itself, where the user
+    gives none. repeats: turns of each side. tokens: of the longest stream. minutes: of load.
     """
 
     config: BenchmarkConfig
     folder: Path
     artefact: Path
     threads: int
-    served: int
+    default_threads: int
     repeats: int
     tokens: int
     minutes: float

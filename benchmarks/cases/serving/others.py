@@ -27,7 +27,7 @@ def others(bench: Bench) -> Iterator[Row]:
     serves a Llama of as many bytes, with the same load; its tokens are counted, and are those of another
     model.
     """
-    session = bench.session(bench.served)
+    session = bench.session(bench.default_threads)
     assert session.spec is not None, "the model is an artefact"
     num_bytes = 4 * session.spec.model.parameters
     prompts = bench.prompts(bench.sizes.together)
@@ -43,7 +43,7 @@ def others(bench: Bench) -> Iterator[Row]:
         bench.progress(f"others: {streams} streams")
         for _ in range(bench.repeats):
             measure(RAW, lambda n=streams: n / bench.raw_loop(session, n).seconds)  # type: ignore[misc]
-            with serving(bench.artefact, threads=bench.served) as served:
+            with serving(bench.artefact, threads=bench.default_threads) as served:
                 measure(OWN, lambda at=served, p=some, r=right: _served(at, bench, p, r))  # type: ignore[misc]
             if not notes[GENAI]:
                 measure(GENAI, lambda p=some, r=right: _genai(bench, p, r))  # type: ignore[misc]
@@ -61,7 +61,7 @@ def others(bench: Bench) -> Iterator[Row]:
                 streams=streams,
                 unit=UNIT,
                 figure=figure,
-                threads=bench.served,
+                threads=bench.default_threads,
                 note=notes.get(side, ""),
             )
 
@@ -93,7 +93,7 @@ def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[s
     import onnxruntime_genai as og
 
     config = og.Config(str(bench.artefact))
-    options = {"intra_op_num_threads": bench.served}
+    options = {"intra_op_num_threads": bench.default_threads}
     # genai always stops at some token; here it is one that does not come.
     drawn = {int(text) for texts in expected for text in texts}
     end = next(token for token in range(bench.config.model.vocab_size) if token not in drawn)
@@ -122,7 +122,7 @@ def _llama(bench: Bench, streams: int, prompts: Sequence[Sequence[int]], num_byt
     path = bench.folder / f"llama-{context}.gguf"
     if not path.exists():
         llama.write_model(path, bench.config.model, num_bytes, context=context)
-    numbers = (bench.served, streams, context)
+    numbers = (bench.default_threads, streams, context)
     command = [sys.executable, "-m", llama.__name__, str(path), *map(str, numbers)]
     with running(command) as served:
         bodies = [{**body(prompt, bench.long), "ignore_eos": True} for prompt in prompts]

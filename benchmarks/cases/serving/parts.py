@@ -65,10 +65,8 @@ def overhead(bench: Bench) -> Iterator[Row]:
                     window = _window(served, bench, some, right)
                     outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
                     per_token = 1e6 / window["tokens"]
-                    whole, http = (
-                        window["server_cpu"] * per_token - raw,
-                        window["server_main_cpu"] * per_token,
-                    )
+                    whole = window["server_cpu"] * per_token - raw
+                    http = window["server_main_cpu"] * per_token
                     found["whole"].append(whole)
                     found["HTTP"].append(http)
                     found["engine"].append(whole - http)
@@ -83,7 +81,6 @@ def overhead(bench: Bench) -> Iterator[Row]:
                     part="overhead",
                     side=side,
                     streams=streams,
-                    threads=1,
                     unit="µs a token" if side == "engine's clock" else MICROSECONDS,
                     figure=timing(found[side]),
                     most=mark if side == "whole" else None,
@@ -135,7 +132,7 @@ def between(bench: Bench) -> Iterator[Row]:
     Marks: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
     """
     sizes, segment = bench.sizes, bench.config.segment
-    session = bench.session(bench.served)
+    session = bench.session(bench.default_threads)
     pieces = -(-sizes.prompt // segment)
     longs = bench.prompts(sizes.arriving + bench.repeats, pieces, seed=1)
     shorts = bench.prompts(bench.repeats, seed=2)
@@ -150,7 +147,7 @@ def between(bench: Bench) -> Iterator[Row]:
     rounds = raw_between(
         session, sizes.listening, segment, at=segment + warm, prompts=sizes.arriving, pieces=pieces
     )
-    with serving(bench.artefact, threads=bench.served, options=("--cache", 0)) as served:
+    with serving(bench.artefact, threads=bench.default_threads, options=("--cache", 0)) as served:
         bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
         found = served.load(
             "arrivals",
@@ -166,7 +163,7 @@ def between(bench: Bench) -> Iterator[Row]:
             "part": "between",
             "streams": sizes.listening,
             "unit": MILLISECONDS,
-            "threads": bench.served,
+            "threads": bench.default_threads,
         }
         yield Row(side="idle, p50", figure=_percentile(idle, 50), **common)
         yield Row(side="idle, p99", figure=_percentile(idle, 99), **common)
@@ -202,7 +199,7 @@ def between(bench: Bench) -> Iterator[Row]:
                 side=f"first token after {len(some[0]):,} tokens",
                 streams=1,
                 unit=MILLISECONDS,
-                threads=bench.served,
+                threads=bench.default_threads,
                 figure=timing([1e3 * each for each in seconds]),
                 most=(own + 2 * step) * 1e3,
                 note=f"the pieces alone take {own * 1e3:.3g} ms and a step {step * 1e3:.3g} ms",
@@ -211,12 +208,12 @@ def between(bench: Bench) -> Iterator[Row]:
 
 def long_stream(bench: Bench) -> Iterator[Row]:
     """The last three thousands of tokens of one long stream beside its second, third and fourth thousand."""
-    session = bench.session(bench.served)
+    session = bench.session(bench.default_threads)
     block = min(BLOCK, bench.tokens // 4)
     (prompt,) = bench.prompts(1)
     expected = greedy(session, [prompt], block)
     options = ("--max-tokens", bench.tokens)
-    with serving(bench.artefact, threads=bench.served, options=options) as served:
+    with serving(bench.artefact, threads=bench.default_threads, options=options) as served:
         bench.progress(f"long: one stream of {bench.tokens:,} tokens")
         found = served.load("long", body=body(prompt, bench.tokens), block=block)
     check_texts([found["texts"]], expected)
@@ -225,7 +222,7 @@ def long_stream(bench: Bench) -> Iterator[Row]:
         raise ArtefactError(f"the stream has {found['tokens']:,} tokens, not {bench.tokens:,}.")
     # The median of three blocks hides a moment in which the machine was slow.
     early, late = median(blocks[1:4]), median(blocks[-3:])
-    common: dict[str, Any] = {"part": "long", "streams": 1, "threads": bench.served}
+    common: dict[str, Any] = {"part": "long", "streams": 1, "threads": bench.default_threads}
     yield Row(side=f"at token {2 * block:,}", unit=MILLISECONDS, figure=timing(blocks[1:4]), **common)
     yield Row(side=f"at token {bench.tokens:,}", unit=MILLISECONDS, figure=timing(blocks[-3:]), **common)
     yield Row(
@@ -240,7 +237,7 @@ def long_stream(bench: Bench) -> Iterator[Row]:
 
 def resident(bench: Bench) -> Iterator[Row]:
     """The server's resident memory under mixed load: at the end over the first tenth."""
-    sizes, session = bench.sizes, bench.session(bench.served)
+    sizes, session = bench.sizes, bench.session(bench.default_threads)
     # Whole segments, so that the same pieces are fed here and there.
     prompts = [prompt for segments in (1, 2, 3) for prompt in bench.prompts(4, segments, seed=4 + segments)]
     lengths = [8 + 5 * at for at in range(len(prompts))]
@@ -250,7 +247,7 @@ def resident(bench: Bench) -> Iterator[Row]:
     ]
     scores = [{"tokens": p, "log_prob": -evaluate(session, np.array(p)).nats} for p in prompts[::3]]
     options = ("--cache", 16, "--state", bench.folder / "state")
-    with serving(bench.artefact, threads=bench.served, options=options) as served:
+    with serving(bench.artefact, threads=bench.default_threads, options=options) as served:
         stored = sizes.stored if served.asked("GET", "/v1/streams").status == 200 else 0
         what = f"{stored:,} stored streams" if stored else "completions and scores; the server stores none"
         bench.progress(f"resident: {bench.minutes:g} minutes of mixed load, {what}")
@@ -271,7 +268,7 @@ def resident(bench: Bench) -> Iterator[Row]:
     tenth = max(1, len(memory) // 10)
     first, last = median(memory[:tenth]), median(memory[-tenth:])
     done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
-    common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.served}
+    common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.default_threads}
     for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):
         yield Row(side=side, unit="MB", figure=timing([bytes_ / 1e6 for bytes_ in value]), **common)
     yield Row(

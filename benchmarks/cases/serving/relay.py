@@ -1,9 +1,9 @@
-"""The least that any program costs which sends each token to its client: a loop that does nothing else.
+"""What a small program costs that only steps a model and sends each token to its client.
 
 `python -m benchmarks.cases.serving.relay ARTEFACT THREADS STREAMS` waits for so many requests at once, steps
 their streams as one batch, and writes an event for each token, as the server's are. It has no scheduler, no
-sampling but the largest logit, no limits, and one thread of its own; a client that takes nothing stops it.
-What the server costs beyond it is the server's own.
+sampling but the largest logit, no limits, and one thread of its own; a client that takes nothing stops it. A
+server in Python can hardly cost less. What it costs more is scheduling, sampling, limits and HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases.serving.events import END_OF_HEAD
+from benchmarks.cases.serving.events import END_OF_HEAD, LoadError
 from benchmarks.cases.serving.server import Served, running
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
@@ -49,11 +49,8 @@ def relay(session: Session, listener: socket.socket, streams: int) -> None:
     for client in clients:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.sendall(HEAD)
-    prompts, count, segment = (
-        np.array([b["prompt"] for b in bodies]),
-        bodies[0]["max_tokens"],
-        session.rule.segment,
-    )
+    prompts = np.array([document["prompt"] for document in bodies])
+    count, segment = bodies[0]["max_tokens"], session.rule.segment
     memory = session.start(streams)
     for first in range(0, prompts.shape[1], segment):
         logits, memory = session.predict(prompts[:, first : first + segment], memory)
@@ -77,13 +74,20 @@ def _body(client: socket.socket) -> dict[str, Any]:
     """The document of a request."""
     received = b""
     while END_OF_HEAD not in received:
-        received += client.recv(1 << 16)
+        received += _some(client)
     head, _, body = received.partition(END_OF_HEAD)
     fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
     while len(body) < int(fields[b"content-length"]):
-        body += client.recv(1 << 16)
+        body += _some(client)
     document: dict[str, Any] = json.loads(body)
     return document
+
+
+def _some(client: socket.socket) -> bytes:
+    data = client.recv(1 << 16)
+    if not data:
+        raise LoadError("a client has left before its request was whole.")
+    return data
 
 
 def main(artefact: str, threads: str, streams: str) -> None:

@@ -21,6 +21,7 @@ from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
+from benchmarks.tables.serving import note_of
 from runtimes.base.errors import ConfigError
 from runtimes.base.machine import available_cpus
 from runtimes.contract.rule import MemoryRule
@@ -64,6 +65,7 @@ def run(
     tokens: int = TOKENS,
     minutes: float = MINUTES,
     threads: int | None = None,
+    default_threads: bool = False,
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
@@ -71,8 +73,8 @@ def run(
 
     tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. Raises UserError
     where the fused operator cannot be built, and ArtefactError where it differs from PyTorch.
-    threads: of the steps. Where they are all CPUs, only throughput is measured with so many; everything else
-    is measured with those that the server takes by itself.
+    default_threads: whether everything but throughput is measured with the threads that the server takes by
+    itself, and not with `threads`.
     """
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
@@ -89,7 +91,7 @@ def run(
             folder=folder,
             artefact=artefact,
             threads=threads,
-            served=_taken(artefact) if threads == available_cpus() else threads,
+            default_threads=_default_threads(artefact) if default_threads else threads,
             repeats=checked_repeats(repeats, REPEATS),
             tokens=tokens,
             minutes=minutes,
@@ -99,12 +101,12 @@ def run(
         return [row for part in chosen(names or tuple(PARTS)) for row in PARTS[part](bench)]
 
 
-def _taken(artefact: Path) -> int:
+def _default_threads(artefact: Path) -> int:
     """The threads that the server takes for an artefact where it is not told."""
     from xl_export.serve.http.base.models import sources_of  # needs the extra of the server
 
     (source,) = sources_of([(artefact.name, artefact)], EngineSettings())
-    return source.open_session(artefact).threads
+    return source.open_session(artefact).threads or available_cpus()
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
@@ -121,9 +123,6 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         if row.holds is not None:
             bound = f"at most {row.most:.4g}" if row.most is not None else f"at least {row.least:.4g}"
             mark = f"; {bound}: {'holds' if row.holds else 'MISSED'}"
-        notes = [row.note] if row.note else []
-        if row.threads is not None:
-            notes.append(f"{row.threads} thread{'s' * (row.threads > 1)}")
-        note = f" ({'; '.join(notes)})" if notes else ""
+        note = f" ({noted})" if (noted := note_of(row.to_json())) else ""
         lines.append(f"{what}{numbers}  {row.unit}{mark}{note}")
     return lines

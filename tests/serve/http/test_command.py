@@ -154,6 +154,8 @@ def test_the_command_serves_reloads_and_ends_with_the_signal(
             keys.write_text(f"bert {new}\n")
             limits = json.loads(server.stderr.readline())
             assert (limits["event"], limits["open_files"] > 200) == ("limits", True)
+            serves = json.loads(server.stderr.readline())
+            assert (serves["event"], serves["model"], serves["threads"]) == ("serves", "small", 1)
             server.send_signal(signal.SIGHUP)
             assert comes_true(lambda: status(new) == 200)
             assert status(old) == 401

@@ -1,4 +1,4 @@
-"""How many CPUs a step of a served model takes, where the user does not say it."""
+"""How many CPU threads a step of a served model takes, where the user does not say it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from runtimes.base.machine import available_cpus
-from tests.serve.http.conftest import Running
+from tests.serve.http.conftest import running
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.trial import SHORT, has_short_steps
 from xl_export.serve.http.base import models
 from xl_export.serve.http.base.models import Opened, sources_of
+
+CPUS = 5
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The threads with which sessions are opened, on a machine of five CPUs."""
+    given: list[int | None] = []
+    open_session = models.open_session
+
+    def noted(path: Path, *, threads: int | None, device: Any) -> Any:
+        given.append(threads)
+        return open_session(path, threads=1, device=device)
+
+    monkeypatch.setattr(models, "open_session", noted)
+    monkeypatch.setattr(models, "available_cpus", lambda: CPUS)
+    return given
 
 
 def opened(path: Path, threads: int | None = None) -> Opened:
@@ -23,69 +40,76 @@ def opened(path: Path, threads: int | None = None) -> Opened:
     return source.open_session(path)
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """The threads with which sessions were opened."""
-    given: list[int | None] = []
-    open_session = models.open_session
+@pytest.mark.parametrize(
+    ("short", "small", "expected"), [(True, 1 << 30, [4]), (False, 1 << 30, [4, 5]), (True, 1000, [5])]
+)
+def test_short_steps_of_a_small_artefact_leave_one_cpu_to_the_event_loop(
+    short: bool,
+    small: int,
+    expected: list[int],
+    artefacts: dict[str, Path],
+    asked: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models, "has_short_steps", lambda session: short)
+    monkeypatch.setattr(models, "SMALL", small)
+    assert opened(artefacts["ring"]).threads == expected[-1]
+    assert asked == expected  # a large artefact is opened once
 
-    def noted(path: Path, *, threads: int | None, device: Any) -> Any:
-        given.append(threads)
-        return open_session(path, threads=threads, device=device)
 
-    monkeypatch.setattr(models, "open_session", noted)
-    return given
-
-
-def test_short_steps_take_one_thread(
+def test_one_cpu_is_not_tried(
     artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "has_short_steps", lambda session: True)
+    monkeypatch.setattr(models, "available_cpus", lambda: 1)
     assert opened(artefacts["ring"]).threads == 1
     assert asked == [1]
 
 
-def test_long_steps_take_all_cpus(
-    artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models, "has_short_steps", lambda session: False)
-    assert opened(artefacts["ring"]).threads == available_cpus()
-    assert asked == [1, None]
+def test_threads_that_are_given_are_taken(artefacts: dict[str, Path], asked: list[int | None]) -> None:
+    assert opened(artefacts["ring"], 3).threads == 3
+    assert asked == [3]
 
 
-def test_a_large_artefact_is_opened_once(
-    artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models, "SMALL", 1000)
-    assert opened(artefacts["ring"]).threads == available_cpus()
+def test_a_run_leaves_the_threads_to_pytorch(run: Path, asked: list[int | None]) -> None:
+    assert opened(run).threads is None
     assert asked == [None]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_that_are_given_are_taken(
-    threads: int, artefacts: dict[str, Path], asked: list[int | None]
+def test_the_check_before_a_reload_takes_no_more_threads_than_the_server(
+    artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert opened(artefacts["ring"], threads).threads == threads
-    assert asked == [threads]
+    checked: list[int | None] = []
 
+    def check(path: Path, *, threads: int | None, device: Any) -> Any:
+        checked.append(threads)
+        return SimpleNamespace(passed=True)
 
-def test_a_run_takes_what_pytorch_takes(run: Path, asked: list[int | None]) -> None:
-    assert opened(run).threads == available_cpus()
-    assert asked == [None]
+    monkeypatch.setattr(models, "check", check)
+    for threads in (None, 3):
+        (source,) = sources_of([("m", artefacts["ring"])], EngineSettings(rows=2), threads=threads)
+        source.check(artefacts["ring"])
+    assert checked == [4, 3]
 
 
 @pytest.mark.parametrize(("seconds", "short"), [(0.0, True), (2 * SHORT, False)])
-def test_the_time_of_a_step_decides(seconds: float, short: bool) -> None:
-    steps: list[tuple[int, ...]] = []
+def test_the_fastest_step_over_a_full_memory_decides(seconds: float, short: bool) -> None:
+    steps: list[tuple[Any, ...]] = []
 
-    def predict(tokens: Any, memory: object) -> None:
-        steps.append(tokens.shape)
-        time.sleep(seconds)
+    def predict(tokens: np.ndarray, memory: Any) -> None:
+        # Another program makes all steps but one slow.
+        time.sleep(seconds if len(steps) == 3 else 2 * SHORT)
+        steps.append((tokens.shape, memory.positions.tolist()))
 
-    session: Any = SimpleNamespace(start=lambda rows: None, predict=predict)
+    memory = SimpleNamespace(positions=np.zeros(1, np.int64))
+    session: Any = SimpleNamespace(
+        start=lambda rows: memory, predict=predict, rule=SimpleNamespace(mem_len=70)
+    )
     assert has_short_steps(session) == short
-    assert set(steps) == {(1, 1)}
+    assert set(map(str, steps)) == {"((1, 1), [70])"}
 
 
-def test_a_model_tells_its_threads(served: Running) -> None:
-    assert served.get("/v1/models").json()["data"][0]["xl_export"]["threads"] == 1
+def test_a_model_tells_its_threads(artefacts: dict[str, Path]) -> None:
+    sources = sources_of([("m", artefacts["ring"])], EngineSettings(rows=2), threads=2)
+    with running(sources) as server:
+        (model,) = server.get("/v1/models").json()["data"]
+        assert model["xl_export"]["threads"] == 2

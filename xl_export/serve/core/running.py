@@ -15,6 +15,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Fed, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
+MOST_UNSAID = 8192  # fed tokens of which no answer has told yet
 AHEAD = 64  # random numbers that are drawn at once
 
 
@@ -69,20 +70,23 @@ class Running:
         """How many of the task's tokens are still to be fed."""
         return len(self.task.tokens) - self.fed
 
-    def say(self, answer: Answer) -> None:
-        """Adds an answer. Pieces of which only their length is known are told of with the next other answer,
-        or the last piece: nobody waits for them, and each delivery wakes the event loop.
+    def add(self, answer: Answer) -> None:
+        """Adds an answer to those of this iteration.
+
+        Pieces of which only the length is known are kept back and added up: nobody waits for them, and each
+        delivery wakes the event loop. They are added with the last piece of the prompt, with every
+        `MOST_UNSAID` tokens, and before any other answer. So none is left when tokens are drawn.
         """
-        if isinstance(answer, Fed) and answer.log_probs is None:
-            before = self.unsaid or Fed(count=0)
-            answer = Fed(count=before.count + answer.count, cached=before.cached + answer.cached)
-            self.unsaid = answer if self.prompt_left else None
-            if self.prompt_left:
-                return
-        elif self.unsaid is not None:
-            self.answers.append(self.unsaid)
-            self.unsaid = None
-        self.answers.append(answer)
+        unsaid, self.unsaid = self.unsaid, None
+        if not isinstance(answer, Fed) or answer.log_probs is not None:
+            self.answers += [answer] if unsaid is None else [unsaid, answer]
+            return
+        if unsaid is not None:
+            answer = Fed(count=unsaid.count + answer.count, cached=unsaid.cached + answer.cached)
+        if self.prompt_left and answer.count < MOST_UNSAID:
+            self.unsaid = answer
+        else:
+            self.answers.append(answer)
 
     def tail(self, longest: int) -> np.ndarray:
         """The ids of the last fed tokens of the stream, at most so many, the newest last."""

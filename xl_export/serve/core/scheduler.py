@@ -361,7 +361,7 @@ class Scheduler:
 
     def _say(self, run: Running, answer: Answer) -> None:
         silent = not run.answers
-        run.say(answer)
+        run.add(answer)
         if silent and run.answers:
             self._said.append(run)
 

@@ -79,9 +79,10 @@ class Likeliest:
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """A piece of the task's own tokens was fed, or found in the prefix cache.
+    """Some of the task's own tokens were fed, or found in the prefix cache: one piece where `Task.score`, and
+    otherwise all pieces of which no answer has told yet.
 
-    count: of its tokens. cached: how many of them were found. log_probs: float32 [count] in nats where
+    count: of the tokens. cached: how many of them were found. log_probs: float32 [count] in nats where
     `Task.score`, NaN where a token's is not known; None otherwise. likeliest: where `Task.top`.
     """
 

@@ -59,7 +59,7 @@ class ModelFacts(TypedDict):
     memory_precision: str
     bytes_per_stream: int
     computed_by: str
-    threads: int
+    threads: int | None
     rows_independent: bool
     rows_dependence: str | None
 

@@ -281,13 +281,17 @@ def _logs(server: Server) -> Iterator[None]:
 
 def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """`serve` in an event loop of its own, uvloop where it is installed. It raises the limit of open files,
-    and says in the log how many connections fit into it.
+    and says in the log how many connections fit into it, and how many threads each model has.
     """
     server.limits, files = fitted(server.limits)
 
     def began(port: int, web: Web) -> None:
         connections, sockets = server.limits.connections, server.limits.sockets
         server.log.event("limits", open_files=files, connections=connections, websockets=sockets)
+        for model in server.models.values():
+            server.log.event(
+                "serves", model=model.name, identity=model.session.identity, threads=model.threads
+            )
         if ready is not None:
             ready(port, web)
 

@@ -9,6 +9,7 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver, said
+from xl_export.serve.core import running
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Task
 
@@ -100,6 +101,24 @@ def test_a_prompt_is_told_of_once_with_all_that_was_fed(session: Session, cancel
     assert isinstance(told, Fed)
     assert told.count == (24 if cancelled else 60)
     assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
+
+
+def test_what_was_fed_of_a_long_prompt_is_told_now_and_then(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MOST_UNSAID", 20)
+    driver = Driver(session, rows=2, prompt_tokens=8)
+    driver.run(long := drawing_task("a", 1, prompt=60))
+    assert [answer.count for answer in driver.answers[long] if isinstance(answer, Fed)] == [24, 24, 12]
+
+
+def test_a_prompt_that_gives_its_row_to_others_is_told_of_whole(session: Session) -> None:
+    driver = Driver(session, rows=1, prompt_tokens=8)
+    driver.submit(bulk := drawing_task("a", 1, prompt=60, bulk=True))
+    driver.iterate(3)
+    driver.run(drawing_task("b", 2))
+    assert driver.scheduler.parked == 1
+    assert [answer.count for answer in driver.answers[bulk] if isinstance(answer, Fed)] == [60]
 
 
 def test_bulk_gives_its_rows_to_people_between_two_pieces_and_goes_on_afterwards(session: Session) -> None:

@@ -115,7 +115,7 @@ ANSWER_FIELDS = {
     "text": "What was drawn; in an event, what is new of it; of a token its own text.",
     "text_offset": "Where each token begins in the text.",
     "texts": "The text of each token.",
-    "threads": "How many CPU threads compute a step.",
+    "threads": "How many CPU threads compute a step; null where PyTorch chooses them.",
     "token": "The id of the token.",
     "token_log_probs": "The log-probability of each token of the text in nats, where these were asked for.",
     "token_logprobs": "The log-probability of each token in nats; null where nothing comes before it.",

@@ -25,7 +25,7 @@ from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery
-from xl_export.serve.core.trial import has_short_steps
+from xl_export.serve.core.trial import SMALL, has_short_steps
 from xl_export.serve.http.base.bridge import Accepts, Bridge, Inbox
 from xl_export.serve.http.base.metrics import Figures
 from xl_export.serve.http.base.token_texts import TokenTexts
@@ -51,10 +51,10 @@ class Attached(Protocol):
 
 
 class Opened(NamedTuple):
-    """A session that was opened, and the CPU threads of its steps."""
+    """A session that was opened, and the CPU threads of its steps; None where PyTorch chooses them."""
 
     session: Session
-    threads: int
+    threads: int | None
 
 
 class Made(NamedTuple):
@@ -94,7 +94,6 @@ async def on_thread(function: Callable[..., Result], *arguments: object) -> Resu
 
 
 OpenSession = Callable[[Path], Opened]
-SMALL = 32 << 20  # bytes of an artefact; reading more takes longer than a step that one thread computes alone
 MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Made]
 
 
@@ -102,7 +101,7 @@ MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Mad
 class Model:
     """One artefact under one name. After a reload there is another object under the name; this one drains.
 
-    threads: CPUs of a step. requests: the figures of what was asked of it. users: requests and connections
+    threads: as in `Opened`. requests: the figures of what was asked of it. users: requests and connections
     that use it. attached: what other parts of the server keep for it, by their name; each has `figures`, and
     is closed after the engine has stopped. stamp: what `Source.stamp` said before it was opened.
     """
@@ -110,7 +109,7 @@ class Model:
     name: str
     path: Path
     session: Session
-    threads: int
+    threads: int | None
     engine: Serves
     cache: PrefixCache | None
     bridge: Bridge
@@ -245,22 +244,26 @@ def sources_of(
     device: Device | str = "cpu",
 ) -> list[Source]:
     """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none.
-    cache_shared: whether tenants may find each other's prefixes in it. threads: CPUs of a step; None takes
-    one for an artefact whose steps are short, and all for others.
+    cache_shared: whether tenants may find each other's prefixes in it. threads: CPU threads of a step; None
+    leaves one CPU to the event loop for an artefact whose steps are short, takes all CPUs for other
+    artefacts, and leaves the choice to PyTorch for a run.
     """
+    cpus = available_cpus()
 
     def opened(path: Path) -> Opened:
         chosen = _serving_device(path, device)
-        if threads is None and _is_small(path):
-            session = open_session(path, threads=1, device=chosen)
+        if threads is None and cpus > 1 and _is_small(path):
+            session = open_session(path, threads=cpus - 1, device=chosen)
             if has_short_steps(session):
-                return Opened(session, 1)
-        return Opened(open_session(path, threads=threads, device=chosen), threads or available_cpus())
+                return Opened(session, cpus - 1)
+        taken = threads or (cpus if _is_artefact(path) else None)
+        return Opened(open_session(path, threads=taken, device=chosen), taken)
 
     def checked(path: Path) -> None:
-        if not (path / SPEC).is_file():  # a run is the reference itself
+        if not _is_artefact(path):  # a run is the reference itself
             return
-        report = check(path, threads=threads, device=_serving_device(path, device))
+        few = max(1, cpus - 1) if _is_small(path) else None  # others may be served meanwhile
+        report = check(path, threads=threads or few, device=_serving_device(path, device))
         if not report.passed:
             raise ArtefactError(f"{path} does not compute what was trained: {report.sentence}")
 
@@ -279,10 +282,14 @@ def sources_of(
     ]
 
 
+def _is_artefact(path: Path) -> bool:
+    return (path / SPEC).is_file()
+
+
 def _is_small(path: Path) -> bool:
     """Whether a folder is an artefact of so few bytes that its steps may be short."""
     files = [file for name in (GRAPH, ORT_GRAPH, WEIGHTS) if (file := path / name).is_file()]
-    return (path / SPEC).is_file() and sum(file.stat().st_size for file in files) < SMALL
+    return _is_artefact(path) and sum(file.stat().st_size for file in files) < SMALL
 
 
 def _serving_device(path: Path, device: Device | str) -> Device:
@@ -294,7 +301,7 @@ def _serving_device(path: Path, device: Device | str) -> Device:
     chosen = Device.parse(device)
     if (path / BUILD).is_file():
         raise ConfigError(f"{path} is an engine, and engines are not served; give the artefact of it.")
-    if not (path / SPEC).is_file():
+    if not _is_artefact(path):
         return chosen
     if chosen not in (AUTO, CPU):
         raise ConfigError(

@@ -127,7 +127,13 @@ class Server:
                 await on_thread(fresh.stop, 0.0)
                 raise stopping()
             old, self.models[name] = self.models[name], fresh
-        self.log.event("reloaded", model=name, identity=fresh.session.identity, before=old.session.identity)
+        self.log.event(
+            "reloaded",
+            model=name,
+            identity=fresh.session.identity,
+            before=old.session.identity,
+            threads=fresh.threads,
+        )
         task = asyncio.ensure_future(self._drain(old))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
