@@ -13,12 +13,13 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import flush, writing
-from runtimes.base.partial import bring_back, make_hidden, retired_name, sweep
+from runtimes.base.lock import LOCK
+from runtimes.base.partial import bring_back, is_hidden_name, make_hidden, retired_name, sweep
 
 DATA = "data.json"  # marks a prepared dataset
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
@@ -26,16 +27,22 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 @contextlib.contextmanager
 def atomic_folder(
-    path: Path, *, force: bool = False, marker: str, sources: Sequence[Path] = ()
+    path: Path,
+    *,
+    force: bool = False,
+    marker: str,
+    sources: Sequence[Path] = (),
+    own: Collection[str] = (),
 ) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place when the block ends without an error.
 
     marker: the file that shows what kind of folder this is. An existing `path` is refused unless it is empty,
     or `force` is given and it holds the marker; it is checked again just before it is replaced, because
     somebody else may have filled it meanwhile. sources: what the new folder is made from, which must not lie
-    in the folder that is replaced. Raises UserError; `path` is then as it was.
+    in the folder that is replaced. own: names that a folder of this kind may hold; a folder with others is
+    not replaced. Raises UserError; `path` is then as it was.
     """
-    refuse_existing(path, force=force, marker=marker, sources=sources)
+    refuse_existing(path, force=force, marker=marker, sources=sources, own=own)
     path = path.resolve()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +55,7 @@ def atomic_folder(
                 if file.is_file():
                     flush(file)
             if force:
-                _exchange(temporary, path, marker=marker, sources=sources)
+                _exchange(temporary, path, marker=marker, sources=sources, own=own)
             else:
                 _move_onto_nothing(temporary, path)
         finally:
@@ -74,10 +81,15 @@ def refuse_dataset(path: Path, *, give: str) -> None:
         )
 
 
-def refuse_existing(path: Path, *, force: bool, marker: str, sources: Sequence[Path] = ()) -> None:
+def refuse_existing(
+    path: Path, *, force: bool, marker: str, sources: Sequence[Path] = (), own: Collection[str] = ()
+) -> None:
     """Raises UserError when `path` exists and may not be replaced: see `atomic_folder`."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder; give another --out.")
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(f"{place} is a file, not a folder; give another --out.")
+            break
     if not path.exists() or not any(path.iterdir()):
         return
     if not force:
@@ -85,6 +97,12 @@ def refuse_existing(path: Path, *, force: bool, marker: str, sources: Sequence[P
     if not (path / marker).is_file():
         raise UserError(
             f"{path} holds other things than a folder to replace would (no {marker}); give another --out."
+        )
+    strange = sorted(entry.name for entry in path.iterdir() if not _is_own(entry.name, own))
+    if own and strange:
+        raise UserError(
+            f"{path} also holds {strange[0]!r:.80}, which is no part of what would be replaced, and would be "
+            "deleted; move it elsewhere first, or give another --out."
         )
     whole = path.resolve()
     for source in sources:
@@ -98,6 +116,10 @@ def refuse_existing(path: Path, *, force: bool, marker: str, sources: Sequence[P
             f"{path} is the folder that this command was started in, or contains it, and would be deleted; "
             "start the command elsewhere, or give another --out."
         )
+
+
+def _is_own(name: str, own: Collection[str]) -> bool:
+    return name in own or name == LOCK or is_hidden_name(name)
 
 
 def _working_folder() -> Path:
@@ -120,20 +142,22 @@ def _move_onto_nothing(temporary: Path, path: Path) -> None:
         ) from error
 
 
-def _exchange(temporary: Path, path: Path, *, marker: str, sources: Sequence[Path]) -> None:
+def _exchange(
+    temporary: Path, path: Path, *, marker: str, sources: Sequence[Path], own: Collection[str]
+) -> None:
     """Puts the new folder in place of the old one, which ends up under the temporary name."""
-    refuse_existing(path, force=True, marker=marker, sources=sources)
+    refuse_existing(path, force=True, marker=marker, sources=sources, own=own)
     if not path.exists():
         _move_onto_nothing(temporary, path)
         return
     with _locked(path):  # under its hidden name, too, nobody may sweep it before it was looked at
-        _exchange_existing(temporary, path, marker=marker)
+        _exchange_existing(temporary, path, marker=marker, own=own)
 
 
-def _exchange_existing(temporary: Path, path: Path, *, marker: str) -> None:
+def _exchange_existing(temporary: Path, path: Path, *, marker: str, own: Collection[str]) -> None:
     if _swap(temporary, path):
         try:  # what was there at that very moment must be what may be deleted
-            refuse_existing(temporary, force=True, marker=marker)
+            refuse_existing(temporary, force=True, marker=marker, own=own)
         except UserError as error:
             _swap(temporary, path)
             raise UserError(f"{path} changed meanwhile, and is left as it is; give another --out.") from error

@@ -25,6 +25,11 @@ def retired_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.replaced")
 
 
+def is_hidden_name(name: str) -> bool:
+    """Whether `hidden_name` or `retired_name` makes such names."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.(partial|replaced)", name) is not None
+
+
 def bring_back(path: Path) -> None:
     """Gives `path` its old folder again, where a kill between two renames left only a hidden name."""
     if path.exists():

@@ -17,11 +17,10 @@ from runtimes.contract.vocabulary import Vocab
 from trainer.data.dataset import open_dataset
 from trainer.data.own import OWN_IDS, OWN_TEXT
 from trainer.data.text import Splits, build_vocab, lanes, load_splits, refuse_word_options
-from trainer.run.checkpoint import TEST, VALID, matching_vocab
+from trainer.run.checkpoint import TEST, TEST_IDS, VALID, matching_vocab
 from trainer.run.config import TrainConfig
 from trainer.run.record import held_out_of_dataset
 
-TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
 OWN = (OWN_IDS, OWN_TEXT)  # datasets that fit the recipe for any corpus, as a text file does
 
 

@@ -23,12 +23,32 @@ from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, read_json, refuse_other_kinds, sha256
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.contract.spec import SPEC, VOCAB
-from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.contract.tokens import side_file
+from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 
 CONFIG, MODEL, STATE, METRICS = "config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"
 VALID, TEST = "valid.txt", "test.txt"
+TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
+TENSORBOARD, WANDB = "tensorboard", "wandb"  # folders in the run, which these libraries fill
+# All that a run may hold. A folder with anything else is not replaced by another run.
+RUN_FILES = frozenset(
+    {
+        CONFIG,
+        MODEL,
+        STATE,
+        METRICS,
+        VALID,
+        TEST,
+        TEST_IDS,
+        side_file(TEST_IDS),
+        TENSORBOARD,
+        WANDB,
+        "import.json",
+    }
+    | {*VOCAB_FILES}
+)
 SHA256 = "tensors_sha256"  # in the metadata of a file of tensors; older files have none
 
 

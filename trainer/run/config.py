@@ -320,6 +320,11 @@ class TrainConfig:
     def load(cls, name: str | Path) -> TrainConfig:
         """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
         path = built_in().get(str(name), Path(name))
+        if (path / "config.json").is_file():
+            raise ConfigError(
+                f"{name} is a folder with a configuration; give {path / 'config.json'}, or continue its run "
+                f"with `xl-export train --resume {name}`."
+            )
         if not path.is_file():
             near = difflib.get_close_matches(str(name), list(built_in()), n=3)
             meant = f"; {' or '.join(near)} was probably meant, and " if near else "; "

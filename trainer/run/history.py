@@ -104,11 +104,12 @@ class History:
             )
         leader, vocab_size = best(self.facts.validations), self.config.model.vocab_size
         if leader is None:
-            mend = (
-                "train it to the end, on a dataset whose valid part is long enough"
-                if self.config.data is not None
-                else "train on a longer text, of which 5 % is held out for validation"
-            )
+            if self.facts.step < self.config.steps:
+                mend = "continue it with `xl-export train --resume RUN`, or validate sooner (validate_every)"
+            elif self.config.data is not None:
+                mend = "train on a dataset whose valid part is long enough"
+            else:
+                mend = "train on a longer text, of which 5 % is held out for validation"
             return f"this run was never validated, so nobody knows how good its weights are; {mend}."
         uniform = math.log2(vocab_size)
         if leader.bits_per_token <= uniform or vocab_size == 1:

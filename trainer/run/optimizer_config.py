@@ -39,11 +39,10 @@ class OptimizerConfig:
     clip: float = 0.25
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr <= MAX_RATE or self.clip <= 0:
-            raise ConfigError(
-                f"optimizer.lr is {self.lr} and optimizer.clip is {self.clip}; expected positive numbers, "
-                f"and an lr of at most {MAX_RATE:g}."
-            )
+        if not 0 < self.lr <= MAX_RATE:
+            raise ConfigError(f"optimizer.lr is {self.lr}; expected above 0 and at most {MAX_RATE:g}.")
+        if self.clip <= 0:
+            raise ConfigError(f"optimizer.clip is {self.clip}; expected a positive number.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(
                 f"optimizer.betas is {list(self.betas)!s:.80}; expected two numbers from 0 to below 1, such "

@@ -23,6 +23,9 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str]) -> TrainConf
     each other.
     """
     given = sorted(assignments, key=lambda assignment: not assignment.startswith("steps="))
+    keys = [assignment.partition("=")[0] for assignment in given]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(f"--set {twice}=… is given twice; leave out one of them.")
     data = to_json(config)
     for assignment in given:
         key, equals, text = assignment.partition("=")

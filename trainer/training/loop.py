@@ -12,6 +12,7 @@ import dataclasses
 import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from runtimes.contract.spec import SPEC
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.data.text import many_words
-from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
+from trainer.run.checkpoint import CONFIG, METRICS, MODEL, RUN_FILES, STATE, TEST
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
@@ -104,7 +105,8 @@ def _start(
 ) -> None:
     tokenizer = None if config.vocab in VOCAB_KINDS else config.vocab
     sources = [Path(path) for path in (config.text, config.data, tokenizer) if path is not None]
-    ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS, sources=sources))
+    replaced: Any = {"marker": METRICS, "sources": sources, "own": RUN_FILES}
+    ranks.on_first(lambda: refuse_existing(out, force=force, **replaced))
     # The run stores absolute paths, so that it can be resumed from any working folder.
     if config.text is not None:
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
@@ -129,7 +131,7 @@ def _start(
     def make_folder() -> None:
         replaces = force and (out / METRICS).is_file()
         old = only_writer(out, doing="replaced") if replaces else nullcontext()
-        with old, atomic_folder(out, force=force, marker=METRICS, sources=sources) as folder:
+        with old, atomic_folder(out, force=force, **replaced) as folder:
             write_json(folder / CONFIG, to_json(config))
             save_vocab(folder, source.vocab)
             for name, content in source.files.items():

@@ -330,7 +330,8 @@ def refuse_infinite(what: str, value: float, step: int, ranks: Ranks) -> None:
     if not math.isfinite(value):
         ranks.refuse(
             UserError(
-                f"the {what} became {value} at step {step}; the last checkpoint is kept: "
-                "start again with a lower optimizer.lr or a longer schedule.warmup_steps."
+                f"the {what} became {value} at step {step}; the last checkpoint is kept, but continuing it "
+                "would end in the same way: start a new run (another --out, or --force) with a lower "
+                "optimizer.lr or a longer schedule.warmup_steps."
             )
         )

@@ -12,7 +12,9 @@ out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="The folder to write."
 )
 force_option = click.option(
-    "--force", is_flag=True, help="Replace the folder if it holds an earlier result of the same kind."
+    "--force",
+    is_flag=True,
+    help="Replace the folder, and delete what is in it, if it holds an earlier result of the same kind.",
 )
 triton_option = click.option(
     "--triton",

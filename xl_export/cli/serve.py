@@ -251,11 +251,13 @@ def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:
         if not equals or ("/" in own and (Path(model).exists() or not Path(folder).exists())):
             equals, folder = "", model
         path = Path(folder)
-        chosen = name or (own if equals else path.resolve().name)
-        if not chosen or len(chosen) > 128 or chosen.strip(".") == "" or re.search(r"[/\\?#%\s]", chosen):
+        chosen = name if name is not None else own if equals else path.resolve().name
+        wrong = len(chosen) > 128 or not chosen.strip(".") or not re.fullmatch(r"[\w.-]+", chosen)
+        if wrong and (name is not None or equals or path.exists()):  # that it is not there is said elsewhere
+            give = "give NAME=FOLDER" if name is None else "give another --name"
             raise ConfigError(
-                f"{chosen!r:.80} is no name that clients can ask for; give NAME=FOLDER, with letters, "
-                "digits, -, _ and . in the name."
+                f"{chosen!r:.80} is no name that clients can ask for; {give}, with at most 128 letters, "
+                "digits, -, _ and . in it."
             )
         found.append((chosen, path))
     if len({each for each, _ in found}) != len(found):

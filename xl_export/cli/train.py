@@ -224,11 +224,13 @@ def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[
 
     if twice := sorted(keys_of(assignments) & set(changes)):
         raise UserError(f"{twice[0]} is given by --set and by --{_option(twice[0])}; leave out one of them.")
+    changes = dict(changes)
+    if (steps := changes.pop("steps", None)) is not None:  # it moves other keys, but none that was given
+        assignments = (f"steps={steps}", *assignments)
     settings = with_overrides(settings, assignments)
     if changes.get("vocab", "word") != "word":  # what the configuration says of its words does not apply
         changes = {"min_count": 1, "max_size": None, **changes}
-    steps = changes.get("steps", settings.steps)
-    return dataclasses.replace(settings.with_steps(steps), **changes)
+    return dataclasses.replace(settings, **changes)
 
 
 def _as_options(changes: dict[str, Any]) -> list[str]:

@@ -84,7 +84,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="could not be written: No such file or directory"):
         write_json(tmp_path / "absent" / "inside", {})
     with (
-        pytest.raises(UserError, match="could not be written"),
+        pytest.raises(UserError, match="file is a file, not a folder; give another --out"),
         atomic_folder(tmp_path / "file" / "inside", marker="file"),
     ):
         pytest.fail("the block must not run")

@@ -57,6 +57,36 @@ def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path:
     assert names(tmp_path) == ["precious"]
 
 
+def test_force_deletes_nothing_that_is_no_part_of_what_is_replaced(tmp_path: Path) -> None:
+    """What this project itself leaves in a folder, such as a lock, does not count."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("file", "side", ".writer", ".file.0123abcd.partial", "notes.txt"):
+        (folder / name).write_text(name)
+    with (
+        pytest.raises(UserError, match=r"also holds 'notes.txt', which is no part of what would be replaced"),
+        atomic_folder(folder, force=True, marker="file", own={"file", "side"}),
+    ):
+        pytest.fail("the block must not run")
+    assert (folder / "notes.txt").read_text() == "notes.txt"
+    (folder / "notes.txt").unlink()
+    with atomic_folder(folder, force=True, marker="file", own={"file", "side"}) as new:
+        (new / "file").write_text("new")
+    assert names(folder) == ["file"]
+
+
+def test_what_comes_while_a_folder_is_made_is_not_deleted_either(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "file").write_text("old")
+    with (
+        pytest.raises(UserError, match=r"also holds 'notes.txt'"),
+        atomic_folder(folder, force=True, marker="file", own={"file"}),
+    ):
+        (folder / "notes.txt").write_text("mine")
+    assert names(folder) == ["file", "notes.txt"]
+
+
 def test_a_replacement_that_fails_on_the_way_brings_the_old_folder_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

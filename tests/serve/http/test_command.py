@@ -63,6 +63,12 @@ def test_what_cannot_be_served_is_one_sentence(
     refused(serve(artefacts["ring"], "--port", "0", *filled), words)
 
 
+@pytest.mark.parametrize("name", ["", "x=y", "a/b", "a b", ".."])
+def test_a_name_that_clients_cannot_ask_for_is_refused(artefacts: dict[str, Path], name: str) -> None:
+    words = f"{name!r} is no name that clients can ask for; give another --name"
+    refused(serve(artefacts["ring"], "--name", name, "--port", "0"), words)
+
+
 def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> None:
     refused(serve(artefacts["shift"], "--port", "0"), "ring")
 

@@ -62,6 +62,9 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
         ("frequency_penalty", -1, "is not served"),
         ("repetition_penalty", 1.1, "is not served"),
         ("min_p", 0.1, "is not served"),
+        ("top_p", -0.1, "top_p is -0.1; expected 0 to 1."),
+        ("top_p", 1.5, "top_p is 1.5; expected 0 to 1."),
+        ("top_k", -2, "top_k is -2; expected at least 1, or 0 or -1 for all."),
         ("min_tokens", 3, "set ignore_eos to true"),
         ("stop", "x" * 1001, "has 1,001 characters; expected at most 1,000"),
         ("max_tokens", 2.5, "a number with a point or an exponent; expected an integer"),
@@ -105,6 +108,12 @@ def test_too_many_least_tokens_are_refused_with_the_reason(served, body: dict, w
 
 def test_an_unknown_query_parameter_is_refused(served) -> None:
     refused(served.get("/tokenizer_info?stream=true"), 400, "'stream' is not known here; expected model")
+
+
+@pytest.mark.parametrize(("path", "body"), [("completions", {"prompt": "a"}), ("score", {"texts": ["ab"]})])
+def test_a_field_in_the_address_is_refused(served, path: str, body: dict) -> None:
+    answer = served.post(f"/v1/{path}?stream=true", body)
+    refused(answer, 400, "'stream' is not known here; expected none, since fields belong into the body")
 
 
 def test_a_field_of_an_object_that_is_not_known_is_told_with_its_place(served) -> None:
@@ -304,6 +313,9 @@ def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: st
         ("/v1/completion", "/v1/completions was probably meant."),
         ("/v1/streams/stream-1/rewnd", "/v1/streams/stream-1/rewind was probably meant."),
         ("/v1/streams/stream-1/ws", "connect to it with a WebSocket."),
+        ("/v1/completions/", "/v1/completions was probably meant."),
+        ("/v1/streams//append", "a part of the path is empty, as where the id of a stream is missing."),
+        ("/v1/streams/%2e%2e%2fsnapshot.key", "see /openapi.json for what there is."),
         ("/nothing", "see /openapi.json for what there is."),
     ],
 )

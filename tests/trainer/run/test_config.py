@@ -272,6 +272,12 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         TrainConfig.load(tmp_path / "mine.json")
 
 
+def test_the_folder_of_a_run_is_told_from_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="or continue its run with `xl-export train --resume"):
+        TrainConfig.load(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

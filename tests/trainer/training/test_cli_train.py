@@ -97,6 +97,9 @@ def test_an_existing_folder_is_refused_and_untouched_unless_forced(config: str, 
     (tmp_path / "run/precious").unlink()
     assert train(config, "--out", tmp_path / "run", "--force").exit_code == 0
     assert train(config, "--out", tmp_path / "run", "--force").exit_code == 0
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert_refused(train(config, "--out", tmp_path / "run", "--force"), "also holds 'notes.txt'")
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "run/model.safetensors").is_file()
 
 

@@ -12,11 +12,9 @@ from typing import Any
 from runtimes.base.errors import UserError, first_line, needs
 from runtimes.base.files import atomic_file, read_bytes, writing
 from runtimes.base.records import to_json
-from trainer.run.checkpoint import METRICS
+from trainer.run.checkpoint import METRICS, TENSORBOARD, WANDB
 from trainer.run.config import TrainConfig
 
-EVENTS = "tensorboard"  # folder in the run
-WANDB = "wandb"  # folder in the run, which the library fills
 PROJECT = "xl-export"  # of Weights & Biases, where WANDB_PROJECT names no other
 
 
@@ -30,7 +28,9 @@ class Journal:
     def __init__(self, run: Path, config: TrainConfig, *, step: int) -> None:
         self.path = run / METRICS
         self.seconds = _trim(self.path, step)
-        self.events = _summary_writer()(run / EVENTS, purge_step=step + 1) if config.tensorboard else None
+        self.events = (
+            _summary_writer()(run / TENSORBOARD, purge_step=step + 1) if config.tensorboard else None
+        )
         self.wandb = _wandb_run(run, config) if config.wandb else None
 
     def write(self, step: int, **facts: Any) -> None:

@@ -77,7 +77,9 @@ def application(server: Server) -> ASGIApp:
         HTTPException: _http_error,
     }
     served = routes(server)
-    return Guard(Starlette(routes=served, exception_handlers=handlers), server, served)
+    app = Starlette(routes=served, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a redirection has no sentence, and many clients do not follow it
+    return Guard(app, server, served)
 
 
 class Guard:
@@ -272,7 +274,13 @@ def _nearest(request: Request) -> str:
     paths = {_like(route.path, request.url.path): route for route in request.app.routes}
     if isinstance(paths.get(request.url.path), WebSocketRoute):
         return "connect to it with a WebSocket"
-    near = get_close_matches(request.url.path, paths, n=1, cutoff=0.85)
+    if "//" in request.url.path:
+        return "a part of the path is empty, as where the id of a stream is missing"
+    near = [
+        path
+        for path in get_close_matches(request.url.path, paths, n=2, cutoff=0.85)
+        if path != request.url.path and ".." not in path
+    ]
     return f"{near[0]} was probably meant" if near else "see /openapi.json for what there is"
 
 

@@ -290,6 +290,7 @@ def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> No
             pass
         assert refused.value.response.status_code in (403, 404)
     assert httpx.get(f"{kept.at}{stream.path}/ws").status_code == 404
+    assert "handshake" not in kept.log.getvalue()  # a refusal is no fault of the server
 
 
 def test_a_stream_is_deleted_after_the_operations_before_it(kept: Running, tokens: np.ndarray) -> None:

@@ -174,6 +174,8 @@ def test_a_rewound_stream_goes_on_as_if_nothing_had_been(kept: Running, tokens: 
     refused = kept.post(f"{stream.path}/rewind", {"tokens": 40})
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "too_far_back"
+    negative = kept.post(f"{stream.path}/rewind", {"tokens": -1}).json()["error"]
+    assert (negative["message"], negative["code"]) == ("tokens is -1; expected 0 or more.", None)
     fresh = created(kept, tokens[:3])
     fresh.post("rewind", {"tokens": 3})
     nothing = kept.post(f"{fresh.path}/continue", {})

@@ -39,6 +39,10 @@ class Log:
         self.event(event, level="error", error=str(error), traceback=where, **fields)
 
 
+# What uvicorn says of each WebSocket whose handshake was refused; the client was told why.
+REFUSED_HANDSHAKE = "ASGI callable returned without completing handshake."
+
+
 class Handler(logging.Handler):
     """Sends what engines and libraries log to our log."""
 
@@ -47,6 +51,8 @@ class Handler(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == REFUSED_HANDSHAKE:
+            return
         error = record.exc_info[1] if record.exc_info else None
         fields = {"logger": record.name, "message": record.getMessage()}
         event = "engine" if record.name.startswith("xl_export") else "library"

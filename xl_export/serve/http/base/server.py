@@ -213,13 +213,18 @@ def tenant_of(request: HTTPConnection) -> Tenant:
 
 def asked_model(request: HTTPConnection) -> str | None:
     """The query parameter `model`, the only one that a route takes; raises RefusedError for another one."""
-    for name in request.query_params:
-        if name != "model":
-            raise RefusedError(
-                f"the query parameter {name!r:.60} is not known here; expected model, or none.",
-                param=name[:60],
-            )
+    refuse_parameters(request, but="model")
     return request.query_params.get("model")
+
+
+def refuse_parameters(request: HTTPConnection, *, but: str | None = None) -> None:
+    """Raises RefusedError for a query parameter that is not `but`: what it asks for would not be done."""
+    expected = "none, since fields belong into the body" if but is None else f"{but}, or none"
+    for name in request.query_params:
+        if name != but:
+            raise RefusedError(
+                f"the query parameter {name!r:.60} is not known here; expected {expected}.", param=name[:60]
+            )
 
 
 def has_valid_key(connection: HTTPConnection) -> bool:

@@ -19,7 +19,7 @@ from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.server import Server, refuse_parameters, tenant_of
 from xl_export.serve.http.openai.documents import CompletionEvent, Completions, Usage
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
@@ -43,6 +43,7 @@ def routes(server: Server) -> list[BaseRoute]:
     """The route of completions."""
 
     async def completions(request: Request) -> Response:
+        refuse_parameters(request)
         server.refuse_when_full(request)
         body = await read_json(request, server, DECODER)
         model = server.hold(request, server.model(body.model))

@@ -181,6 +181,8 @@ def _encoded(vocab: Vocab, prompt: str | Sequence[int], number: int) -> np.ndarr
 def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
     """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served."""
     temperature = 1.0 if body.temperature is None else body.temperature
+    if body.top_p is not None and not 0 <= body.top_p <= 1:
+        raise RefusedError(f"top_p is {body.top_p}; expected 0 to 1.", param="top_p")
     if body.top_p == 0 and temperature >= 0:  # the likeliest token alone
         body.top_p, temperature = None, 0.0
     try:
@@ -192,7 +194,7 @@ def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
     except UserError as error:
         raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
     if body.top_k is not None and body.top_k < -1:
-        raise RefusedError(f"top_k is {body.top_k}; expected at least 1, or 0 for all tokens.", param="top_k")
+        raise RefusedError(f"top_k is {body.top_k}; expected at least 1, or 0 or -1 for all.", param="top_k")
     seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads so many bits exactly
     if not -1 << 63 <= seed < 1 << 64:
         raise RefusedError(f"seed is {seed}; expected -2^63 to 2^64 - 1.", param="seed")

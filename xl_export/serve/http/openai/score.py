@@ -30,7 +30,7 @@ from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.server import Server, refuse_parameters, tenant_of
 from xl_export.serve.http.openai.completions import usage
 from xl_export.serve.http.openai.documents import Scores
 
@@ -77,6 +77,7 @@ def routes(server: Server) -> list[BaseRoute]:
     """The route of scores."""
 
     async def score(request: Request) -> Response:
+        refuse_parameters(request)
         server.refuse_when_full(request, bulk=True)
         body = await read_json(request, server, DECODER)
         model = server.hold(request, server.model(body.model))

@@ -150,6 +150,8 @@ class StreamWork:
 
     async def rewind(self, name: str, count: int) -> Document:
         """Takes back the last tokens of a stream, exactly, or refuses to."""
+        if count < 0:
+            raise RefusedError(f"tokens is {count}; expected 0 or more.", param="tokens")
         with self._operation(name) as operation:
             state = await self._state(operation)
             if count == 0:
