@@ -93,7 +93,13 @@ def _latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
 
 def _recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
     """Training loss and validation of each recipe against the tokens that it was trained on."""
-    for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+    across = len(rows) if len(rows) <= 3 else 2
+    down = -(-len(rows) // across)
+    figure.set_figheight(down * figure.get_figheight())
+    places = figure.subplots(down, across, squeeze=False).ravel()
+    for unused in places[len(rows) :]:
+        unused.remove()
+    for axes, row in zip(places, rows, strict=False):
         for label, colour, style, curve in (
             ("training", ARITHMETIC, "-", row.curve),
             ("validation", SEGMENT, "o-", row.validation),
@@ -108,7 +114,8 @@ def _recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
         axes.set_ylim(min(published, *(bits for _, bits in row.curve)) - 0.1, top + 0.2)
         axes.set_xlabel("million training tokens")
         axes.set_ylabel(f"bits per {row.unit}")
-        axes.set_title(f"{row.name} ({row.parameters / 1e6:.1f}M parameters)", fontsize=10)
+        size, minutes = f"{row.parameters / 1e6:.1f}M", f"{row.budget_seconds / 60:g}"
+        axes.set_title(f"{row.name} ({size} parameters, {minutes} CPU minutes)", fontsize=10)
 
 
 def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
