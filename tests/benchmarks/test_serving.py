@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.registry import find_case
-from benchmarks.cases.serving import llama, parts, relay, serve
+from benchmarks.cases.serving import llama, load, parts, relay, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.load import gaps_between
@@ -212,7 +212,8 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     rounds = rows["between", "the same rounds in a loop, p99", 2]["figure"]
     assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
     assert rows["between", "first token after 24 tokens", 1]["most"] > 0
-    assert rows["long", "token 1,000 over token 500", 1]["most"] == 1.05
+    late = rows["long", "after token 1,000 over after token 250", 1]
+    assert (late["most"], late["figure"]["repeats"]) == (1.05, 4)
     note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]
     assert "10 stored streams" in note
     done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note.partition("; ")[2])}
@@ -229,6 +230,26 @@ def test_bits_that_change_when_tokens_come_again_are_an_error() -> None:
     for wrong in ([None, 3.0 + 2 * allowed], [3.0, 3.0], [None, None]):
         with pytest.raises(LoadError, match="the bits of equal tokens differ"):
             shared._compare([None, 3.0], wrong, "equal tokens")
+
+
+def test_a_fork_that_draws_other_tokens_than_its_stream_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first fork is kept, and each of its own forks is continued as the stream was."""
+    wrong = False
+
+    def asked(job: load.Job, method: str, path: str, body: Any = None) -> Any:
+        return {"id": "fork", "stream": {"id": "stream"}}
+
+    def continued(job: load.Job, stream: str, count: int) -> tuple[list[int], float]:
+        return [int(wrong and stream == "fork")] * count, 1.0
+
+    monkeypatch.setattr(load, "_asked", asked)
+    monkeypatch.setattr(load, "_continued", continued)
+    job = {"prompt": [1], "tokens": 8, "block": 2, "rounds": 3}
+    found = load.long(job)
+    assert found == {"early": [1.0] * 3, "late": [1.0] * 3, "texts": ["0"] * 4}
+    wrong = True
+    with pytest.raises(LoadError, match="drawn other tokens than the stream"):
+        load.long(job)
 
 
 def test_other_tokens_than_those_of_generate_are_not_measured(

@@ -14,10 +14,9 @@ import time
 from typing import Any
 
 from benchmarks.cases.serving.events import LoadError
-from benchmarks.cases.serving.mixed import mixed
+from benchmarks.cases.serving.mixed import COMPLETIONS, STREAMS, mixed
 from benchmarks.cases.serving.wire import Loop, Request, cpu_seconds
 
-COMPLETIONS = "/v1/completions"
 Job = dict[str, Any]
 
 
@@ -115,35 +114,63 @@ def gaps_between(streams: list[list[float]], begin: float, end: float) -> dict[s
 
 
 def long(job: Job) -> Job:
-    """One long completion: the mean seconds between two tokens in each block of `block` tokens.
+    """A long stored stream and forks of its beginning are continued in turns: seconds a token of each.
 
-    The events are dropped as they come, all but those of the first block, which are given back.
+    The stream is forked after its first `block` drawn tokens, and continued until `tokens` are drawn. Then,
+    `rounds` times, a fork of that fork and the long stream draw one block each. Every fork must draw what the
+    stream drew there. texts: the ids of the first two blocks.
     """
-    loop, block = Loop(), job["block"]
-    loop.add([request := Request(job["port"], "POST", COMPLETIONS, job["body"])])
-    blocks, texts = list[float](), list[str]()
-    counted = 0
+    block = job["block"]
+    stream = _asked(job, "POST", STREAMS, {"tokens": job["prompt"]})["stream"]["id"]
+    first, _ = _continued(job, stream, block)
+    kept = _asked(job, "POST", f"{STREAMS}/{stream}/fork")["id"]
+    rest, _ = _continued(job, stream, job["tokens"] - block)
+    early, late = list[float](), list[float]()
+    for _ in range(job["rounds"]):
+        young = _asked(job, "POST", f"{STREAMS}/{kept}/fork")["id"]
+        drawn, seconds = _continued(job, young, block)
+        if drawn != rest[:block]:
+            raise LoadError("a fork of a stored stream has drawn other tokens than the stream.")
+        _asked(job, "DELETE", f"{STREAMS}/{young}")
+        early.append(seconds)
+        late.append(_continued(job, stream, block)[1])
+    return {"early": early, "late": late, "texts": [str(token) for token in (*first, *rest[:block])]}
+
+
+def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
+    """The whole answer to one request, as a document."""
+    loop = Loop()
+    loop.add([request := Request(job["port"], method, path, body)])
+    loop.run()
+    return request.answer.document()
+
+
+def _continued(job: Job, stream: str, count: int) -> tuple[list[int], float]:
+    """Draws `count` tokens of a stored stream: their ids, and the mean seconds between two of them."""
+    body = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "stream": True, "surprisal": False}
+    loop, drawn, end = Loop(), list[int](), dict[str, Any]()
+    first, last = (0.0, 0), (0.0, 0)  # when pieces of the answer came, and how many tokens were there then
+    loop.add([request := Request(job["port"], "POST", f"{STREAMS}/{stream}/continue", body)])
 
     def each(ready: list[Request]) -> None:
-        nonlocal counted
+        nonlocal first, last, end
         answer = request.answer
-        while len(answer.events) > block + 3:  # the last events are left for the check of the end
-            found = [json.loads(event.removeprefix(b"data: ")) for event in answer.events[:block]]
-            if any(not document["choices"] or not document["choices"][0]["text"] for document in found):
-                raise LoadError("an event of the stream has no token.")
-            if not texts:
-                texts.extend(document["choices"][0]["text"] for document in found)
-            blocks.append((answer.times[block] - answer.times[0]) / block)
-            counted += block
-            del answer.events[:block], answer.times[:block]
+        for event, when in zip(answer.events, answer.times, strict=True):
+            if event == b"data: [DONE]":
+                continue
+            end = json.loads(event.removeprefix(b"data: "))
+            drawn.extend(end.get("tokens", ()))
+            if end.get("object") == "stream.chunk":
+                last = when, len(drawn)
+                first = first if first[1] else last
+        answer.events.clear()  # a long stream would fill the memory
+        answer.times.clear()
 
     loop.run(each)
-    answer = request.answer
-    last = json.loads(answer.events[-2].removeprefix(b"data: "))["usage"]["completion_tokens"]
-    rest = sum(b'"finish_reason":null' in event for event in answer.events)
-    if answer.events[-1] != b"data: [DONE]" or counted + rest != last:
-        raise LoadError(f"the stream has {counted + rest} events with tokens and a usage of {last}.")
-    return {"blocks": blocks, "texts": texts, "tokens": last}
+    if end.get("finish_reason") != "length" or len(drawn) != count or last[1] == first[1]:
+        content = request.answer.body if request.answer.status != 200 else end
+        raise LoadError(f"a stream has drawn {len(drawn)} tokens and not {count}: {str(content)[:300]}.")
+    return drawn, (last[0] - first[0]) / (last[1] - first[1])
 
 
 JOBS = {"streams": streams, "first_token": first_token, "arrivals": arrivals, "long": long, "mixed": mixed}

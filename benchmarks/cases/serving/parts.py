@@ -38,6 +38,7 @@ MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first mark hold
 SHARE, SHARE_STREAMS, SHARE_SIZE = 0.97, 8, "enwik8-base"
 LATE = 1.05  # of the millionth token
 BLOCK = 1000  # tokens that are one figure of a long stream
+TURNS = 4  # of the part `long`, for each repeat
 FLAT = 1.02  # of the resident memory
 FIRST_TOKENS = 4  # that are checked after each long prompt
 
@@ -207,30 +208,29 @@ def between(bench: Bench) -> Iterator[Row]:
 
 
 def long_stream(bench: Bench) -> Iterator[Row]:
-    """The last three thousands of tokens of one long stream beside its second, third and fourth thousand."""
+    """Tokens at the end of one long stream beside those near its beginning, in turns, so that both have the
+    same machine.
+    """
     session = bench.session(bench.default_threads)
     block = min(BLOCK, bench.tokens // 4)
     (prompt,) = bench.prompts(1)
-    expected = greedy(session, [prompt], block)
-    options = ("--max-tokens", bench.tokens)
+    expected = greedy(session, [prompt], 2 * block)
+    options = ("--max-tokens", bench.tokens, "--state", bench.folder / "streams")
     with serving(bench.artefact, threads=bench.default_threads, options=options) as served:
         bench.progress(f"long: one stream of {bench.tokens:,} tokens")
-        found = served.load("long", body=body(prompt, bench.tokens), block=block)
+        rounds = TURNS * bench.repeats
+        found = served.load("long", prompt=prompt, tokens=bench.tokens, block=block, rounds=rounds)
     check_texts([found["texts"]], expected)
-    blocks = [seconds * 1e3 for seconds in found["blocks"]]
-    if found["tokens"] != bench.tokens:
-        raise ArtefactError(f"the stream has {found['tokens']:,} tokens, not {bench.tokens:,}.")
-    # The median of three blocks hides a moment in which the machine was slow.
-    early, late = median(blocks[1:4]), median(blocks[-3:])
+    early, late = ([seconds * 1e3 for seconds in found[side]] for side in ("early", "late"))
     common: dict[str, Any] = {"part": "long", "streams": 1, "threads": bench.default_threads}
-    yield Row(side=f"at token {2 * block:,}", unit=MILLISECONDS, figure=timing(blocks[1:4]), **common)
-    yield Row(side=f"at token {bench.tokens:,}", unit=MILLISECONDS, figure=timing(blocks[-3:]), **common)
+    yield Row(side=f"after token {block:,}", unit=MILLISECONDS, figure=timing(early), **common)
+    yield Row(side=f"after token {bench.tokens:,}", unit=MILLISECONDS, figure=timing(late), **common)
     yield Row(
-        side=f"token {bench.tokens:,} over token {2 * block:,}",
+        side=f"after token {bench.tokens:,} over after token {block:,}",
         unit=RATIO,
-        figure=timing([late / early]),
+        figure=timing([last / first for first, last in zip(early, late, strict=True)]),
         most=LATE,
-        note=f"slowest block over the fastest: {max(blocks) / min(blocks):.3f}",
+        note=f"{rounds} turns of {block:,} tokens each",
         **common,
     )
 
