@@ -105,6 +105,12 @@ def write_json(path: Path, data: Any) -> None:
         )
 
 
+MENDS = {  # how to mend what the operating system says of a file
+    FileNotFoundError: "; give a file that is there",
+    NotADirectoryError: "; give a file that is there",
+    IsADirectoryError: "; give a file",
+    PermissionError: "; give a file that this user may read",
+}
 OTHER_KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -145,11 +151,12 @@ def read_bytes(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an operating system error while reading `path` into one sentence."""
+    """Turns an operating system error while reading `path` into one sentence, a UserError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+        mend = MENDS.get(type(error), "")
+        raise UserError(f"{path} could not be read: {error.strerror or error}{mend}.") from error
 
 
 def read_json(path: Path, content: Content | None = None) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from runtimes.base.errors import UserError
-from runtimes.base.files import open_file
+from runtimes.base.files import open_file, reading
 
 Kind = Literal["zip", "tar", "gzip", "bz2", "xz", "npy"]
 COMPRESSED = ("gzip", "bz2", "xz")
@@ -15,12 +14,8 @@ START = 262  # bytes that show the kind of a file
 
 def kind_of(path: Path) -> Kind | None:
     """The kind of a file, or None for another, such as a text. Raises UserError for an unreadable file."""
-    try:
-        with open_file(path) as stream:
-            start = stream.read(START)
-    except OSError as error:
-        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
-    return kind_by_start(start)
+    with reading(path), open_file(path) as stream:
+        return kind_by_start(stream.read(START))
 
 
 def kind_by_start(start: bytes) -> Kind | None:

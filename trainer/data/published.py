@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import open_file
+from runtimes.base.files import open_file, reading
 from runtimes.base.sealed import FileFacts
 from trainer.data.archives import Contents, find_files, is_packed
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
@@ -145,15 +145,12 @@ def _facts(found: Fingerprint) -> FileFacts:
 def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """The bytes of a file from `start` to `end`, in blocks of a few megabytes."""
     left = (path.stat().st_size if end is None else end) - start
-    try:
-        with open_file(path) as stream:
-            stream.seek(start)
-            while block := stream.read(min(BLOCK, left)):
-                left -= len(block)
-                tick(len(block))
-                yield block
-    except OSError as error:
-        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+    with reading(path), open_file(path) as stream:
+        stream.seek(start)
+        while block := stream.read(min(BLOCK, left)):
+            left -= len(block)
+            tick(len(block))
+            yield block
 
 
 @contextmanager
