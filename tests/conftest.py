@@ -117,9 +117,17 @@ def tokens(text: str) -> np.ndarray:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """The models here are tiny: more threads only wait for each other, above all beside other jobs."""
+    """The models here are tiny: more threads only wait for each other, above all beside other jobs.
+
+    Each worker of a parallel run keeps to one CPU, with all processes that it starts. Otherwise their threads
+    look for work on the CPU on which another worker computes.
+    """
     import runtimes.sessions.onnx_runtime
 
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker.isdecimal() and hasattr(os, "sched_setaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[int(worker) % len(cpus)]})
     runtimes.sessions.onnx_runtime.available_cpus = lambda: 1
     try:
         import torch

@@ -36,14 +36,21 @@ def kernel_of_benchmarks(no_kernel: None, tmp_path_factory: pytest.TempPathFacto
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_limits() -> Iterator[None]:
+    """The limits of the machine are measured in a moment: four seconds for each command are too many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "READ_BYTES", 1 << 20)
+        patch.setattr(measure, "cache_bytes", lambda: 0)
+        patch.setattr(measure, "MATRIX", 64)
+        patch.setattr(measure, "REST", 0)
+        yield
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
-    """The configuration `tiny`, with limits that are measured in a moment, and one thread."""
+    """The configuration `tiny`, with one thread."""
     monkeypatch.setitem(CONFIGS, TINY.name, TINY)
-    monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(measure, "cache_bytes", lambda: 0)
-    monkeypatch.setattr(measure, "MATRIX", 64)
-    monkeypatch.setattr(measure, "REST", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield TINY

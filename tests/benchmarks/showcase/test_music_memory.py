@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import measure
 from benchmarks.cases.learning import music_memory
 from benchmarks.showcase.shipped import MUSIC, find_shipped
 from benchmarks.tables.music_memory import music_memory as table_of
@@ -32,9 +31,7 @@ def parts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(parts):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "REST", 0.0)  # how long a call takes is not looked at here
-        return music_memory.run(parts, artefact=CHORALES, threads=1, repeats=4)
+    return music_memory.run(parts, artefact=CHORALES, threads=1, repeats=4)
 
 
 def test_every_way_is_compared_with_memory_at_the_same_events(rows, parts):

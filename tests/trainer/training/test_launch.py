@@ -95,7 +95,7 @@ def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make,
 def test_a_signal_ends_all_processes_and_says_how_to_resume(
     number: signal.Signals, code: int, make_config: Make, tmp_path: Path
 ) -> None:
-    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3)))
+    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3, threads=0)))
     process = started("config.json", "--out", "run", "--processes", "2", folder=tmp_path)
     wait_until_trained(process, tmp_path / "run")
     children = [
@@ -115,7 +115,7 @@ def test_a_signal_ends_all_processes_and_says_how_to_resume(
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
 def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3)))
+    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3, threads=0)))
     process = started("config.json", "--out", "run", "--processes", "2", folder=tmp_path)
     wait_until_trained(process, tmp_path / "run")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -139,7 +139,7 @@ def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) ->
 def test_a_mistake_that_the_processes_find_is_one_sentence(
     change: dict[str, object], words: str, make_config: Make, tmp_path: Path
 ) -> None:
-    write_json(tmp_path / "config.json", to_json(make_config(**change)))
+    write_json(tmp_path / "config.json", to_json(make_config(threads=0, **change)))
     code, output, errors = ended("config.json", "--out", "run", "--processes", "2", folder=tmp_path)
     assert code == 2
     assert errors.startswith("Error: ")
