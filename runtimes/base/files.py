@@ -105,12 +105,6 @@ def write_json(path: Path, data: Any) -> None:
         )
 
 
-MENDS = {  # how to mend what the operating system says of a file
-    FileNotFoundError: "; give a file that is there",
-    NotADirectoryError: "; give a file that is there",
-    IsADirectoryError: "; give a file",
-    PermissionError: "; give a file that this user may read",
-}
 OTHER_KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -149,14 +143,26 @@ def read_bytes(path: Path) -> bytes:
         return stream.read()
 
 
+MENDS: dict[type[OSError], str] = {
+    FileNotFoundError: "; check the path",
+    NotADirectoryError: "; check the path",
+    IsADirectoryError: "; a file was expected",
+    PermissionError: "; this user has to be allowed to read it",
+}
+
+
+def unreadable(path: Path | str, error: OSError) -> str:
+    """The sentence for a file that could not be read, with what mends it where that is known."""
+    return f"{path} could not be read: {error.strerror or first_line(error)}{MENDS.get(type(error), '')}."
+
+
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turns an operating system error while reading `path` into one sentence, a UserError."""
     try:
         yield
     except OSError as error:
-        mend = MENDS.get(type(error), "")
-        raise UserError(f"{path} could not be read: {error.strerror or error}{mend}.") from error
+        raise UserError(unreadable(path, error)) from error
 
 
 def read_json(path: Path, content: Content | None = None) -> Any:

@@ -24,7 +24,7 @@ from benchmarks.cases.registry import find_case
 from benchmarks.cases.serving import llama, load, parts, relay, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
-from benchmarks.cases.serving.load import gaps_between
+from benchmarks.cases.serving.load import Drawn, gaps_between
 from benchmarks.cases.serving.mixed import Mixed
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import CONFIGS, BenchmarkConfig
@@ -212,8 +212,8 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     rounds = rows["between", "the same rounds in a loop, p99", 2]["figure"]
     assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
     assert rows["between", "first token after 24 tokens", 1]["most"] > 0
-    late = rows["long", "after token 1,000 over after token 250", 1]
-    assert (late["most"], late["figure"]["repeats"]) == (1.05, 4)
+    late = rows["long", "token 1,000 over token 250", 1]
+    assert (late["most"], late["figure"]["repeats"]) == (1.05, parts.TURNS)
     note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]
     assert "10 stored streams" in note
     done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note.partition("; ")[2])}
@@ -232,24 +232,65 @@ def test_bits_that_change_when_tokens_come_again_are_an_error() -> None:
             shared._compare([None, 3.0], wrong, "equal tokens")
 
 
-def test_a_fork_that_draws_other_tokens_than_its_stream_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first fork is kept, and each of its own forks is continued as the stream was."""
-    wrong = False
+def test_a_long_stream_and_its_forks_draw_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, wrong = list[str](), False
 
     def asked(job: load.Job, method: str, path: str, body: Any = None) -> Any:
         return {"id": "fork", "stream": {"id": "stream"}}
 
     def continued(job: load.Job, stream: str, count: int) -> tuple[list[int], float]:
-        return [int(wrong and stream == "fork")] * count, 1.0
+        drawn.append(stream)
+        return [int(wrong and stream == "fork")] * count, 1.0 if stream == "fork" else 2.0
 
     monkeypatch.setattr(load, "_asked", asked)
     monkeypatch.setattr(load, "_continued", continued)
     job = {"prompt": [1], "tokens": 8, "block": 2, "rounds": 3}
     found = load.long(job)
-    assert found == {"early": [1.0] * 3, "late": [1.0] * 3, "texts": ["0"] * 4}
+    assert found == {"early": [1.0] * 3, "late": [2.0] * 3, "texts": ["0"] * 4}
+    assert drawn[2:] == ["fork", "stream", "stream", "fork", "fork", "stream"]
     wrong = True
     with pytest.raises(LoadError, match="drawn other tokens than the stream"):
         load.long(job)
+
+
+def drawn_by(*events: tuple[float, dict[str, Any]]) -> Drawn:
+    """What was taken of an answer whose events came at these moments, each on its own."""
+    drawn, answer = Drawn(), Answer()
+    for when, event in events:
+        answer.events.append(b"data: " + json.dumps(event).encode())
+        answer.times.append(when)
+        drawn.take(answer)
+    return drawn
+
+
+def test_the_time_of_a_token_is_the_mean_over_all_after_the_first_piece() -> None:
+    """Two ids came first and five until 4.0 s; the last one came with the end, which is not timed."""
+    drawn = drawn_by(
+        (1.0, {"object": "stream.chunk", "tokens": [5, 6]}),
+        (2.0, {"object": "stream.chunk", "tokens": [7]}),
+        (4.0, {"object": "stream.chunk", "tokens": [8, 9]}),
+        (9.0, {"object": "stream.continue", "tokens": [3], "finish_reason": "length"}),
+    )
+    assert drawn.ids == [5, 6, 7, 8, 9, 3]
+    assert drawn.seconds_a_token(6) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([{"error": {"message": "it is full"}}], "drawn 0 tokens .*it is full"),
+        (
+            [{"object": "stream.continue", "tokens": [1], "finish_reason": "length"}],
+            "drawn 1 tokens .*expected 2",
+        ),
+        ([{"object": "stream.continue", "tokens": [1, 2], "finish_reason": "stop"}], "ended by stop"),
+        ([{"object": "stream.continue", "tokens": [1, 2], "finish_reason": "length"}], "came at once"),
+    ],
+)
+def test_a_stored_stream_that_is_not_whole_is_not_timed(events: list[dict[str, Any]], message: str) -> None:
+    drawn = drawn_by((0.0, {"object": "stream.chunk", "tokens": []}), *((1.0, event) for event in events))
+    with pytest.raises(LoadError, match=message):
+        drawn.seconds_a_token(2)
 
 
 def test_other_tokens_than_those_of_generate_are_not_measured(

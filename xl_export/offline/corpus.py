@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 import fsspec
 
 from runtimes.base.errors import TextError, UserError, first_line
+from runtimes.base.files import unreadable
 from runtimes.cli.lines import BOM, FIELDS, Format, form_of, lines_of, read_texts, to_score
 from runtimes.tasks.text_rows import TextToScore
 
@@ -72,7 +73,7 @@ def blocks_of(file: str, form: Format | None, num_bytes: int) -> list[Block]:
         with fsspec.open(file, "rb") as stream:
             return _blocks_of_lines(cast(BinaryIO, stream), file, form, num_bytes)
     except OSError as error:
-        raise UserError(f"{file} could not be read: {error.strerror or first_line(error)}.") from error
+        raise UserError(unreadable(file, error)) from error
 
 
 def numbered(files: list[list[Block]]) -> list[Block]:

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.cases.serving.load` reads one JSON document from standard input, does what its field
 `do` names, and prints one JSON document. It uses raw sockets and Python's own library alone. Every stream is
-read to its end, and its tokens are counted by their events.
+read to its end, and its tokens are counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.cases.serving.events import LoadError
+from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.mixed import COMPLETIONS, STREAMS, mixed
 from benchmarks.cases.serving.wire import Loop, Request, cpu_seconds
 
@@ -114,27 +114,27 @@ def gaps_between(streams: list[list[float]], begin: float, end: float) -> dict[s
 
 
 def long(job: Job) -> Job:
-    """A long stored stream and forks of its beginning are continued in turns: seconds a token of each.
+    """A long stored stream and forks of its beginning draw in turns: the seconds a token of each.
 
-    The stream is forked after its first `block` drawn tokens, and continued until `tokens` are drawn. Then,
-    `rounds` times, a fork of that fork and the long stream draw one block each. Every fork must draw what the
-    stream drew there. texts: the ids of the first two blocks.
+    `kept` is the stream after its first `block` drawn tokens. The stream draws on until it has `tokens`. In
+    each round a fork of `kept` and the long stream draw one block each; every second round begins with the
+    long stream. A fork must draw what the stream drew there. texts: the ids of the first two blocks.
     """
     block = job["block"]
     stream = _asked(job, "POST", STREAMS, {"tokens": job["prompt"]})["stream"]["id"]
     first, _ = _continued(job, stream, block)
     kept = _asked(job, "POST", f"{STREAMS}/{stream}/fork")["id"]
     rest, _ = _continued(job, stream, job["tokens"] - block)
-    early, late = list[float](), list[float]()
-    for _ in range(job["rounds"]):
+    seconds: dict[str, list[float]] = {"early": [], "late": []}
+    for turn in range(job["rounds"]):
         young = _asked(job, "POST", f"{STREAMS}/{kept}/fork")["id"]
-        drawn, seconds = _continued(job, young, block)
-        if drawn != rest[:block]:
-            raise LoadError("a fork of a stored stream has drawn other tokens than the stream.")
+        for side in ("early", "late")[:: -1 if turn % 2 else 1]:
+            ids, mean = _continued(job, young if side == "early" else stream, block)
+            if side == "early" and ids != rest[:block]:
+                raise LoadError("a fork of a stored stream has drawn other tokens than the stream.")
+            seconds[side].append(mean)
         _asked(job, "DELETE", f"{STREAMS}/{young}")
-        early.append(seconds)
-        late.append(_continued(job, stream, block)[1])
-    return {"early": early, "late": late, "texts": [str(token) for token in (*first, *rest[:block])]}
+    return {**seconds, "texts": [str(token) for token in (*first, *rest[:block])]}
 
 
 def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
@@ -148,29 +148,49 @@ def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
 def _continued(job: Job, stream: str, count: int) -> tuple[list[int], float]:
     """Draws `count` tokens of a stored stream: their ids, and the mean seconds between two of them."""
     body = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "stream": True, "surprisal": False}
-    loop, drawn, end = Loop(), list[int](), dict[str, Any]()
-    first, last = (0.0, 0), (0.0, 0)  # when pieces of the answer came, and how many tokens were there then
+    loop, drawn = Loop(), Drawn()
     loop.add([request := Request(job["port"], "POST", f"{STREAMS}/{stream}/continue", body)])
+    loop.run(lambda ready: drawn.take(request.answer))
+    if request.answer.status != 200:
+        request.answer.content()  # raises what the server has said
+    return drawn.ids, drawn.seconds_a_token(count)
 
-    def each(ready: list[Request]) -> None:
-        nonlocal first, last, end
-        answer = request.answer
+
+class Drawn:
+    """What a stored stream draws: its ids, and when its first and its last piece came."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._last: dict[str, Any] = {}  # event
+        self._begun = self._ended = 0.0  # when the first and the last piece came
+        self._ids_at_first = self._ids_at_last = 0
+
+    def take(self, answer: Answer) -> None:
+        """Takes the events that have come. They are dropped: a million of them would fill the memory."""
         for event, when in zip(answer.events, answer.times, strict=True):
             if event == b"data: [DONE]":
                 continue
-            end = json.loads(event.removeprefix(b"data: "))
-            drawn.extend(end.get("tokens", ()))
-            if end.get("object") == "stream.chunk":
-                last = when, len(drawn)
-                first = first if first[1] else last
-        answer.events.clear()  # a long stream would fill the memory
+            self._last = json.loads(event.removeprefix(b"data: "))
+            self.ids += self._last.get("tokens", ())
+            if self._last.get("object") != "stream.chunk":
+                continue  # the end has been written to the disk before it is told
+            self._ended, self._ids_at_last = when, len(self.ids)
+            if not self._ids_at_first:
+                self._begun, self._ids_at_first = when, len(self.ids)
+        answer.events.clear()
         answer.times.clear()
 
-    loop.run(each)
-    if end.get("finish_reason") != "length" or len(drawn) != count or last[1] == first[1]:
-        content = request.answer.body if request.answer.status != 200 else end
-        raise LoadError(f"a stream has drawn {len(drawn)} tokens and not {count}: {str(content)[:300]}.")
-    return drawn, (last[0] - first[0]) / (last[1] - first[1])
+    def seconds_a_token(self, count: int) -> float:
+        """The mean from the first piece to the last; raises LoadError for a stream without `count` tokens."""
+        reason = self._last.get("finish_reason")
+        if len(self.ids) != count or reason != "length":
+            raise LoadError(
+                f"a stream has drawn {len(self.ids)} tokens and ended by {reason}; expected {count} and the "
+                f"end by length. Its last event is {str(self._last)[:300]}."
+            )
+        if self._ids_at_last == self._ids_at_first:
+            raise LoadError("all tokens of a stream came at once; ask for more tokens.")
+        return (self._ended - self._begun) / (self._ids_at_last - self._ids_at_first)
 
 
 JOBS = {"streams": streams, "first_token": first_token, "arrivals": arrivals, "long": long, "mixed": mixed}

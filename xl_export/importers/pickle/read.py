@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import UserError
+from runtimes.base.files import unreadable
 from xl_export.importers.pickle.compressed import Budget, open_content
 from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
 from xl_export.importers.pickle.opcodes import OPERATIONS, REFUSED
@@ -78,7 +79,7 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
     except ContainerError as error:
         raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
     except OSError as error:
-        raise CheckpointError(f"{path} could not be read: {error.strerror or error}.") from error
+        raise CheckpointError(unreadable(path, error)) from error
 
 
 def _start_of_no_pickle(path: Path) -> str | None:
