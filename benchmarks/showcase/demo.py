@@ -92,7 +92,8 @@ def run_demo(
     if stories is not None:
         echo_title(
             "a story",
-            f"of the trained model, chosen by hand (seed {STORY_SEED}, {SAMPLING}), to keep: {out / TEXT}",
+            f"of the trained model, chosen by hand (seed {STORY_SEED}, {SAMPLING}); it was given the first "
+            f"three sentences. To keep: {out / TEXT}",
         )
         session = open_session(stories, device="cpu")
         story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED)

@@ -68,9 +68,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> None:
-    """Raises UserError where no file of one of these kinds can be written at `path`; call it before work."""
-    if path.suffix not in suffixes:
+def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...] = ()) -> None:
+    """Raises UserError where no file of one of these kinds, or of any, can be written at `path`; call it
+    before work.
+    """
+    if suffixes and path.suffix not in suffixes:
         raise UserError(f"{option} is {path}; expected a file name that ends in {' or '.join(suffixes)}.")
     if path.is_dir():
         raise UserError(f"{option} is {path}, which is a folder; give a file name.")

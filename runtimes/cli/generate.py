@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import UserError, fields_as_options
+from runtimes.base.files import refuse_unwritable
 from runtimes.cli.lines import FORMATS, Format
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
@@ -147,6 +148,8 @@ def generate_command(
             f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
             "--save-memory, or delete it first."
         )
+    if save_to:
+        refuse_unwritable(save_to, option="--save-memory")
     with fields_as_options("temperature", "top_p"):
         sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
     if as_json and show_ids:

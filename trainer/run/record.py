@@ -82,7 +82,7 @@ def runs_in(path: Path) -> list[Path]:
         found = sorted(child for child in path.iterdir() if (child / METRICS).is_file())
     except OSError as error:
         raise ArtefactError(
-            f"{path} could not be read ({error.strerror}); give a run, or a folder of runs."
+            f"{error.filename or path} could not be read ({error.strerror}); give a run, or a folder of runs."
         ) from error
     if not found:
         if (path / METRICS).is_file():

@@ -165,6 +165,8 @@ def _refuse_contradictions(
             f"--resume continues a run as it was configured; leave out --{_option(next(iter(changes)))}, "
             "or start a new run."
         )
+    if config == "":
+        raise UserError("CONFIG is empty; give a JSON file or the name of a configuration, or leave it out.")
     _refuse_two_vocabularies(changes)
 
 

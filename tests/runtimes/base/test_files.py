@@ -155,9 +155,7 @@ def test_json_comes_back_and_what_is_no_json_is_refused(tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(ArtefactError, match="is not valid JSON"):
             read_json(tmp_path / "file")
-    with pytest.raises(
-        ArtefactError, match=r"No such file or directory; check the path\.$"
-    ):
+    with pytest.raises(ArtefactError, match=r"No such file or directory; check the path\.$"):
         read_json(tmp_path / "absent")
     with pytest.raises(UserError, match=r"could not be read: Is a directory; a file was expected\.$"):
         read_bytes(tmp_path)

@@ -235,6 +235,13 @@ def test_generation_that_cannot_be_done_is_refused(
     refused(xl("generate", artefacts["ring"], "--tokens", 3, *options), *words)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write: /proc")
+def test_memory_that_cannot_be_written_is_refused_before_the_first_word(artefacts: dict[str, Path]) -> None:
+    ended = xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", "/proc/m.npz")
+    refused(ended, "/proc/m.npz could not be written")
+    assert ended.stdout == ""
+
+
 def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
     saved = tmp_path / "memory.npz"
     assert (

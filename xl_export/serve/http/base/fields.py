@@ -34,7 +34,7 @@ BODY_FIELDS = {
     "repetition_penalty": UNUSED,
     "return_token_strs": "Whether the text of each token is told.",
     "seed": "The same seed draws the same tokens; without it the server chooses one.",
-    "stop": "Strings that end the answer and are no part of it.",
+    "stop": "Strings that end the answer and are no part of its text. A stored stream keeps what was drawn.",
     "stream": "Whether tokens come as server-sent events when they are drawn.",
     "stream_options": "What the events have beside tokens.",
     "suffix": UNUSED,
