@@ -1,10 +1,9 @@
-"""The case `serve`: its reader of events, and its parts against a real server of a tiny model."""
+"""The case `serve`: its parts against a real server of a tiny model, and its table."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import socket
 import threading
@@ -21,11 +20,9 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.registry import find_case
-from benchmarks.cases.serving import llama, load, parts, relay, serve
+from benchmarks.cases.serving import llama, parts, relay, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
-from benchmarks.cases.serving.events import Answer, LoadError
-from benchmarks.cases.serving.load import Drawn, gaps_between
-from benchmarks.cases.serving.mixed import Mixed
+from benchmarks.cases.serving.events import LoadError
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Limits
@@ -41,58 +38,6 @@ OPERATIONS = {
     *("streams created", "appends", "continuations", "clients that left", "forks", "rewinds", "snapshots"),
     *("restores", "completions", "scores", "requests for four choices"),
 }
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-TOKENS = [b'data: {"choices":[{"text":" %d","finish_reason":null}]}\n\n' % token for token in (7, 12)]
-LAST = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
-USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
-DONE = b"data: [DONE]\n\n"
-
-
-def sent(*events: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    return HEAD + b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in events) + end
-
-
-def read(data: bytes, size: int) -> Answer:
-    answer = Answer()
-    for at in range(0, len(data), size):
-        answer.feed(data[at : at + size], float(at))
-    return answer
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
-def test_events_are_read_however_they_arrive(size: int) -> None:
-    data = sent(TOKENS[0], TOKENS[1] + LAST, USAGE, DONE)  # two events in one chunk
-    answer = read(data, size)
-    texts, times = answer.completion()
-    assert texts == [" 7", " 12"]
-    assert times == sorted(times)
-    arrived = [data.index(event) + len(event) + 1 for event in (TOKENS[0], LAST)]  # with the chunk's end
-    assert all(at <= end < at + size for at, end in zip(times, arrived, strict=True))
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_document_is_read_however_it_arrives(size: int) -> None:
-    answer = read(b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"data":[1,2]}', size)
-    assert answer.document() == {"data": [1, 2]}
-    cut = read(b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"data":[1,2]}', size)
-    with pytest.raises(LoadError, match="before its answer was whole"):
-        cut.document()
-
-
-BROKEN = [
-    (sent(*TOKENS, LAST, USAGE, DONE, end=b""), "a stream has not ended"),
-    (sent(*TOKENS, LAST, USAGE), "without its last event"),
-    (sent(TOKENS[0], LAST, USAGE, DONE), "has 1 events with tokens, a usage of 2"),
-    (sent(*TOKENS, USAGE, DONE), "ended by None"),
-    (sent(TOKENS[0], b'data: {"error":{"message":"no"}}\n\n', DONE), "a stream has failed"),
-    (b"HTTP/1.1 429 No\r\nContent-Length: 2\r\n\r\nno", "429 b'no'"),
-]
-
-
-@pytest.mark.parametrize(("data", "message"), BROKEN)
-def test_a_stream_that_is_not_whole_is_an_error(data: bytes, message: str) -> None:
-    with pytest.raises(LoadError, match=message):
-        read(data, 1000).completion()
 
 
 class Recorder:
@@ -139,12 +84,6 @@ def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) 
     first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
     assert [at for at, _ in session.fed[-(last - first) :]] == [[at, at] for at in range(first, last)]
     assert min(at for positions, _ in session.fed for at in positions) >= 0
-
-
-def test_the_streams_own_prompts_are_in_no_gap() -> None:
-    """The first stream waits for the prompt of the second one from 1 to 5."""
-    streams = [[1.0, 5.0, 6.0, 8.0, 11.0, 20.0], [4.0, 5.5, 9.0, 12.0]]
-    assert gaps_between(streams, 7.0, 12.0) == {"idle": [1.0, 1.5], "busy": [2.0, 3.0, 3.5, 3.0]}
 
 
 def test_a_prompt_is_fed_once_and_in_pieces() -> None:
@@ -220,77 +159,6 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     assert set(done) == OPERATIONS
     # However short the time is, each client does each of them once.
     assert min(done.values()) >= SIZES.clients
-
-
-def test_bits_that_change_when_tokens_come_again_are_an_error() -> None:
-    """Half of the allowed difference is rounding, twice of it is an error."""
-    shared = Mixed({"seed": 0, "seconds": 0.0})
-    allowed = 1e-4 / math.log(2)
-    shared._compare([None, 3.0], [None, 3.0 + allowed / 2], "equal tokens")
-    for wrong in ([None, 3.0 + 2 * allowed], [3.0, 3.0], [None, None]):
-        with pytest.raises(LoadError, match="the bits of equal tokens differ"):
-            shared._compare([None, 3.0], wrong, "equal tokens")
-
-
-def test_a_long_stream_and_its_forks_draw_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, wrong = list[str](), False
-
-    def asked(job: load.Job, method: str, path: str, body: Any = None) -> Any:
-        return {"id": "fork", "stream": {"id": "stream"}}
-
-    def continued(job: load.Job, stream: str, count: int) -> tuple[list[int], float]:
-        drawn.append(stream)
-        return [int(wrong and stream == "fork")] * count, 1.0 if stream == "fork" else 2.0
-
-    monkeypatch.setattr(load, "_asked", asked)
-    monkeypatch.setattr(load, "_continued", continued)
-    job = {"prompt": [1], "tokens": 8, "block": 2, "rounds": 3}
-    found = load.long(job)
-    assert found == {"early": [1.0] * 3, "late": [2.0] * 3, "texts": ["0"] * 4}
-    assert drawn[2:] == ["fork", "stream", "stream", "fork", "fork", "stream"]
-    wrong = True
-    with pytest.raises(LoadError, match="drawn other tokens than the stream"):
-        load.long(job)
-
-
-def drawn_by(*events: tuple[float, dict[str, Any]]) -> Drawn:
-    """What was taken of an answer whose events came at these moments, each on its own."""
-    drawn, answer = Drawn(), Answer()
-    for when, event in events:
-        answer.events.append(b"data: " + json.dumps(event).encode())
-        answer.times.append(when)
-        drawn.take(answer)
-    return drawn
-
-
-def test_the_time_of_a_token_is_the_mean_over_all_after_the_first_piece() -> None:
-    """Two ids came first and five until 4.0 s; the last one came with the end, which is not timed."""
-    drawn = drawn_by(
-        (1.0, {"object": "stream.chunk", "tokens": [5, 6]}),
-        (2.0, {"object": "stream.chunk", "tokens": [7]}),
-        (4.0, {"object": "stream.chunk", "tokens": [8, 9]}),
-        (9.0, {"object": "stream.continue", "tokens": [3], "finish_reason": "length"}),
-    )
-    assert drawn.ids == [5, 6, 7, 8, 9, 3]
-    assert drawn.seconds_a_token(6) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("events", "message"),
-    [
-        ([{"error": {"message": "it is full"}}], "drawn 0 tokens .*it is full"),
-        (
-            [{"object": "stream.continue", "tokens": [1], "finish_reason": "length"}],
-            "drawn 1 tokens .*expected 2",
-        ),
-        ([{"object": "stream.continue", "tokens": [1, 2], "finish_reason": "stop"}], "ended by stop"),
-        ([{"object": "stream.continue", "tokens": [1, 2], "finish_reason": "length"}], "came at once"),
-    ],
-)
-def test_a_stored_stream_that_is_not_whole_is_not_timed(events: list[dict[str, Any]], message: str) -> None:
-    drawn = drawn_by((0.0, {"object": "stream.chunk", "tokens": []}), *((1.0, event) for event in events))
-    with pytest.raises(LoadError, match=message):
-        drawn.seconds_a_token(2)
 
 
 def test_other_tokens_than_those_of_generate_are_not_measured(
