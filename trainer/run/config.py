@@ -319,6 +319,8 @@ class TrainConfig:
     @classmethod
     def load(cls, name: str | Path) -> TrainConfig:
         """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
+        if not str(name):  # as a path that would be the working folder
+            raise ConfigError("CONFIG is empty; give a JSON file or the name of a configuration.")
         path = built_in().get(str(name), Path(name))
         if (path / "config.json").is_file():
             raise ConfigError(

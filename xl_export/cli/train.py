@@ -122,7 +122,7 @@ def train_command(
         for name, value in changes.items()
         if value is not None
     }
-    if show:
+    if show is not None:
         _refuse_two_vocabularies(changes)
         with needs("train", *PACKAGES):
             from trainer.run.config import TrainConfig
@@ -165,8 +165,6 @@ def _refuse_contradictions(
             f"--resume continues a run as it was configured; leave out --{_option(next(iter(changes)))}, "
             "or start a new run."
         )
-    if config == "":
-        raise UserError("CONFIG is empty; give a JSON file or the name of a configuration, or leave it out.")
     _refuse_two_vocabularies(changes)
 
 
@@ -200,7 +198,7 @@ def _work(
     if resume_run:
         settings = config_of(resume_run)
     else:
-        settings = TrainConfig.load(config or "demo")
+        settings = TrainConfig.load("demo" if config is None else config)
         ignored = settings.data is not None and settings.vocab != TrainConfig.vocab and settings.vocab
         settings = _changed(settings, assignments, changes)
     if processes is not None:

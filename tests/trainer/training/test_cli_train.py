@@ -169,7 +169,8 @@ def test_an_unknown_configuration_is_refused_and_the_list_has_each_once(tmp_path
     assert_refused(
         train("wt103-bas", "--out", tmp_path / "run"), "wt103-bas is neither", "wt103-base", "--list"
     )
-    assert_refused(train("", "--out", tmp_path / "run"), "CONFIG is empty")
+    for options in (["", "--out", tmp_path / "run"], ["--show", "", "--out", tmp_path / "run"]):
+        assert_refused(train(*options), "CONFIG is empty")
     assert not (tmp_path / "run").exists()
     result = train("--list")
     listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
