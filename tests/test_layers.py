@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import whom, no circle, no crowded folder, no endless file."""
+"""Which package may import which: lower layers never import higher ones, and there are no cycles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
 NEIGHBOURS = {("xl_export.artefact", "xl_export.tensorrt"), ("xl_export.serve", "xl_export.web")}
 # These modules import nothing of the project, so that every other module may import them.
 ALONE = ("xl_export.shadow",)
-MAX_FILES, MAX_LINES, MAX_COLUMNS = 15, 400, 110
+MAX_COLUMNS = 110
 
 
 def modules() -> dict[str, Path]:
@@ -146,14 +146,6 @@ def test_every_room_is_known() -> None:
     }
 
 
-def test_no_folder_is_crowded() -> None:
-    counts: dict[str, int] = {}
-    for path in modules().values():
-        folder = str(path.parent.relative_to(ROOT))
-        counts[folder] = counts.get(folder, 0) + 1
-    assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
-
-
 def test_no_line_of_the_web_is_too_long_to_read() -> None:
     """Ruff sees to Python, and clang-format to C++."""
     files = [
@@ -170,12 +162,6 @@ def test_no_line_of_the_web_is_too_long_to_read() -> None:
     ]
     assert len(files) > 50, "the folders are where the test looks"
     assert long == []
-
-
-def test_no_file_is_endless() -> None:
-    files = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
-    lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in files}
-    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
 @pytest.mark.parametrize(
