@@ -76,3 +76,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "rule": MemoryRule(mem_len=16, segment=8, mask="full"),
     },
 }
+
+# A model whose graph holds every weight itself: `weights.bin` is empty. The vocabulary has 7 ids.
+SMALLEST: dict[str, Any] = {
+    "layers": 1,
+    "d_model": 6,
+    "heads": 1,
+    "head_dim": 4,
+    "d_ff": 8,
+    "vocab_size": 7,
+    "rule": MemoryRule(mem_len=8, segment=4),
+}

@@ -17,6 +17,9 @@ import pytest
 
 from runtimes import open_session
 from runtimes.contract.memory import save_memory
+from runtimes.contract.vocabulary import IdsVocab, save_vocab
+from tests.architectures import SMALLEST
+from tests.cpp.comparison import compare
 from tests.cpp.program import Driver, compiled
 from tests.cpp.test_vocabularies import TALES, with_vocabulary
 from tests.runtimes.contract.mutation_worker import sealed
@@ -99,6 +102,17 @@ def test_the_oldest_runtime_follows_from_the_operators(
     assert driver.ask("open", artefacts["shift"])["oldest"] == 23
     web = changed(artefacts["ring"], tmp_path / "web", lambda spec: spec.update(target="web", opset=21))
     assert driver.ask("open", web)["oldest"] == 21
+
+
+@pytest.mark.parametrize("form", ["ring", "hidden"])
+def test_an_artefact_with_an_empty_weights_file_opens(
+    form: Any, driver: Driver, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(**SMALLEST)
+    save_vocab(run, IdsVocab(SMALLEST["vocab_size"]))
+    artefact = export(run, tmp_path / "artefact", memory=form)
+    assert (artefact / "weights.bin").stat().st_size == 0
+    compare(driver, artefact, tmp_path)
 
 
 def test_fp8_has_its_limit_and_a_reference_is_finite(

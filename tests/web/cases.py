@@ -18,7 +18,7 @@ from runtimes.contract.vocabulary.subword import SubwordVocab, pieces
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.generate import generate
 from runtimes.tasks.sample import Sampler
-from tests.architectures import ARCHITECTURES, UNSEEN
+from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
 from xl_export.artefact.export import export
 
 GREEDY, DRAWN = 50, 40  # tokens
@@ -199,6 +199,7 @@ def artefacts_of_kinds(make_run: Callable[..., Path], folder: Path) -> dict[str,
         "word-adaptive": ("shift", words, ARCHITECTURES["adaptive-softmax"]),
         "byte-spans": ("ring", ByteVocab(), ARCHITECTURES["all-attention-groups"]),
         "subword-zeros": ("ring", subwords(byte_level()), {"rule": UNSEEN}),
+        "empty-weights": ("ring", IdsVocab(SMALLEST["vocab_size"]), SMALLEST),
     }
     made = {}
     for name, (form, vocab, sizes) in kinds.items():

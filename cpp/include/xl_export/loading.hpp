@@ -142,6 +142,9 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
     // ONNX Runtime copies what it needs and changes nothing, although its interface asks for plain pointers.
     auto* content = const_cast<char*>(reinterpret_cast<const char*>(weights->data()));
     const std::size_t size = weights->size();
+    // A small graph holds all its weights itself. ONNX Runtime refuses the null pointer of an empty vector.
+    char nothing = 0;
+    if (size == 0) content = &nothing;
     ort::check(
         ort::api().AddExternalInitializersFromFilesInMemory(settings.get(), &name, &content, &size, 1));
   }

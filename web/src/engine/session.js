@@ -36,7 +36,8 @@ const TYPES = /** @type {Record<string, string>} */ ({
  * @param {object} options of ONNX Runtime
  */
 export async function createSession(ort, spec, files, options) {
-  const weights = files[WEIGHTS] ? { externalData: [{ path: WEIGHTS, data: files[WEIGHTS] }] } : {};
+  // A small graph holds all its weights itself, and onnxruntime-node refuses an empty file.
+  const weights = files[WEIGHTS]?.length ? { externalData: [{ path: WEIGHTS, data: files[WEIGHTS] }] } : {};
   let session;
   try {
     session = await ort.InferenceSession.create(files[GRAPH], {
