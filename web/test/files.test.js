@@ -1,6 +1,7 @@
 /** Files: hashes, the identity, saved streams that are damaged, and servers that answer something else. */
 import assert from "node:assert/strict";
-import { readFileSync, readdirSync } from "node:fs";
+import { execFileSync } from "node:child_process";
+import { cpSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { test } from "node:test";
@@ -65,6 +66,20 @@ test("a damaged artefact is refused in one sentence", async () => {
     isSentence(error, /device is "tpu"/),
   );
   await assert.rejects(open(files, { threads: 0 }), (error) => isSentence(error, /threads is 0/));
+});
+
+test("a named pipe, a folder or a device in place of a file is refused", async () => {
+  for (const name of ["spec.json", "weights.bin", "vocab.json", "reference.bin"]) {
+    for (const [program, ...options] of [["mkfifo"], ["mkdir"], ["ln", "-s", "/dev/zero"]]) {
+      const copy = join(given.scratch, `${program}-${name}`);
+      cpSync(folder, copy, { recursive: true });
+      rmSync(join(copy, name));
+      execFileSync(program, [...options, join(copy, name)]);
+      await assert.rejects(open(copy, { device: "wasm" }), (error) =>
+        isSentence(error, new RegExp(`${name} could not be read: it is not a regular file`)),
+      );
+    }
+  }
 });
 
 test("a server's failures are told, bytes are counted, and an older kept file is read again", async () => {

@@ -136,15 +136,16 @@ function folder(place) {
     name,
     async read(file, { onBytes, most = LARGEST, signal } = {}) {
       refuseStopped(signal);
-      const { open } = await import("node:fs/promises");
+      const { constants, open } = await import("node:fs/promises");
       const { join } = await import("node:path");
       const path = place instanceof URL ? new URL(file, place) : join(place, file);
       const failed = (/** @type {string} */ why) => new XLExportError(`${path} could not be read: ${why}.`);
       let stream;
       try {
-        stream = await open(path, "r");
+        // Without O_NONBLOCK, opening a named pipe waits until something writes into it.
+        stream = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
         const facts = await stream.stat();
-        if (!facts.isFile()) throw failed(`it is no file; ${HINT}`);
+        if (!facts.isFile()) throw failed(`it is not a regular file; ${HINT}`);
         if (facts.size > most) throw failed(`it has ${facts.size} bytes, expected ${most}; copy it again`);
         const bytes = new Uint8Array(await stream.readFile());
         onBytes?.(bytes.length);
