@@ -7,18 +7,23 @@ block is marked that does not run.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from benchmarks.__main__ import main as benchmarks_main
 from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
 from tests.once import made_once
+from xl_export.cli.main import main as xl_export_main
 
 TUTORIAL = "docs/tutorial.md"
 RUNS = [
@@ -118,13 +123,68 @@ def check(name: str, shown: str, printed: str, *, shape_only: bool = False) -> N
 def test_every_make_target_of_the_documents_exists() -> None:
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"`make (\w+)`", text)) | set(re.findall(r"^\$ make (\w+)", text, re.M))
+    targets = set(re.findall(r"(?:`|^\$ )make ([\w-]+)", text, re.M))
     assert targets >= {"demo", "test", "docs"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.M)] == []
 
 
+PROGRAMS: dict[str, click.Group] = {"xl-export": xl_export_main, "python -m benchmarks": benchmarks_main}
+# A program with what follows it, at most to the end of the line; a quote or prompt before it says that it is
+# a command and not prose. `xl-export stream 1` is the format of saved streams.
+MENTION = re.compile(rf"(`|\$ )?(?<![\w./-])({'|'.join(PROGRAMS)}) (?!stream \d)([^`\n|;&>#]*)")
+PACKAGES = ("runtimes", "trainer", "xl_export", "benchmarks", "examples")
+
+
+def test_every_command_and_option_that_is_named_exists() -> None:
+    """In the documents, in comments, and in every string of the code, error messages among them."""
+    sources = [path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    others = [
+        path
+        for folder in ("cpp", "deploy", "web/src", "web/page")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".h", ".hpp", ".cpp", ".js", ".html", ".yaml", ".service")
+    ]
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in (*PAGES, "SECURITY.md", "web/README.md")]
+    texts += [path.read_text(encoding="utf-8") for path in others]
+    found = [mention for text in texts for mention in MENTION.findall(re.sub(r"\\\n(?:> )?", " ", text))]
+    found += [mention for path in sources for text in strings(path) for mention in MENTION.findall(text)]
+    assert found
+    assert sorted({fault for mention in found if (fault := fault_of(*mention))}) == []
+
+
+def strings(path: Path) -> Iterator[str]:
+    """Every string of a Python file; each value within an f-string is a placeholder."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def fault_of(mark: str, program: str, rest: str) -> str | None:
+    """What does not exist of a command line; None if all of it does, and for prose."""
+    command: click.Command | None = PROGRAMS[program]
+    words = rest.split()
+    try:
+        while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
+            _, command, words = command.resolve_command(click.Context(command), words)
+    except click.ClickException as error:
+        return f"{program} {rest}: {error.message}" if mark else None
+    assert command is not None
+    if not mark and (command.hidden or command is PROGRAMS[program]):
+        return None
+    if command.hidden:
+        return f"{program} {rest}: an old name"
+    # A group before a placeholder, as in `prepare NAME --from …`, has the options of its commands.
+    commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
+    known = {name for each in commands for param in each.params for name in param.opts + param.secondary_opts}
+    given = {option for word in words for option in re.findall(r"^--?[a-z][\w-]*", word)}
+    unknown = ", ".join(sorted(given - known - {"-h", "--help"}))
+    return f"{program} {rest}: no option {unknown}" if unknown else None
+
+
 def test_every_file_that_the_documents_name_exists() -> None:
-    """Files in backquotes by their path from the top, and files that links lead to."""
+    """Files in backquotes by their path from the top or from a folder in their row, and targets of links."""
     missing = []
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
@@ -133,6 +193,11 @@ def test_every_file_that_the_documents_name_exists() -> None:
         ):
             if not (ROOT / name).exists():
                 missing.append(f"{page}: {name}")
+        for line in text.splitlines():  # a row of a table with a folder and names in it
+            rooms = re.findall(r"`((?:runtimes|trainer|xl_export|benchmarks)/[\w/]*/)`", line)
+            for name in re.findall(r"`(\w[\w/]*(?:\.(?:py|cpp|hpp)|/))`", line) if line[:1] == "|" else ():
+                if rooms and not any((ROOT / room / name).exists() for room in ("", *rooms)):
+                    missing.append(f"{page}: {name} in {' or '.join(rooms)}")
         prose = prose_of(ROOT / page)  # without code, in which `[](` is C++ too
         for name in re.findall(r"(?:\]\(|(?:href|src)=\")(?!https?:)([^)#\s\"]+)", prose):
             if not ((ROOT / page).parent / name).exists():

@@ -44,7 +44,7 @@ class HasFigures(Protocol):
 
 
 class Counted(Protocol):
-    """Something that is counted; see `xl_export.serve.http.base.load.Load`."""
+    """Something that is counted; see `xl_export.serve.http.base.limits.Load`."""
 
     total: int
 
