@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm test-triton test-ray test-clients soak lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton test-ray test-clients soak mutants lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --train --out demo --force
@@ -28,6 +28,12 @@ test-slow: $(READY)
 SECONDS ?= 3600
 soak: $(READY)
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) $(BIN)/python -m pytest tests/soak -m soak -n 0 -s
+
+# random faults in a copy of the tree, and which of them the nearest tests catch; FIRST=… begins with another seed
+SEEDS ?= 150
+FIRST ?= 0
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py --seeds $(SEEDS) --first $(FIRST)
 
 # the edge part on an emulated ARM processor, on Debian and Ubuntu; what it downloads and builds stays in build/arm
 test-arm: $(READY)
