@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from runtimes.base.errors import ConfigError, needs
 from runtimes.cli.options import parsed_device, threads_option
 from runtimes.contract.device import Device
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
-OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what says nothing without --state
 
 
 @click.command("serve")
@@ -78,7 +76,8 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     "--state",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Where streams are kept while they are idle and while the server is down.",
+    help="Where streams are kept, also while the server is down. Without it they are in a temporary folder, "
+    "which is removed when the server ends.",
 )
 @click.option(
     "--stream-memory",
@@ -87,14 +86,14 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     show_default=True,
     type=click.IntRange(min=0),
     metavar="MB",
-    help="The most megabytes of idle streams that stay in memory; the others lie in --state alone.",
+    help="The most megabytes of idle streams that stay in memory; the others are only on the disk.",
 )
 @click.option(
     "--max-streams",
     default=10_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The most streams in --state that one tenant may have.",
+    help="The most streams that one tenant may have.",
 )
 @click.option(
     "--tenant-disk",
@@ -103,7 +102,7 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes of memories of streams in --state that one tenant may have. Their journals are "
+    help="The most megabytes on the disk for the memories of the streams of one tenant. Their journals are "
     "not counted.",
 )
 @click.option(
@@ -150,9 +149,7 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     help="What computes. Streams are kept in the memory of the CPU, so artefacts are served on the CPU "
     "alone. A run may compute on a GPU: cuda.",
 )
-@click.pass_context
 def serve_command(
-    context: click.Context,
     models: tuple[str, ...],
     port: int,
     host: str,
@@ -192,9 +189,12 @@ def serve_command(
     from xl_export.serve.core.settings import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings
 
-    if state is None:
-        refuse_of_state(context)
-    elif state.exists() and not state.is_dir():
+    if flush_streams and state is None:
+        raise ConfigError(
+            "--flush-streams is given without --state, so no stream outlives the server; add --state FOLDER "
+            "or leave --flush-streams out."
+        )
+    if state is not None and state.exists() and not state.is_dir():
         raise ConfigError(f"{state} is a file; expected a folder for the streams: give another --state.")
     address = Address(host=host, port=port)
     refuse_open_door(address, has_keys=api_keys is not None)
@@ -227,17 +227,6 @@ def serve_command(
         click.echo(f"{url} serves {models} until Ctrl-C (OpenAI's interface: {url}v1)")
 
     run(server, address, ready=ready)
-
-
-def refuse_of_state(context: click.Context) -> None:
-    """Raises ConfigError where an option is given that says nothing without --state."""
-    for param in context.command.params:
-        source = context.get_parameter_source(param.name or "")
-        if param.name in OF_STATE and source is not ParameterSource.DEFAULT:
-            raise ConfigError(
-                f"{param.opts[0]} is given without --state, and no streams are kept then; add --state FOLDER "
-                f"or leave {param.opts[0]} out."
-            )
 
 
 def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:

@@ -49,7 +49,6 @@ ELSEWHERE = ["--host", "192.0.2.1", "--api-keys", "{keys}"]
         (["a/b=c"], "a/b=c does not exist"),
         (ELSEWHERE, "cannot listen at 192.0.2.1"),
         # With an address of another machine, a command that does not refuse these ends too.
-        ([*ELSEWHERE, "--tenant-disk", "5"], "--tenant-disk is given without --state"),
         ([*ELSEWHERE, "--flush-streams"], "--flush-streams is given without --state"),
         ([*ELSEWHERE, "--state", "{keys}"], "is a file; expected a folder for the streams: give another"),
     ],
@@ -74,12 +73,11 @@ def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> 
 
 
 def test_the_bounds_of_the_command_reach_the_server(
-    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Server] = []
     monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
     options = ["--waiting-memory", "3", "--tenant-disk", "5", "--stream-memory", "7", "--rows", "2"]
-    options += ["--state", str(tmp_path)]
     for more in ([], ["--share-cache"]):
         assert serve(artefacts["ring"], *options, *more).exit_code == 0
     stores = served[0]._stream_limits

@@ -31,10 +31,13 @@ class Ready(TypedDict):
 
 
 class ServerFigures(TypedDict):
-    """The figures of each model by their names in /metrics."""
+    """The figures of each model by their names in /metrics. streams_survive: whether streams go on after a
+    restart of the server.
+    """
 
     object: Literal["server"]
     requests: int
+    streams_survive: bool
     models: dict[str, dict[str, float]]
 
 
@@ -99,7 +102,14 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def figures(request: Request) -> Response:
         found = {name: dict(_figures(model)) for name, model in server.models.items()}
-        return json({"object": "server", "requests": server.requests.total, "models": found})
+        return json(
+            {
+                "object": "server",
+                "requests": server.requests.total,
+                "streams_survive": server.state is not None,
+                "models": found,
+            }
+        )
 
     async def models(request: Request) -> Response:
         limit = server.limits.prompt_tokens

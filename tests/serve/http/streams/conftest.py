@@ -22,11 +22,13 @@ Keeping = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def keeping(artefacts: dict[str, Path]) -> Keeping:
-    """`keeping(folder, …)` → a server of the small model that keeps its streams there, as a context."""
+    """`keeping(folder, …)` → a server of the small model that keeps its streams there, as a context;
+    with None they live as long as the server.
+    """
 
     @contextmanager
     def keep(
-        folder: Path, *, rows: int = 4, store: StoreSettings | None = None, **options: Any
+        folder: Path | None, *, rows: int = 4, store: StoreSettings | None = None, **options: Any
     ) -> Iterator[Running]:
         opened = sources(("tiny", artefacts["ring"]), rows=rows)
         with running(opened, limits=LIMITS, state=folder, stream_limits=store, **options) as server:

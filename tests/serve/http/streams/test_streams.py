@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -323,10 +324,22 @@ def test_what_cannot_be_done_is_one_sentence(kept: Running, what: str, body: obj
     assert kept.get(stream.path).json()["position"] == 0
 
 
-def test_a_server_without_a_folder_says_how_to_keep_streams(served: Running) -> None:
-    for answer in (served.post("/v1/streams", {}), served.get("/v1/streams")):
-        assert answer.status_code == 501
-        assert "start it with --state FOLDER" in answer.json()["error"]["message"]
+def test_streams_without_a_state_folder_end_with_the_server(
+    keeping: Keeping, tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with keeping(None, store=StoreSettings(streams=2, ram_bytes=0)) as server:
+        stream = created(server, tokens[:30])
+        fork = stream.fork()
+        assert stream.continue_(5, seed=1)["text"] == fork.continue_(5, seed=1)["text"]
+        assert [each["position"] for each in server.get("/v1/streams").json()["data"]] == [35, 35]
+        assert server.post("/v1/streams", {}).json()["error"]["code"] == "too_many_streams"
+        assert server.get("/v1/server").json()["streams_survive"] is False
+        assert any(tmp_path.rglob("*.stream"))
+    assert list(tmp_path.iterdir()) == []
+    with keeping(None) as server:
+        assert server.get("/v1/streams").json()["data"] == []
+        assert server.get(stream.path).status_code == 404
 
 
 def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:

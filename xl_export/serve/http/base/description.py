@@ -42,7 +42,6 @@ REFUSALS = {
     413: "The body is too large.",
     429: "The queue is full; `Retry-After` says when to send the request again.",
     500: "The server failed; its log says why.",
-    501: "The server keeps no streams.",
     503: "The server is starting or stopping, or has no room.",
     507: "The server's disk is full.",
 }

@@ -112,6 +112,7 @@ ANSWER_FIELDS = {
     "special": "Tokens that are set apart, by their meaning; of one token, whether it is.",
     "status": "Whether all engines run.",
     "stream": "The stream after this request.",
+    "streams_survive": "Whether streams go on after a restart of the server.",
     "text": "What was drawn; in an event, what is new of it; of a token its own text.",
     "text_offset": "Where each token begins in the text.",
     "texts": "The text of each token.",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from starlette.requests import HTTPConnection
 
@@ -28,7 +29,8 @@ class Server:
     """Opens models, knows who may use them, and stops them.
 
     models: by name; the first is the one that a request without a name gets. state: the folder for what
-    outlives the process, or None. hosts: under which names a server without keys is reached; None for any.
+    outlives the process; without one, streams are in a temporary folder until the server stops. hosts: under
+    which names a server without keys is reached; None for any.
     on_open: called on a thread with each model that was opened, before it is served.
     """
 
@@ -56,15 +58,20 @@ class Server:
         self.requests, self.sockets = Load("requests"), Load("WebSockets")
         self.bodies = BodyBytes(self.limits)
         self.stopping = False
+        self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
         self._open_models: set[Model] = set()  # those that drain, too
         self._draining: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
 
     async def start(self) -> None:
         """Opens all models, one after the other."""
-        if self.state is not None:
-            stores = await asyncio.to_thread(Stores, self.state, self._stream_limits)
-            self.on_open.append(stores.attach)
+        folder = self.state
+        if folder is None:
+            # An operation that did not end in time may still write to it while it is removed.
+            self._temporary = TemporaryDirectory(prefix="xl-export-streams-", ignore_cleanup_errors=True)
+            folder = Path(self._temporary.name)
+        stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
+        self.on_open.append(stores.attach)
         for name in self.sources:
             self.models[name] = await self._open(name)
 
@@ -173,6 +180,8 @@ class Server:
             task.cancel()
         await asyncio.gather(*(on_thread(model.stop, within) for model in self._open_models))
         self._open_models.clear()
+        if self._temporary is not None:
+            await on_thread(self._temporary.cleanup)
 
     async def _open(self, name: str) -> Model:
         loop = asyncio.get_running_loop()

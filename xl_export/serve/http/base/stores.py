@@ -152,7 +152,7 @@ class AttachedStore:
 
 
 def store_of(model: Model) -> StreamStore:
-    """The store of a model; raises RefusedError where the server keeps no streams."""
+    """The store of a model."""
     return _attached(model).store
 
 
@@ -163,11 +163,7 @@ def others_of(models: Iterable[Model]) -> list[Holds]:
 
 
 def _attached(model: Model) -> AttachedStore:
-    attached = model.attached.get(ATTACHED)
-    if attached is None:
-        raise RefusedError(
-            "this server keeps no streams; start it with --state FOLDER.", status=501, code="no_streams"
-        )
+    attached = model.attached[ATTACHED]
     assert isinstance(attached, AttachedStore)
     return attached
 
