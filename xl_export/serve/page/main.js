@@ -8,6 +8,10 @@ const LIKELIEST = 4; // tokens that are shown beside each one
 const EVERY = 1000; // milliseconds between two looks at the server
 const KEPT = "xl-export text "; // of each stream, with its position, in the storage of this tab
 const MOST_KEPT = 2000; // tokens
+const KEPT_STREAMS =
+  "“Save…” writes a file that goes on wherever this model is served with the same key file.";
+const PASSING_STREAMS =
+  "Streams and saved files last until this server stops. Start it with --state FOLDER to keep them.";
 
 /** @param {string} id @returns {any} */
 const part = (id) => document.getElementById(id);
@@ -81,6 +85,7 @@ class Page {
     this.busy = this.busy.then(async () => {
       try {
         part("error").hidden = true;
+        part("why").hidden = true;
         await act();
       } catch (error) {
         this.fail(error);
@@ -137,8 +142,7 @@ class Page {
       );
       const current = stream.id === this.stream?.id;
       name.textContent = `Stream ${i + 1}`;
-      const where = stream.in_memory ? "memory" : "disk";
-      small.textContent = `${stream.position.toLocaleString("en")} · ${where}`;
+      small.textContent = place(stream);
       button.setAttribute("type", "button");
       button.setAttribute("aria-current", String(current));
       button.title = stream.id;
@@ -223,6 +227,19 @@ class Page {
     };
     this.#at(await this.client.ask("facts"), this.view.position);
     const begun = this.view.position;
+    const count = Number(part("count").value);
+    let drawn = 0;
+    let frame = 0;
+    /** @type {any[]} */
+    let arrived = [];
+    // Once a frame: a busy browser shows many tokens at once, and does not fall behind the server.
+    const show = () => {
+      cancelAnimationFrame(frame);
+      frame = 0;
+      this.view.add(arrived);
+      arrived = [];
+      this.#showPosition(this.view.position, ` · ${drawn} of ${count} tokens`);
+    };
     this.running = true;
     this.buttons();
     try {
@@ -232,17 +249,25 @@ class Page {
         ...(seed ? { seed: Number(seed) } : {}),
         temperature: Number(part("temperature").value),
         top_p: Number(part("top-p").value),
-        max_tokens: Number(part("count").value),
+        max_tokens: count,
         alternatives: LIKELIEST,
         ignore_eos: true,
       };
       const answer = await this.client.ask("continue", fields, (chunk) => {
         if (chunk.appended) read();
-        this.view.add(tokensIn(chunk));
+        arrived.push(...tokensIn(chunk));
+        drawn += chunk.tokens.length - chunk.appended;
+        frame ||= requestAnimationFrame(show);
       });
       read();
+      drawn += answer.tokens.length - answer.appended;
+      show();
       this.#done(answer, begun);
+      const reason = whyEnded(answer, drawn);
+      this.view.end(part("why"), reason);
+      this.say(reason);
     } catch (error) {
+      show();
       await this.#find(begun);
       throw error;
     } finally {
@@ -312,7 +337,17 @@ class Page {
     if (listed) Object.assign(listed, facts);
     this.#showList();
     const back = facts.rewindable === undefined ? "" : ` · up to ${facts.rewindable} can be taken back`;
-    part("state").textContent = `position ${facts.position.toLocaleString("en")}${back}`;
+    this.#showPosition(facts.position, back);
+  }
+
+  /**
+   * Shows the position of the stream above its text and in the list.
+   * @param {number} position @param {string} more
+   */
+  #showPosition(position, more) {
+    part("state").textContent = `position ${position.toLocaleString("en")}${more}`;
+    const listed = part("streams").querySelector("[aria-current=true] small");
+    if (listed) listed.textContent = place({ ...this.stream, position });
   }
 
   /** What can be pressed now. */
@@ -341,6 +376,7 @@ class Page {
       if (!figures) throw new Refusal(`The server has no model ${name} any more; load the page again.`, 404);
       if (this.away) part("error").hidden = true;
       this.away = false;
+      part("lasting").textContent = told.streams_survive ? KEPT_STREAMS : PASSING_STREAMS;
       showServer(figures, {
         rows: part("rows"),
         text: part("rows-text"),
@@ -356,6 +392,24 @@ class Page {
   say(text) {
     part("said").textContent = text;
   }
+}
+
+/** Where a stream is. @param {any} stream */
+function place({ position, in_memory }) {
+  return `${position.toLocaleString("en")} · ${in_memory ? "memory" : "disk"}`;
+}
+
+/**
+ * Why a continuation ended, and what to do. The page asks for no stop string, and goes on at the end of a
+ * document.
+ * @param {any} answer @param {number} drawn how many tokens
+ */
+function whyEnded({ finish_reason: reason, error }, drawn) {
+  const tokens = `${drawn.toLocaleString("en")} ${drawn === 1 ? "token" : "tokens"}`;
+  if (error) return error;
+  if (reason === "length") return `Stopped after ${tokens}, as set under Sampling. Press Continue for more.`;
+  if (reason === "cancelled") return `You stopped it after ${tokens}. Press Continue for more.`;
+  return `The server is stopping; it ended this after ${tokens}.`;
 }
 
 /** Takes away what was sent, and leaves what was typed behind it. @param {string} text */

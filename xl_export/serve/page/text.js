@@ -37,12 +37,13 @@ export class TextView {
 
   /** Adds tokens at the end. @param {Token[]} tokens */
   add(tokens) {
-    const follows = this.scroll.scrollTop + this.scroll.clientHeight > this.scroll.scrollHeight - 48;
+    const follows = this.#follows;
     const added = document.createDocumentFragment();
     for (const token of tokens) {
       const span = document.createElement("span");
       span.textContent = token.text;
       span.role = "option";
+      if (!token.text.trim()) span.ariaLabel = visible(token.text); // an option needs a name that can be read
       span.id = `token-${++this.made}`;
       const colour = token.bits === null ? -1 : colourOf(token.bits);
       span.className = `${colour > 0 ? `s${colour}` : ""}${token.typed ? " typed" : ""}`.trim();
@@ -55,6 +56,19 @@ export class TextView {
     const cut = this.tokens.length - SHOWN;
     if (cut > SHOWN / 4) this.#cut(cut);
     if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
+  }
+
+  /** Says below the text why it ends there. @param {HTMLElement} note @param {string} reason */
+  end(note, reason) {
+    const follows = this.#follows;
+    note.textContent = reason;
+    note.hidden = false;
+    if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
+  }
+
+  /** Whether the end of the text is in view, and shall stay there. */
+  get #follows() {
+    return this.scroll.scrollTop + this.scroll.clientHeight > this.scroll.scrollHeight - 48;
   }
 
   /** Where the stream is now; tokens that it has not been fed are taken away. @param {number} position */

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from runtimes import Session
 from tests.browsers import Page
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, straight
+from tests.serve.http.test_clients import comes_true
+from xl_export.serve.core.task import Delivery, Drawn
 from xl_export.serve.http.app import _key
 from xl_export.serve.http.base.keys import keys_of
 
@@ -62,12 +65,126 @@ def appended(page: Page, text: str) -> None:
     calm(page)
 
 
+def begun(page: Page, text: str) -> None:
+    """Makes a new stream of this text."""
+    page.page.click("#new")
+    page.until("page.stream.position === 0")
+    calm(page)
+    appended(page, text)
+
+
+@contextmanager
+def paused(server: Running, *, after: int) -> Iterator[threading.Event]:
+    """While the block runs, the engine waits for the event once so many drawn tokens are delivered."""
+    engine: Any = server.server.models["tiny"].engine
+    deliver, goes_on = engine._deliver, threading.Event()
+    drawn = 0
+
+    def slowly(delivery: Delivery) -> None:
+        nonlocal drawn
+        drawn += sum(type(answer) is Drawn for _, answers in delivery for answer in answers)
+        if drawn > after:
+            goes_on.wait(60)
+        deliver(delivery)
+
+    engine._deliver = slowly
+    try:
+        yield goes_on
+    finally:
+        goes_on.set()
+        engine._deliver = deliver
+
+
+def stopped(page: Page, server: Running, goes_on: threading.Event) -> None:
+    """Presses Escape while the engine waits, and lets it go on once it has been told."""
+    page.page.keyboard.press("Escape")
+    engine: Any = server.server.models["tiny"].engine
+    assert comes_true(lambda: bool(engine._commands))
+    goes_on.set()
+    page.until("!page.running")
+    calm(page)
+
+
+def test_the_position_moves_while_tokens_arrive(kept: Running, open_page: Open) -> None:
+    page = open_page(kept)
+    begun(page, "The cat")
+    page.page.fill("#count", "30")
+    with paused(kept, after=10) as goes_on:
+        page.page.click("#go")
+        page.until("page.view.tokens.length === 17")
+        assert page.text("state") == "position 17 · 10 of 30 tokens"
+        listed = "document.querySelector('#streams [aria-current=true] small').textContent"
+        assert page.do(listed) == "17 · memory"
+        goes_on.set()
+        page.until("!page.running")
+    calm(page)
+    assert page.text("state").startswith("position 37 ·")
+    assert page.do(listed) == "37 · memory"
+
+
+def test_the_page_says_why_generation_stopped(kept: Running, open_page: Open) -> None:
+    page = open_page(kept)
+    begun(page, "The cat")
+    page.page.fill("#count", "30")
+    for position in (37, 67):
+        page.page.click("#go")
+        page.until(f"page.view.tokens.length === {position} && !page.running")
+        calm(page)
+        assert page.text("why").startswith("Stopped after 30 tokens")
+        assert "Press Continue" in page.text("why")
+        assert page.page.is_visible("#why")
+    with paused(kept, after=10) as goes_on:
+        page.page.click("#go")
+        page.until("page.view.tokens.length === 77")
+        assert page.page.is_hidden("#why")
+        stopped(page, kept, goes_on)
+    assert page.text("why").startswith("You stopped it after ")
+    appended(page, "The cat")
+    assert page.page.is_hidden("#why")
+
+
+def test_tokens_that_arrive_together_are_shown_together(kept: Running, open_page: Open) -> None:
+    """Otherwise a busy browser shows tokens long after the server is done, and Escape stops nothing."""
+    page = open_page(kept)
+    begun(page, "The cat")
+    added = page.do(
+        """async () => {
+            const token = { tokens: [1], texts: ["a"], bits: [1], appended: 0 };
+            const ask = page.client.ask.bind(page.client);
+            page.client.ask = async (op, fields, each) => {
+              if (op !== "continue") return ask(op, fields, each);
+              for (let i = 0; i < 99; i++) each(token);
+              return { ...token, finish_reason: "length", stream: { ...page.stream, position: 107 } };
+            };
+            const added = [];
+            const add = page.view.add.bind(page.view);
+            page.view.add = (tokens) => { added.push(tokens.length); add(tokens); };
+            await page.go();
+            return added;
+        }"""
+    )
+    assert added == [99, 1]
+    assert len(shown(page)) == 107
+
+
+def test_the_page_works_without_a_state_folder(keeping: Keeping, open_page: Open) -> None:
+    with keeping(None) as server:
+        page = open_page(server)
+        assert page.error is None
+        appended(page, "The cat")
+        page.page.fill("#count", "30")
+        page.page.click("#go")
+        page.until("page.view.tokens.length === 37 && !page.running")
+        calm(page)
+        page.until("document.getElementById('lasting').textContent.includes('until this server stops')")
+
+
 @pytest.mark.slow
 def test_a_reader_types_watches_forks_and_takes_back(
     kept: Running, session: Session, open_page: Open
 ) -> None:
     page = open_page(kept)
-    appended(page, TEXT)
+    begun(page, TEXT)
     assert page.error is None
     ids, bits = page.do("[page.view.tokens.map((t) => t.id), page.view.tokens.map((t) => t.bits)]")
     assert ids == session.vocab.encode(TEXT).tolist()
@@ -148,16 +265,12 @@ def test_the_chosen_stream_is_in_view(kept: Running, open_page: Open) -> None:
 @pytest.mark.slow
 def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
     page = open_page(kept)
-    page.page.click("#new")
-    page.until("page.stream.position === 0")
-    calm(page)
-    appended(page, "The cat")
+    begun(page, "The cat")
     page.page.fill("#count", "2000")
-    page.page.click("#go")
-    page.until("page.view.tokens.length > 20")
-    page.page.keyboard.press("Escape")
-    page.until("!page.running")
-    calm(page)
+    with paused(kept, after=20) as goes_on:  # else a fast engine is done before a busy browser says stop
+        page.page.click("#go")
+        page.until("page.view.tokens.length === 27")
+        stopped(page, kept, goes_on)
     count = page.do("page.view.tokens.length")
     assert count < 2007
     assert page.do("page.stream.position") == count
@@ -173,10 +286,7 @@ def test_what_somebody_else_appends_hides_the_tokens_before_and_typing_is_kept(
     kept: Running, open_page: Open
 ) -> None:
     page = open_page(kept)
-    page.page.click("#new")
-    page.until("page.stream.position === 0")
-    calm(page)
-    appended(page, "The cat")
+    begun(page, "The cat")
     path = f"/v1/streams/{page.do('page.stream.id')}"
     assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
     appended(page, " a man")
