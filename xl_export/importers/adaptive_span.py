@@ -33,13 +33,14 @@ from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.embedding import convert_vocabulary, same
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.state_dict import bare_name, project_of, state_in
+from xl_export.importers.shared.state_dict import assumed, bare_name, project_of, state_in, unread
 from xl_export.importers.shared.validated import Tensors, sizes_of
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "facebookresearch/adaptive-span"
 VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")
 SPAN = "adaptive_span._mask"
+OF_TRAINING = ("iter_no", "logger", "optimizer", "scheduler_iter")  # next to the weights, and not read
 EPSILON = 1e-8  # added to the sum by which the masked weights are divided
 
 
@@ -73,7 +74,12 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         vocab=vocabulary.vocab,
         settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(*vocabulary.notes, *options.notes_on(t, config, settings)),
+        notes=(
+            *assumed("the activation ReLU and attention scores over sqrt(head_dim)"),
+            *unread(opened.content, OF_TRAINING),
+            *vocabulary.notes,
+            *options.notes_on(t, config, settings),
+        ),
     )
 
 

@@ -22,9 +22,9 @@ from xl_export.importers.pickle.compressed import inner_suffix
 from xl_export.importers.pickle.values import Foreign, shown
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.state_dict import bare_name, project_of, state_in
-from xl_export.importers.shared.transformer_xl import convert
-from xl_export.importers.shared.validated import integer
+from xl_export.importers.shared.state_dict import project_of, state_in, state_tensors
+from xl_export.importers.shared.transformer_xl import checkpoint
+from xl_export.importers.shared.validated import Table, checked, fixed, ignored, optional, taken, whole
 from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary
 
 PROJECT = "fairseq truncated-BPTT Transformer-XL"
@@ -68,56 +68,73 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     size = _vocabulary_size(state, where)
     found = read_dictionary(vocab_path, size=size)
-    described = huggingface.DEFAULTS | DEFAULTS | model | {"vocab_size": size}
+    described = DEFAULTS | model | {"vocab_size": size}
     described["d_embed"] = described["d_model"]
     if isinstance(described["cutoffs"], list | tuple):
         described["cutoffs"] = [n for n in described["cutoffs"] if type(n) is not int or n < size]
-    facts = huggingface.config_facts(described, where)
-    settings = huggingface.defaults(described, where, origin=IN_FILE)
+    described = huggingface.checked_config(described, where)
+    settings = huggingface.defaults(described, origin=IN_FILE)
     for name, key in (("mem_len", "mem_len"), ("mask", "same_length"), ("clamp_len", "clamp_len")):
         if key not in model:
             settings[name] = Setting(settings[name].value, BY_DEFAULT)
-    settings["segment"] = Setting(TOKENS_PER_SAMPLE, BY_DEFAULT)
-    if type(task.get("tokens_per_sample")) is int:
-        settings["segment"] = Setting(integer(task, "tokens_per_sample", where=str(where), least=1), IN_FILE)
+    segment = task["tokens_per_sample"]
+    settings["segment"] = Setting(segment or TOKENS_PER_SAMPLE, IN_FILE if segment else BY_DEFAULT)
     settings = options.overrides.applied_to(PROJECT, settings)
-    original = {huggingface.renamed(bare_name(name)): name for name in state}
-    tensors = options.tensors(
-        ((huggingface.renamed(bare_name(name)), tensor) for name, tensor in state.items()),
-        where=where,
+    t = state_tensors(
+        opened,
+        options,
         project=PROJECT,
-        spell=lambda name: str(original.get(name, f"decoder.model.{huggingface.spelled(name)}")),
+        renamed=huggingface.renamed,
+        spelled=lambda name: f"decoder.model.{huggingface.spelled(name)}",
     )
-    config, converted = convert(tensors, facts)
-    return Checkpoint(
-        config=config,
-        tensors=converted,
+    return checkpoint(
+        t,
+        huggingface.config_facts(described),
+        options=options,
         rule=huggingface.memory_rule_of(settings, project=PROJECT),
-        vocab=found.vocab,
+        vocabulary=found,
         settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(*found.notes, *options.notes_on(tensors, config, settings)),
     )
+
+
+NAME, TASK_NAME = "transformer_xl", "truncated_bptt_lm"
+MODEL: Table = {  # the fields of TransformerXLConfig; `huggingface.config_table` has their rules
+    **ignored("checked as those of Hugging Face's model", *DEFAULTS, "d_inner"),
+    **fixed(NAME, "_name"),
+    **ignored("how a training saves memory", "checkpoint_activations", "offload_activations"),
+    **ignored("the longest sample that may be given", "max_target_positions"),
+}
+TASK: Table = {  # the fields of TruncatedBPTTLMConfig
+    **taken(optional(whole(1)), "tokens_per_sample"),
+    **fixed(TASK_NAME, "_name"),
+    **ignored("the data and the batches", "data", "batch_size", "max_target_positions"),
+    **ignored("the data and the batches", "data_parallel_rank", "data_parallel_size"),
+}
 
 
 def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the options of the model and of the task, as plain data.
 
-    Raises ArtefactError where the checkpoint has another model than this one.
+    Raises ArtefactError where the checkpoint has another model than this one, or an unknown option of it.
     """
     config = plain(content.get("cfg") if content.get("cfg") is not None else content.get("args"))
     if not isinstance(config, dict):
         raise ArtefactError(f"{where}: cfg is not the configuration of fairseq; copy the checkpoint again.")
-    model, task = (plain(config.get(part, config)) for part in ("model", "task"))
-    if not isinstance(model, dict) or not isinstance(task, dict):  # `args` is one Namespace for both
-        model = task = config
-    name = model.get("_name", model.get("arch", "transformer_xl"))
-    if name != "transformer_xl":
+    model, task = plain(config.get("model")), plain(config.get("task", {}))
+    if not isinstance(model, dict):
+        # `args` is one Namespace of all options; a model and a task get only those that they declare.
+        model = {key: config[key] for key in MODEL if key in config} | {"_name": config.get("arch", NAME)}
+        task = {key: config[key] for key in TASK if key in config} | {"_name": task or TASK_NAME}
+    if (name := model.get("_name", NAME)) != NAME:
         raise ArtefactError(
-            f"{where} is a fairseq model {shown(str(name))}; only its transformer_xl, of "
-            "examples/truncated_bptt, can be imported."
+            f"{where} is a fairseq model {shown(str(name))}; only its {NAME}, of examples/truncated_bptt, "
+            "can be imported."
         )
-    return {key: model[key] for key in DEFAULTS if model.get(key) is not None}, task
+    checked(model, MODEL, where=str(where), inside="cfg.model.")
+    task = checked(task, TASK, where=str(where), inside="cfg.task.")
+    known = (*DEFAULTS, "d_inner")
+    return {key: model[key] for key in known if model.get(key) is not None}, task
 
 
 def plain(value: Any) -> Any:

@@ -21,9 +21,30 @@ from runtimes.contract.rule import MemoryRule
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule
 from xl_export.importers.shared.shards import PYTORCH, SAFETENSORS, find_weights, read_weights
-from xl_export.importers.shared.state_dict import bare_name, project_of, read_state
-from xl_export.importers.shared.transformer_xl import Architecture, convert
-from xl_export.importers.shared.validated import ascending, boolean, booleans, fraction, integer
+from xl_export.importers.shared.state_dict import (
+    architecture,
+    bare_name,
+    project_of,
+    state_notes,
+    state_settings,
+    state_tensors,
+)
+from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
+from xl_export.importers.shared.validated import (
+    ASCENDING,
+    FRACTION,
+    NOT_SAMPLED,
+    NOTHING,
+    TRUTH,
+    Table,
+    checked,
+    fixed,
+    ignored,
+    optional,
+    taken,
+    truths,
+    whole,
+)
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "Hugging Face TransfoXL"
@@ -43,7 +64,6 @@ DEFAULTS: dict[str, Any] = {  # those of TransfoXLConfig; an older config.json m
     "clamp_len": 1000,
     "same_length": True,
     "attn_type": 0,
-    "proj_share_all_but_first": True,
     "untie_r": True,
     "dropout": 0.1,
     "dropatt": 0.0,
@@ -75,30 +95,13 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
     if not opened.path.is_dir():
-        return read_state(
-            opened,
-            options,
-            project=PROJECT,
-            vocabularies=VOCABULARIES,
-            reversed_clusters=False,
-            defaults=lambda *_: {"segment": SEGMENT},
-            rule=lambda _, facts, settings: (facts, memory_rule_of(settings)),
-            renamed=renamed,
-            spelled=spelled,
-        )
+        return _read_state(opened, options)
     folder, config_file = opened.path, opened.path / CONFIG
-    described = (
-        DEFAULTS
-        | {
-            "vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"]),
-            "tie_word_embeddings": opened.content.get("tie_weight", DEFAULTS["tie_word_embeddings"]),
-        }
-        | opened.content
-    )
-    facts = config_facts(described, config_file)
+    described = checked_config(opened.content, config_file)
+    facts = config_facts(described)
     vocab_path = companion_file(folder, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = options.overrides.applied_to(PROJECT, defaults(described, config_file))
+    settings = options.overrides.applied_to(PROJECT, defaults(described))
     weights = find_weights(folder)
     if weights is None:
         raise ArtefactError(
@@ -106,17 +109,33 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         )
     state, shards = read_weights(weights)
     named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-    tensors = options.tensors(named, where=weights, project=PROJECT, spell=spelled)
-    config, converted = convert(tensors, facts)
-    return Checkpoint(
-        config=config,
-        tensors=converted,
+    return checkpoint(
+        options.tensors(named, where=weights, project=PROJECT, spell=spelled),
+        facts,
+        options=options,
         rule=memory_rule_of(settings),
-        vocab=found.vocab,
+        vocabulary=found,
         settings=settings,
         files={"config": config_file, "model": weights, "vocabulary": vocab_path}
         | {f"shard {number}": path for number, path in enumerate(shards, 1)},
-        notes=(*found.notes, *options.notes_on(tensors, config, settings)),
+    )
+
+
+def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
+    t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
+    facts = architecture(t, options, reversed_clusters=False)
+    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = state_settings(opened, options, PROJECT, {"segment": SEGMENT}, facts)
+    return checkpoint(
+        t,
+        facts,
+        options=options,
+        rule=memory_rule_of(settings),
+        vocabulary=found,
+        settings=settings,
+        files={"model": opened.path, "vocabulary": vocab_path},
+        notes=state_notes(opened, facts),
     )
 
 
@@ -125,48 +144,113 @@ def memory_rule_of(settings: dict[str, Setting], *, project: str = PROJECT) -> M
     return memory_rule(settings, project=project, beyond_self=-1, initial_memory="zeros")
 
 
-def config_facts(config: dict[str, Any], path: Path) -> Architecture:
-    """Returns the sizes and options in `config.json`; raises ArtefactError where one is wrong."""
-    at = str(path)
-    names = ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val")
-    n = {name: integer(config, name, where=at, least=1) for name in names}
-    if kind := integer(config, "attn_type", where=at):
-        raise ArtefactError(f"{at}: attn_type is {kind}; expected 0, the only one that transformers runs.")
-    cutoffs = ascending(config, "cutoffs", where=at)
-    share = boolean(config, "proj_share_all_but_first", where=at)
-    ties = config if "tie_projs" in config else {"tie_projs": [False] + [share] * len(cutoffs)}
+def config_table(config: dict[str, Any]) -> Table:
+    """Returns what `config.json` may hold. config: its settings with the defaults for those that it lacks."""
+    cutoffs = config.get("cutoffs")
+    clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
+    return {
+        **taken(whole(1), "vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val"),
+        **taken(optional(whole(1)), "d_inner"),
+        **taken(ASCENDING, "cutoffs"),
+        **taken(TRUTH, "pre_lnorm", "untie_r", "tie_word_embeddings", "same_length"),
+        **taken(truths(clusters), "tie_projs"),
+        **taken(FRACTION, "dropout", "dropatt", "layer_norm_epsilon"),
+        **taken(whole(), "mem_len"),
+        **taken(whole(-1), "clamp_len"),
+        **taken(NOT_SAMPLED, "sample_softmax"),
+        **fixed(0, "attn_type"),  # the only one that transformers runs
+        **fixed(0, "ext_len"),  # the tokens that the memory of the first releases leaves out
+        **fixed(True, "adaptive"),
+        **taken(NOTHING, "pruned_heads"),
+        # Other names of settings that are read.
+        **fixed(config.get("vocab_size"), "n_token"),
+        **fixed(config.get("d_model"), "hidden_size"),
+        **fixed(config.get("n_head"), "num_attention_heads"),
+        **fixed(config.get("n_layer"), "num_hidden_layers"),
+        **fixed(config.get("tie_word_embeddings"), "tie_weight"),
+        **ignored("tie_projs follows from it, unless the file has tie_projs", "proj_share_all_but_first"),
+        **ignored("of the training: a step may have any length", "tgt_len"),
+        **ignored("of the start of a training", "init", "init_range", "init_std", "proj_init_std"),
+        **ignored("the type of the file's weights, which become float32", "torch_dtype", "dtype"),
+        **ignored("the name and the release", "model_type", "architectures", "transformers_version"),
+        **ignored("the place that it was loaded from", "_name_or_path", "_commit_hash"),
+        **ignored("what transformers returns, and how it runs", *RETURNED),
+        **ignored("tokens that the vocabulary marks or generation uses", *TOKENS),
+        **ignored("of classifiers and of other tasks", *TASKS),
+        **ignored("of text generation", *GENERATION),
+    }
+
+
+RETURNED = (
+    "output_attentions", "output_hidden_states", "output_past", "use_cache", "return_dict", "torchscript",
+    "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward",
+)  # fmt: skip
+TOKENS = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    "tokenizer_class", "prefix",
+)  # fmt: skip
+TASKS = (
+    "task_specific_params", "finetuning_task", "problem_type", "num_labels", "_num_labels", "id2label",
+    "label2id", "is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size",
+    "tie_encoder_decoder",
+)  # fmt: skip
+GENERATION = (
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature",
+    "diversity_penalty", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+    "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+)  # fmt: skip
+
+
+def checked_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the settings in `config.json`, with the defaults of transformers for those that it lacks.
+
+    Raises ArtefactError where one is unknown or has a value that cannot be expressed here.
+    """
+    first_releases = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
+    older = {name: config[old] for old, name in first_releases.items() if old in config}
+    described = DEFAULTS | older | config
+    if isinstance(described["cutoffs"], list | tuple):
+        share = described.get("proj_share_all_but_first", True)
+        described = {"tie_projs": [False] + [share] * len(described["cutoffs"])} | described
+    return checked(described, config_table(described), where=str(path))
+
+
+def config_facts(config: dict[str, Any]) -> Architecture:
+    """Returns the sizes and options in what `checked_config` returned."""
     return Architecture(
-        layers=n["n_layer"],
-        d_model=n["d_model"],
-        heads=n["n_head"],
-        head_dim=n["d_head"],
-        vocab_size=n["vocab_size"],
-        d_embed=n["d_embed"],
-        div_val=n["div_val"],
-        cutoffs=cutoffs,
+        layers=config["n_layer"],
+        d_model=config["d_model"],
+        heads=config["n_head"],
+        head_dim=config["d_head"],
+        vocab_size=config["vocab_size"],
+        d_embed=config["d_embed"],
+        div_val=config["div_val"],
+        cutoffs=tuple(config["cutoffs"]),
         reversed_clusters=False,
-        biases_in_layers=boolean(config, "untie_r", where=at),
-        pre_norm=boolean(config, "pre_lnorm", where=at),
-        tie_weights=boolean(config, "tie_word_embeddings", where=at),
-        tie_projections=booleans(ties, "tie_projs", count=len(cutoffs) + 1, where=at),
-        norm_epsilon=fraction(config, "layer_norm_epsilon", where=at),
-        dropout=fraction(config, "dropout", where=at),
-        attention_dropout=fraction(config, "dropatt", where=at),
+        d_ff=config["d_inner"],
+        biases_in_layers=config["untie_r"],
+        pre_norm=config["pre_lnorm"],
+        tie_weights=config["tie_word_embeddings"],
+        tie_projections=tuple(config["tie_projs"]),
+        norm_epsilon=float(config["layer_norm_epsilon"]),
+        dropout=float(config["dropout"]),
+        attention_dropout=float(config["dropatt"]),
     )
 
 
-def defaults(config: dict[str, Any], path: Path, *, origin: str = CONFIG) -> dict[str, Setting]:
-    """Returns the settings in `config.json`, or in another description of the model.
+def defaults(config: dict[str, Any], *, origin: str = CONFIG) -> dict[str, Setting]:
+    """Returns the settings of the evaluation in what `checked_config` returned.
 
     origin: the name of that description. It does not hold the segment; 128 is what was published with the
     model of WikiText-103.
     """
-    at = str(path)
     return {
-        "mem_len": Setting(integer(config, "mem_len", where=at), origin),
+        "mem_len": Setting(config["mem_len"], origin),
         "segment": SEGMENT,
-        "mask": Setting("same-length" if boolean(config, "same_length", where=at) else "full", origin),
-        "clamp_len": Setting(max(integer(config, "clamp_len", where=at, least=-1), 0), origin),
+        "mask": Setting("same-length" if config["same_length"] else "full", origin),
+        "clamp_len": Setting(max(config["clamp_len"], 0), origin),
     }
 
 

@@ -21,21 +21,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule, published
-from xl_export.importers.shared.state_dict import project_of, read_state
-from xl_export.importers.shared.transformer_xl import Architecture, convert
-from xl_export.importers.shared.validated import Tensors, ascending, boolean, fraction, integer, shown
+from xl_export.importers.shared.state_dict import (
+    architecture,
+    project_of,
+    state_notes,
+    state_settings,
+    state_tensors,
+)
+from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
+from xl_export.importers.shared.validated import (
+    ASCENDING,
+    FRACTION,
+    NOT_SAMPLED,
+    NOTHING,
+    OWN_MODEL,
+    TRUTH,
+    Table,
+    Tensors,
+    checked,
+    checked_setting,
+    fixed,
+    ignored,
+    one_of,
+    shown,
+    taken,
+    whole,
+)
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "kimiyoung/transformer-xl"
-MODEL, VOCABULARIES = "model.pt", ("cache.pt",)
+VOCABULARIES = ("cache.pt",)
 MAX_PARTS = 1_000_000
 
 
@@ -51,112 +72,247 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
     if not isinstance(opened.content, Foreign):
-        return read_state(
-            opened,
-            options,
-            project=PROJECT,
-            vocabularies=VOCABULARIES,
-            reversed_clusters=True,
-            defaults=state_defaults,
-            rule=_state_rule,
-        )
+        return _read_state(opened, options)
     where = opened.path
-    facts, state = module_facts(opened.content, where)
+    facts, model = module_facts(opened.content, where)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, state, where))
-    kind = facts.attention_type
-    trained = sum(integer(state, name, where=str(where)) for name in LENGTHS) if kind == 2 else 0
-    rows = _rows(state, where) if kind == 3 else 0
-    facts, rule = under_rule(facts, settings, rows=rows, trained=trained)
-    tensors = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
-    config, converted = convert(tensors, facts)
-    last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
-    notes = options.notes_on(tensors, config, settings)
-    return Checkpoint(
-        config=config,
-        tensors=converted,
+    settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, model))
+    t = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
+    trained = sum(model[name] for name in ("tgt_len", "ext_len", "mem_len"))
+    facts, rule = under_rule(t, facts, settings, trained=trained)
+    last = ", ".join(f"{name} {shown(model[name])}" for name in LENGTHS)
+    return checkpoint(
+        t,
+        facts,
+        options=options,
         rule=rule,
-        vocab=found.vocab,
+        vocabulary=found,
         settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *notes),
+        notes=(f"attn_type {facts.attention_type}, last run with {last}",),
     )
 
 
+def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
+    t = state_tensors(opened, options, project=PROJECT)
+    facts = architecture(t, options, reversed_clusters=True)
+    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = state_settings(opened, options, PROJECT, state_defaults(facts, found.dataset), facts)
+    facts, rule = under_rule(t, facts, settings, trained=0)
+    return checkpoint(
+        t,
+        facts,
+        options=options,
+        rule=rule,
+        vocabulary=found,
+        settings=settings,
+        files={"model": opened.path, "vocabulary": vocab_path},
+        notes=state_notes(opened, facts),
+    )
+
+
+LENGTHS = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
+MODULES = {  # the class of each module by its path; * counts layers, and the tables of the vocabulary
+    "drop": "Dropout",
+    "word_emb": "AdaptiveEmbedding",
+    "word_emb.emb_layers": "ModuleList",
+    "word_emb.emb_layers.*": "Embedding",
+    "word_emb.emb_projs": "ParameterList",
+    "crit": "ProjectedAdaptiveLogSoftmax",
+    "crit.out_layers": "ModuleList",
+    "crit.out_layers.*": "Linear",
+    "crit.out_projs": "ParameterList",
+    "layers": "ModuleList",
+    "layers.*": "{}DecoderLayer",
+    "layers.*.dec_attn": "{}MultiHeadAttn",
+    "layers.*.dec_attn.o_net": "Linear",
+    "layers.*.dec_attn.drop": "Dropout",
+    "layers.*.dec_attn.dropatt": "Dropout",
+    "layers.*.dec_attn.layer_norm": "LayerNorm",
+    "layers.*.pos_ff": "PositionwiseFF",
+    "layers.*.pos_ff.layer_norm": "LayerNorm",
+    "layers.*.pos_ff.CoreNet": "Sequential",
+    "layers.*.pos_ff.CoreNet.0": "Linear",
+    "layers.*.pos_ff.CoreNet.1": "ReLU",
+    "layers.*.pos_ff.CoreNet.2": "Dropout",
+    "layers.*.pos_ff.CoreNet.3": "Linear",
+    "layers.*.pos_ff.CoreNet.4": "Dropout",
+}
+# The names of the classes of each attn_type begin with this.
+ATTENTION = {0: "RelPartialLearnable", 1: "RelLearnable", 2: "", 3: ""}
+MORE_MODULES = {  # of each attn_type
+    0: ("pos_emb", "layers.*.dec_attn.qkv_net", "layers.*.dec_attn.r_net"),
+    1: ("layers.*.dec_attn.qkv_net",),
+    2: ("pos_emb", "layers.*.dec_attn.q_net", "layers.*.dec_attn.kv_net"),
+    3: ("layers.*.dec_attn.q_net", "layers.*.dec_attn.kv_net"),
+}
+MODULE: Table = {  # what PyTorch itself keeps in every module
+    **ignored("tensors and modules, which are read one by one", "_parameters", "_buffers", "_modules"),
+    **taken(NOTHING, "_forward_hooks", "_forward_pre_hooks"),  # they may change what is computed
+    **ignored("of these hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
+    **ignored("of these hooks", "_forward_hooks_always_called"),
+    **ignored("of the training", "training", "_backward_hooks", "_backward_pre_hooks"),
+    **ignored("of the training", "_is_full_backward_hook", "_backend"),
+    **ignored("of saving and loading", "_non_persistent_buffers_set", "_state_dict_hooks"),
+    **ignored("of saving and loading", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
+    **ignored("of saving and loading", "_load_state_dict_post_hooks"),
+}
+MODEL: Table = MODULE | {
+    **taken(whole(1), "n_token", "d_model", "n_head", "d_head", "d_embed", "n_layer", "tgt_len"),
+    **taken(whole(), "ext_len", "mem_len"),
+    **taken(whole(-1), "clamp_len"),
+    **taken(TRUTH, "same_length"),
+    **taken(one_of(*ATTENTION), "attn_type"),
+    **taken(NOT_SAMPLED, "sample_softmax"),
+    **ignored("the sum of the lengths of the training", "max_klen"),
+}
+
+
+def tables(m: dict[str, Any], ends: list[int], div_val: int) -> dict[str, Table]:
+    """Returns what each class of module may hold.
+
+    m: the settings of the model. ends: the token after each cluster.
+    """
+    clusters, attention = len(ends), ATTENTION[m["attn_type"]]
+    vocabulary: Table = MODULE | {
+        **fixed(m["n_token"], "n_token"),
+        **fixed(m["d_embed"], "d_embed"),
+        **fixed(m["d_model"], "d_proj"),
+        **fixed(ends, "cutoffs"),
+        **fixed([0, *ends], "cutoff_ends"),
+        **fixed(div_val, "div_val"),
+    }
+    return {
+        "ModuleList": MODULE,
+        "Sequential": MODULE,
+        "ParameterList": MODULE
+        | ignored("the number of its tensors", "_size")
+        | fixed(None, *map(str, range(clusters))),  # projections that a model of one width lacks
+        "AdaptiveEmbedding": {**vocabulary, **fixed(m["d_model"] ** 0.5, "emb_scale")},
+        "ProjectedAdaptiveLogSoftmax": {
+            **vocabulary,
+            **fixed(ends[0], "shortlist_size"),
+            **fixed(clusters - 1, "n_clusters"),
+            **fixed(ends[0] + clusters - 1, "head_size"),
+            **ignored("the order in which losses are returned", "keep_order"),
+        },
+        "PositionalEmbedding": MODULE | ignored("not used by its code", "demb"),
+        f"{attention}DecoderLayer": MODULE,
+        f"{attention}MultiHeadAttn": MODULE
+        | {
+            **fixed(m["n_head"], "n_head"),
+            **fixed(m["d_head"], "d_head"),
+            **fixed(1 / m["d_head"] ** 0.5, "scale"),
+            **taken(TRUTH, "pre_lnorm"),
+            **ignored("not used by its code", "d_model", "dropout"),
+        },
+        "PositionwiseFF": MODULE
+        | {**taken(TRUTH, "pre_lnorm"), **ignored("not used by its code", "d_model", "d_inner", "dropout")},
+        "ReLU": MODULE
+        | {
+            **fixed(0.0, "threshold", "value"),  # until PyTorch 1.1, of x if x > threshold else value
+            **ignored("where the result is stored", "inplace"),
+        },
+        "Dropout": MODULE | {**taken(FRACTION, "p"), **ignored("where the result is stored", "inplace")},
+        "Linear": MODULE | ignored("its tensor has them", "in_features", "out_features"),
+        "Embedding": MODULE
+        | {
+            **fixed(None, "max_norm"),  # a limit for rows, which are then scaled when they are read
+            **ignored("used with max_norm only", "norm_type"),
+            **ignored("its tensor has them", "num_embeddings", "embedding_dim"),
+            **ignored("of gradients", "padding_idx", "scale_grad_by_freq", "sparse"),
+        },
+        "LayerNorm": MODULE
+        | {
+            **taken(FRACTION, "eps"),
+            **fixed([m["d_model"]], "normalized_shape"),
+            **fixed(True, "elementwise_affine"),
+        },
+    }
+
+
+def module_classes(m: dict[str, Any], clusters: int) -> Iterator[tuple[str, str]]:
+    """Returns the path and the class of each module of a model, without the model itself.
+
+    m: the settings of the model. clusters: those that have a table of their own.
+    """
+    kind = m["attn_type"]
+    more = {path: "PositionalEmbedding" if path == "pos_emb" else "Linear" for path in MORE_MODULES[kind]}
+    for path, name in (MODULES | more).items():
+        count = 1 if "*" not in path else m["n_layer"] if path.startswith("layers.") else clusters
+        for i in range(count):
+            yield path.replace("*", str(i)), name.format(ATTENTION[kind])
+
+
 def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, Any]]:
-    """Returns the sizes and options of the pickled module, and all its attributes."""
-    state = _attributes(module, where, "the model")
-    embedding = _attributes(_part(module, where, "word_emb"), where, "word_emb")
-    layers = integer(state, "n_layer", where=str(where), least=1)
-    names = ("n_token", "d_model", "n_head", "d_head", "d_embed")
-    numbers = {name: integer(state, name, where=str(where), least=1) for name in names}
-    ends = ascending(embedding, "cutoffs", where=str(where))
-    if ends[-1:] != (numbers["n_token"],):
+    """Returns the sizes and options of the pickled module, and the settings of the model itself.
+
+    Raises ArtefactError for a module or a setting that is unknown, or that computes something else than this
+    project.
+    """
+    at, parts = str(where), modules_of(module, where)
+    m = checked(parts.pop("").state, MODEL, where=at)
+    embedding = parts["word_emb"].state if "word_emb" in parts else {}
+    ends = list(checked_setting(embedding, "cutoffs", ASCENDING, where=at, inside="word_emb."))
+    div_val = checked_setting(embedding, "div_val", whole(1), where=at, inside="word_emb.")
+    if ends[-1:] != [m["n_token"]]:
         raise ArtefactError(
-            f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {numbers['n_token']}."
+            f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {m['n_token']}."
         )
-    norms, orders = set(), set()
-    for layer in range(layers):
-        for name in ("dec_attn", "pos_ff"):
-            path = ("layers", str(layer), name)
-            orders.add(
-                boolean(_attributes(_part(module, where, *path), where, name), "pre_lnorm", where=str(where))
+    said, known = {}, tables(m, ends, div_val)
+    for path, kind in module_classes(m, 1 if div_val == 1 else len(ends)):
+        part = parts.pop(path, None)
+        if part is None:
+            raise ArtefactError(f"{where} lacks the module {path} of a {PROJECT} model.")
+        if part.name.rpartition(".")[2] != kind:
+            raise ArtefactError(
+                f"{where}: the module {path} is a {values.shown(part.name)}, expected {kind}, the only one "
+                f"that can be imported; {OWN_MODEL}"
             )
-            norms.add(
-                fraction(
-                    _attributes(_part(module, where, *path, "layer_norm"), where, name),
-                    "eps",
-                    where=str(where),
-                )
-            )
+        said[path] = checked(part.state, known[kind], where=at, inside=f"{path}.")
+    if parts:
+        path, part = next(iter(parts.items()))
+        raise ArtefactError(
+            f"{where} has the unexpected module {values.shown(path)}, a {values.shown(part.name)}, expected "
+            f"only the modules of a {PROJECT} model; {OWN_MODEL}"
+        )
+    norms, orders = ({part[name] for part in said.values() if name in part} for name in ("eps", "pre_lnorm"))
     if len(norms) != 1 or len(orders) != 1:
         raise ArtefactError(
             f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all."
         )
-    attention = _part(module, where, "layers", "0", "dec_attn", "dropatt")
     return Architecture(
-        layers=layers,
-        d_model=numbers["d_model"],
-        heads=numbers["n_head"],
-        head_dim=numbers["d_head"],
-        vocab_size=numbers["n_token"],
-        d_embed=numbers["d_embed"],
-        div_val=integer(embedding, "div_val", where=str(where), least=1),
-        cutoffs=ends[:-1],
+        layers=m["n_layer"],
+        d_model=m["d_model"],
+        heads=m["n_head"],
+        head_dim=m["d_head"],
+        vocab_size=m["n_token"],
+        d_embed=m["d_embed"],
+        div_val=div_val,
+        cutoffs=tuple(ends[:-1]),
         reversed_clusters=True,
-        attention_type=integer(state, "attn_type", where=str(where)),
+        attention_type=m["attn_type"],
         pre_norm=orders.pop(),
-        norm_epsilon=norms.pop(),
-        dropout=fraction(_attributes(_part(module, where, "drop"), where, "drop"), "p", where=str(where)),
-        attention_dropout=fraction(_attributes(attention, where, "dropatt"), "p", where=str(where)),
-    ), state
+        norm_epsilon=float(norms.pop()),
+        dropout=float(said["drop"]["p"]),
+        attention_dropout=float(said["layers.0.dec_attn.dropatt"]["p"]),
+    ), m
 
 
-def defaults(
-    dataset: str | None, facts: Architecture, state: dict[str, Any], where: Path
-) -> dict[str, Setting]:
+def defaults(dataset: str | None, facts: Architecture, model: dict[str, Any]) -> dict[str, Setting]:
     """Returns the evaluation that the project published for this data set and size.
 
-    Where it published none, the lengths are those of the module's last run.
+    Where it published none, the lengths are those of the module's last run. model: the settings of the model.
     """
     if facts.attention_type in (2, 3):
-        segment = integer(state, "tgt_len", where=str(where), least=1) + integer(
-            state, "ext_len", where=str(where)
-        )
-        chosen = {
-            "mem_len": Setting(0, "the only value that can be expressed"),
-            "segment": Setting(segment, "the file"),
-        }
-        chosen["mask"] = Setting("full", "the only value that can be expressed")
-        return chosen | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
+        return only_settings(facts) | {"segment": Setting(model["tgt_len"] + model["ext_len"], "the file")}
     return published_for(dataset, facts) or {
-        "mem_len": Setting(integer(state, "mem_len", where=str(where)), "the file"),
-        "segment": Setting(integer(state, "tgt_len", where=str(where), least=1), "the file"),
-        "mask": Setting(
-            "same-length" if boolean(state, "same_length", where=str(where)) else "full", "the file"
-        ),
-        "clamp_len": Setting(max(integer(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
+        "mem_len": Setting(model["mem_len"], "the file"),
+        "segment": Setting(model["tgt_len"], "the file"),
+        "mask": Setting("same-length" if model["same_length"] else "full", "the file"),
+        "clamp_len": Setting(max(model["clamp_len"], 0), "the file"),
     }
 
 
@@ -178,28 +334,23 @@ def published_for(dataset: str | None, facts: Architecture) -> dict[str, Setting
 
 def state_defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
     """Returns what is known of the evaluation of a bare state dict."""
-    if facts.attention_type not in (2, 3):
-        return published_for(dataset, facts)
+    return only_settings(facts) if facts.attention_type in (2, 3) else published_for(dataset, facts)
+
+
+def only_settings(facts: Architecture) -> dict[str, Setting]:
+    """Returns the settings of attn_types 2 and 3 that can be expressed."""
     only = "the only value that can be expressed"
     known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
     return known | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
 
 
-def _state_rule(
-    t: Tensors, facts: Architecture, settings: dict[str, Setting]
-) -> tuple[Architecture, MemoryRule]:
-    rows = t.peek("r_emb", dimensions=4).shape[1] if facts.attention_type == 3 else 0
-    return under_rule(facts, settings, rows=rows, trained=0)
-
-
 def under_rule(
-    facts: Architecture, settings: dict[str, Setting], *, rows: int, trained: int
+    t: Tensors, facts: Architecture, settings: dict[str, Setting], *, trained: int
 ) -> tuple[Architecture, MemoryRule]:
     """Returns the facts that depend on the settings, and the memory rule of the settings.
 
-    rows: the positions that the model learned, for attn_type 3. trained: the positions that it was trained
-    with, for attn_type 2, or 0 where they are not known. Raises ConfigError where the rule cannot be
-    expressed here.
+    trained: the positions that a model of attn_type 2 was trained with, or 0 if they are not known. Raises
+    ConfigError where the rule cannot be expressed here.
     """
     kind, clamp_len, segment = (
         facts.attention_type,
@@ -212,6 +363,7 @@ def under_rule(
                 f"attn_type {kind} with memory adds positions to the remembered states, and this project "
                 "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
             )
+        rows = t.peek("r_emb", dimensions=4).shape[1] if kind == 3 else 0  # the positions that it learned
         if kind == 3 and segment > rows:
             raise ConfigError(
                 f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
@@ -232,48 +384,33 @@ def under_rule(
     return facts, rule
 
 
-LENGTHS = ("tgt_len", "ext_len", "mem_len")
-
-
-def _rows(state: dict[str, Any], where: Path) -> int:
-    parameters = state.get("_parameters")
-    table = parameters.get("r_emb") if isinstance(parameters, dict) else None
-    if not isinstance(table, Tensor) or table.dim() != 4:
-        raise ArtefactError(f"{where} lacks the tensor r_emb, which a {PROJECT} model of attn_type 3 has.")
-    return int(table.shape[1])
-
-
-def module_tensors(module: Foreign, where: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Returns the names and tensors of the state dict of a pickled module."""
-    todo, seen = [(prefix, module)], 0
+def modules_of(model: Foreign, where: Path) -> dict[str, Foreign]:
+    """Returns the modules of a pickled model by path, the model itself with the path ""."""
+    found, todo, seen = {}, [("", model)], 0
     while todo:
-        prefix, module = todo.pop()
-        state = _attributes(module, where, what := values.shown(prefix) or "the model")
+        path, module = todo.pop()
+        found[path] = module
         for kind in ("_parameters", "_buffers", "_modules"):
-            parts = state.get(kind, {})
+            parts = module.state.get(kind, {}) if isinstance(module.state, dict) else None
             seen += len(parts) if isinstance(parts, dict) else MAX_PARTS
             if seen >= MAX_PARTS:
                 raise ArtefactError(
-                    f"{where}: {what} is not a module that PyTorch pickled; copy the file again."
+                    f"{where}: {values.shown(path) or 'the model'} is not a module that PyTorch pickled; "
+                    "copy the file again."
                 )
-            for name, part in parts.items():
-                if kind == "_modules" and isinstance(part, Foreign):
-                    todo.append((f"{prefix}{name}.", part))
-                elif part is not None:
-                    yield f"{prefix}{name}", part
+        parts = module.state.get("_modules", {})
+        todo += [
+            (f"{path}.{name}" if path else str(name), part)
+            for name, part in parts.items()
+            if isinstance(part, Foreign)
+        ]
+    return found
 
 
-def _part(module: Foreign, where: Path, *path: str) -> Foreign:
-    for i, name in enumerate(path):
-        modules = _attributes(module, where, ".".join(path[:i]) or "the model").get("_modules")
-        part = modules.get(name) if isinstance(modules, dict) else None
-        if not isinstance(part, Foreign):
-            raise ArtefactError(f"{where} lacks the module {'.'.join(path[: i + 1])} of a {PROJECT} model.")
-        module = part
-    return module
-
-
-def _attributes(module: Foreign, where: Path, what: str) -> dict[str, Any]:
-    if not isinstance(module.state, dict):
-        raise ArtefactError(f"{where}: {what} is not a module that PyTorch pickled; copy the file again.")
-    return module.state
+def module_tensors(model: Foreign, where: Path) -> Iterator[tuple[str, Any]]:
+    """Returns the names and tensors of the state dict of a pickled module."""
+    for path, module in modules_of(model, where).items():
+        for kind in ("_parameters", "_buffers", "_modules"):
+            for name, part in module.state.get(kind, {}).items():
+                if part is not None and not (kind == "_modules" and isinstance(part, Foreign)):
+                    yield (f"{path}.{name}" if path else str(name)), part

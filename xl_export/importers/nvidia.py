@@ -5,6 +5,9 @@ configuration, weights and vocabulary, and the state of the training. How these 
 with the project's code at commit 729963d. They compute as those of kimiyoung, with one difference: with
 `same_length`, a query attends to mem_len keys and to its own token. (In the project's TorchScript model the
 own token is one of the mem_len keys: give a mem_len that is smaller by one there.)
+
+Of the arguments only `model_config` is read, as in the project's `eval.py`; `args` repeats it, and holds the
+options of the training.
 """
 
 from __future__ import annotations
@@ -18,16 +21,31 @@ from runtimes.contract.rule import MemoryRule
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.embedding import same
 from xl_export.importers.shared.settings import Setting, memory_rule, published
-from xl_export.importers.shared.state_dict import bare_name, project_of, read_state
-from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.state_dict import (
+    architecture,
+    bare_name,
+    project_of,
+    state_notes,
+    state_settings,
+    state_tensors,
+    unread,
+)
+from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
 from xl_export.importers.shared.validated import (
+    ASCENDING,
+    FRACTION,
+    NOT_SAMPLED,
+    TRUTH,
+    Table,
     Tensors,
-    ascending,
-    boolean,
-    booleans,
-    fraction,
-    integer,
+    checked,
+    fixed,
+    ignored,
+    optional,
     shown,
+    taken,
+    truths,
+    whole,
 )
 from xl_export.importers.shared.vocabularies import read_vocabulary, vocabulary
 
@@ -50,18 +68,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
     if not _is_whole(opened.content):
-        return read_state(
-            opened,
-            options,
-            project=PROJECT,
-            vocabularies=VOCABULARIES,
-            reversed_clusters=True,
-            defaults=lambda facts, _: defaults(facts),
-            rule=lambda _, facts, settings: (facts, _rule(settings)),
-            renamed=renamed,
-            spelled=spelled,
-            prepare=drop_shared_projections,
-        )
+        return _read_state(opened, options)
     where, content = opened.path, opened.content
     facts = config_facts(content["model_config"], where)
     files = {"model": where}
@@ -78,18 +85,35 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
     tensors = options.tensors(named, where=where, project=PROJECT, spell=spelled)
     drop_shared_projections(tensors)
-    config, converted = convert(tensors, facts)
-    names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
-    lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
-    notes = options.notes_on(tensors, config, settings)
-    return Checkpoint(
-        config=config,
-        tensors=converted,
+    lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in LENGTHS)
+    return checkpoint(
+        tensors,
+        facts,
+        options=options,
         rule=rule,
-        vocab=found.vocab,
+        vocabulary=found,
         settings=settings,
         files=files,
-        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes),
+        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *unread(content, OF_TRAINING)),
+    )
+
+
+def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
+    t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
+    drop_shared_projections(t)
+    facts = architecture(t, options, reversed_clusters=True)
+    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = state_settings(opened, options, PROJECT, defaults(facts), facts)
+    return checkpoint(
+        t,
+        facts,
+        options=options,
+        rule=_rule(settings),
+        vocabulary=found,
+        settings=settings,
+        files={"model": opened.path, "vocabulary": vocab_path},
+        notes=state_notes(opened, facts),
     )
 
 
@@ -116,37 +140,51 @@ def drop_shared_projections(tensors: Tensors) -> None:
         tensors.drop(f"crit.shared_out_projs.{i}")
 
 
+LENGTHS = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
+OF_TRAINING = frozenset(
+    {"args", "model_config", "optimizer_state", "scheduler_state", "rng_states", "memory", "vocab"}
+    | {"amp_state", "epoch", "batch", "last_iter", "train_step", "best_val_loss"}
+)
+
+
+def model_config(clusters: int) -> Table:
+    """Returns what `model_config` may hold: the arguments of the project's MemTransformerLM."""
+    return {
+        **taken(whole(1), "n_token", "n_layer", "n_head", "d_model", "d_head", "div_val"),
+        **taken(optional(whole(1)), "d_embed", "d_inner"),
+        **taken(ASCENDING, "cutoffs"),
+        **taken(TRUTH, "tie_weight", "pre_lnorm"),
+        **taken(truths(clusters), "tie_projs"),
+        **taken(FRACTION, "dropout", "dropatt"),
+        **fixed(0, "attn_type"),
+        **taken(NOT_SAMPLED, "sample_softmax"),
+        **fixed(False, "adapt_inp"),
+        **ignored("of the training: eval.py of the project chooses them anew", *LENGTHS),
+        **ignored("the type that eval.py computes in; weights become float32 here", "dtype"),
+    }
+
+
 def config_facts(config: Any, where: Path) -> Architecture:
     """Returns the sizes and options in `model_config`; raises ArtefactError where one is wrong."""
-    if not isinstance(config, dict):
-        raise ArtefactError(
-            f"{where}: model_config is a {type(config).__name__}, expected the arguments of a model."
-        )
-    at = f"{where}, model_config"
-    names = ("n_token", "n_layer", "n_head", "d_model", "d_head", "div_val")
-    n = {name: integer(config, name, where=at, least=1) for name in names}
-    kind, cutoffs = integer(config, "attn_type", where=at), ascending(config, "cutoffs", where=at)
-    if kind:
-        raise ArtefactError(
-            f"{at}: attn_type is {kind}; expected 0, the only one of {PROJECT} that can be imported."
-        )
+    cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
+    clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
+    c = checked(config, model_config(clusters), where=str(where), inside="model_config.")
     return Architecture(
-        layers=n["n_layer"],
-        d_model=n["d_model"],
-        heads=n["n_head"],
-        head_dim=n["d_head"],
-        vocab_size=n["n_token"],
-        d_embed=n["d_model"]
-        if config.get("d_embed") is None
-        else integer(config, "d_embed", where=at, least=1),
-        div_val=n["div_val"],
-        cutoffs=cutoffs,
+        layers=c["n_layer"],
+        d_model=c["d_model"],
+        heads=c["n_head"],
+        head_dim=c["d_head"],
+        vocab_size=c["n_token"],
+        d_embed=c["d_embed"] or c["d_model"],
+        div_val=c["div_val"],
+        cutoffs=tuple(c["cutoffs"]),
         reversed_clusters=True,
-        tie_weights=boolean(config, "tie_weight", where=at),
-        tie_projections=booleans(config, "tie_projs", count=len(cutoffs) + 1, where=at),
-        pre_norm=boolean(config, "pre_lnorm", where=at),
-        dropout=fraction(config, "dropout", where=at),
-        attention_dropout=fraction(config, "dropatt", where=at),
+        d_ff=c["d_inner"],
+        tie_weights=c["tie_weight"],
+        tie_projections=tuple(c["tie_projs"]),
+        pre_norm=c["pre_lnorm"],
+        dropout=float(c["dropout"]),
+        attention_dropout=float(c["dropatt"]),
     )
 
 

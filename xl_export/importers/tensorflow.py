@@ -17,7 +17,8 @@ How these models compute was read from the project's code at commit 44781ed:
 - Input and output always share their tables. They share a projection where the output has none of its own.
 - LayerNorm has an epsilon of 1e-12.
 
-Sizes, cutoffs and options follow from the names and shapes of the variables.
+Sizes, cutoffs and options follow from the names and shapes of the variables, and every variable is read or
+refused, except those of the optimiser. Such a checkpoint has no other settings.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from torch import Tensor
 
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule, published
-from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.state_dict import SCALES, assumed
+from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
 from xl_export.importers.shared.validated import Tensors
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
@@ -90,15 +92,15 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(facts, found.dataset))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")
-    config, converted = convert(t, facts)
-    return Checkpoint(
-        config=config,
-        tensors=converted,
+    return checkpoint(
+        t,
+        facts,
+        options=options,
         rule=rule,
-        vocab=found.vocab,
+        vocabulary=found,
         settings=settings,
         files=(opened.files or {"model": where}) | {"vocabulary": vocab_path},
-        notes=(*found.notes, *options.notes_on(t, config, settings)),
+        notes=assumed(SCALES),
     )
 
 

@@ -73,8 +73,16 @@ def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str])
         (lambda c, w: c.update(cutoffs=[5, 600], tie_projs=[True] * 3), ["cutoffs is [5, 600]"]),
         (lambda c, w: c.update(tie_projs=[True]), ["tie_projs is [True]", "4 clusters"]),
         (lambda c, w: c.update(tie_weight=False), ["lacks the tensor crit.out_layers_weights.0"]),
-        (lambda c, w: c.update(attn_type=1), ["attn_type is 1; expected 0"]),
+        (lambda c, w: c.update(attn_type=1), ["attn_type is 1, expected 0"]),
         (lambda c, w: c.update(dropout=float("nan")), ["dropout is nan"]),
+        (
+            lambda c, w: c.update(activation="gelu"),
+            ["unknown setting model_config.activation, 'gelu'", "own-model.md"],
+        ),
+        (lambda c, w: c.update({"x\x1b[31m": 1}), ["unknown setting model_config.x?[31m, 1"]),
+        (lambda c, w: c.update(sample_softmax=5), ["model_config.sample_softmax is 5, expected 0 or less"]),
+        (lambda c, w: c.update(adapt_inp=True), ["model_config.adapt_inp is True, expected False"]),
+        (lambda c, w: c.update(d_inner=81), ["CoreNet.0.weight is [80, 40], expected [81, 40]"]),
         (
             lambda c, w: c.update(div_val=1 << 24),
             ["div_val is 16777216, and the last cluster would have a width of 0"],

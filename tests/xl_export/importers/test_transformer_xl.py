@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"attn_type": 1}, ["attn_type is 1", "the only one that transformers runs"]),
+        ({"attn_type": 1}, ["attn_type is 1, expected 0"]),
         ({"tie_projs": None, "proj_share_all_but_first": False}, ["lacks the tensor crit.out_projs.1"]),
         ({"tie_word_embeddings": False}, ["lacks the tensor crit.out_layers.0.weight"]),
         ({"untie_r": False}, ["r_w_bias is shared by all layers"]),
@@ -105,6 +106,18 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
         ({"n_layer": 0}, ["n_layer is 0"]),
         ({"model_type": "gpt2"}, ["has no checkpoint by the names", "config.json has the model_type 'gpt2'"]),
         ({"mem_len": None, "clamp_len": [1]}, ["clamp_len is [1]"]),
+        (
+            {"activation_function": "gelu"},
+            ["config.json has the unknown setting activation_function, 'gelu'"],
+        ),
+        ({"n_token": 501}, ["n_token is 501, expected 500"]),
+        ({"num_hidden_layers": 4}, ["num_hidden_layers is 4, expected 3"]),
+        ({"tie_word_embeddings": True, "tie_weight": False}, ["tie_weight is False, expected True"]),
+        ({"d_inner": 97}, ["CoreNet.0.weight is [96, 64], expected [97, 64]"]),
+        ({"ext_len": 8}, ["ext_len is 8, expected 0"]),
+        ({"sample_softmax": 5}, ["sample_softmax is 5, expected 0 or less"]),
+        ({"adaptive": False}, ["adaptive is False, expected True"]),
+        ({"pruned_heads": {"0": [1]}}, ["pruned_heads is of the type dict, expected an empty one"]),
     ],
 )
 def test_a_folder_that_contradicts_itself_is_refused(
@@ -294,22 +307,68 @@ def part(found: Foreign, *path: str) -> dict[str, Any]:
     return state
 
 
+def core_net(found: Foreign) -> dict[str, Any]:
+    modules: dict[str, Any] = part(found, "layers", "1", "pos_ff", "CoreNet")["_modules"]
+    return modules
+
+
+def other(name: str) -> Foreign:
+    return Foreign(f"torch.nn.modules.activation.{name}")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (
+            lambda m: core_net(m).update({"1": other("SiLU")}),
+            "CoreNet.1 is a torch.nn.modules.activation.SiLU,",
+        ),
+        (
+            lambda m: core_net(m).update({"1": core_net(m)["2"]}),
+            "CoreNet.1 is a torch.nn.modules.dropout.Dropout",
+        ),
+        (lambda m: core_net(m).pop("1"), "lacks the module layers.1.pos_ff.CoreNet.1"),
+        (lambda m: core_net(m).update({"5": other("ReLU")}), "unexpected module layers.1.pos_ff.CoreNet.5"),
+        (lambda m: core_net(m)["1"].state.update(threshold=0.1), "CoreNet.1.threshold is 0.1, expected 0.0"),
+        (
+            lambda m: core_net(m)["1"].state.update(slope=0.1),
+            "unknown setting layers.1.pos_ff.CoreNet.1.slope",
+        ),
+        (lambda m: part(m, "word_emb").update(emb_scale=1.0), "word_emb.emb_scale is 1.0, expected 8.0"),
+        (lambda m: part(m, "word_emb").update(emb_scale=10**400), "expected 8.0"),
+        (lambda m: part(m, "word_emb").update(d_proj=32), "word_emb.d_proj is 32, expected 64"),
+        (
+            lambda m: part(m, "word_emb", "emb_layers", "2").update(max_norm=1.0),
+            "emb_layers.2.max_norm is 1.0, expected None",
+        ),
+        (
+            lambda m: part(m, "layers", "2", "dec_attn").update(scale=1.0),
+            "layers.2.dec_attn.scale is 1.0, expected 0.25",
+        ),
+        (
+            lambda m: part(m, "layers", "2", "dec_attn").update(_forward_hooks={3: Foreign("data.Hook")}),
+            "layers.2.dec_attn._forward_hooks is of the type dict, expected an empty one",
+        ),
+        (
+            lambda m: part(m, "crit").update(cutoffs=[60, 150, 351, 500]),
+            "crit.cutoffs is [60, 150, 351, 500]",
+        ),
+        (lambda m: part(m, "crit").update(head_size=60), "crit.head_size is 60, expected 63"),
+        (lambda m: m.state.update(final_norm=True), "unknown setting final_norm, True"),
+        (lambda m: m.state.update(sample_softmax=9), "sample_softmax is 9, expected 0 or less"),
         (lambda m: m.state.pop("n_layer"), "n_layer is None"),
         (lambda m: m.state.update(n_layer=4), "lacks the module layers.3"),
-        (lambda m: m.state.update(n_layer=2), "unexpected tensor layers.2."),
-        (lambda m: m.state.update(attn_type=7), "attn_type is 7; expected 0, 1, 2 or 3"),
-        (lambda m: m.state.update(attn_type=1), "lacks the tensor r_emb"),
+        (lambda m: m.state.update(n_layer=2), "has the unexpected module layers.2"),
+        (lambda m: m.state.update(attn_type=7), "attn_type is 7, expected 0, 1, 2 or 3"),
+        (lambda m: m.state.update(attn_type=1), "expected RelLearnableDecoderLayer"),
         (lambda m: m.state.update(d_head=15), "expected"),
-        (lambda m: m.state.update(_modules=3), "lacks the module word_emb"),
+        (lambda m: m.state["_modules"].pop("drop"), "lacks the module drop"),
         (lambda m: m.state.update(_parameters=3), "is not a module that PyTorch pickled"),
         (lambda m: setattr(m, "state", 3), "the model is not a module"),
         (lambda m: part(m, "word_emb").update(cutoffs=[60, 150, 350]), "word_emb.cutoffs end at"),
         (
             lambda m: part(m, "word_emb").update(div_val=2),
-            "word_emb.emb_layers.1.weight is [90, 16], expected [90, 32]",
+            "crit.div_val is 4, expected 2",
         ),
         (
             lambda m: part(m, "layers", "1", "pos_ff").update(pre_lnorm=True),
@@ -324,7 +383,7 @@ def part(found: Foreign, *path: str) -> dict[str, Any]:
         (lambda m: part(m, "crit", "out_projs")["_parameters"].pop("1"), "lacks the tensor crit.out_projs.1"),
         (
             lambda m: part(m, "crit")["_modules"]["out_layers"].state["_modules"].pop("2"),
-            "lacks the tensor crit.out_layers.2.weight",
+            "lacks the module crit.out_layers.2",
         ),
     ],
 )
@@ -334,6 +393,30 @@ def test_a_pickled_module_that_is_not_whole_is_refused(change: Callable[[Foreign
     with pytest.raises(UserError) as caught:
         kimiyoung.read(Source(path=WORDS / "model.pt", content=found), ImportOptions())
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("activation", ["GELU", "SiLU"])
+def test_another_activation_of_a_pickled_module_is_refused(activation: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(WORDS / "model.pt") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content.replace(b"\nReLU\n", f"\n{activation}\n".encode()))
+    shutil.copy(WORDS / "cache.pt", tmp_path)
+    refused(
+        xl("import", tmp_path / "model.pt", "--out", tmp_path / "run"),
+        f"the module layers.0.pos_ff.CoreNet.1 is a torch.nn.modules.activation.{activation}, expected ReLU",
+        "xl_export.trace (docs/guides/own-model.md)",
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_relu_of_old_pytorch_is_read() -> None:
+    """Until PyTorch 1.1 it was a Threshold."""
+    found = module()
+    for layer in part(found, "layers")["_modules"]:
+        part(found, "layers", layer, "pos_ff", "CoreNet", "1").update(threshold=0.0, value=0.0)
+    assert kimiyoung.read(Source(path=WORDS / "model.pt", content=found), ImportOptions()).config.layers == 3
 
 
 def test_frequencies_are_those_of_the_file(tmp_path: Path) -> None:

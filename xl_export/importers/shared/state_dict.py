@@ -8,21 +8,23 @@ them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.contract.rule import MemoryRule
-from xl_export.importers.pickle.values import Foreign
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.pickle.values import Foreign, shown
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
 from xl_export.importers.shared.embedding import same
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.transformer_xl import Architecture
 from xl_export.importers.shared.validated import Tensors
-from xl_export.importers.shared.vocabularies import read_vocabulary
 
+# Of DataParallel, of kimiyoung's copy of it and of its `--fp16`: their `module` computes what they compute.
+WRAPPER_CLASSES = frozenset(
+    {"DataParallel", "BalancedDataParallel", "DistributedDataParallel", "FP16_Module"}
+)
 KEYS = ("model_state", "model_state_dict", "state_dict", "model", "module", "net", "network", "weights")
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 OWNERS = ("model", "decoder")  # names of attributes that hold the model
@@ -38,6 +40,8 @@ def unwrapped(content: Any) -> Any:
     """
     for _ in range(MAX_DEPTH):
         if isinstance(content, Foreign):
+            if content.name.rpartition(".")[2] not in WRAPPER_CLASSES:
+                return content
             modules = content.state.get("_modules") if isinstance(content.state, dict) else None
             inner = modules.get("module") if isinstance(modules, dict) and len(modules) == 1 else None
         elif isinstance(content, dict):
@@ -180,58 +184,67 @@ def _tied_projection(t: Tensors, i: int, tables: int) -> bool:
     return same(*(t.peek(name, dimensions=2) for name in names))
 
 
-def read_state(
+def state_tensors(
     opened: Source,
     options: ImportOptions,
     *,
     project: str,
-    vocabularies: tuple[str, ...],
-    reversed_clusters: bool,
-    defaults: Callable[[Architecture, str | None], Mapping[str, Setting]],
-    rule: Callable[[Tensors, Architecture, dict[str, Setting]], tuple[Architecture, MemoryRule]],
     renamed: Callable[[Any], Any] = lambda name: name,
     spelled: Callable[[str], str] = str,
-    prepare: Callable[[Tensors], None] = lambda tensors: None,
-) -> Checkpoint:
-    """Returns the Transformer-XL in a bare state dict.
+) -> Tensors:
+    """Returns the tensors of a bare state dict under kimiyoung's names.
 
-    renamed: from a name in the project's code to kimiyoung's; spelled: back. prepare: removes tensors that
-    are listed twice. defaults: the settings that are known for these sizes and this data set. rule: the
-    memory rule of the settings. Raises ConfigError, which names the keys to give, where a setting is known
-    from nowhere.
+    renamed: from a name in the project's code to kimiyoung's; spelled: back.
     """
-    where, state = opened.path, state_in(opened.content) or {}
+    state = state_in(opened.content) or {}
     original = {renamed(bare_name(name)): name for name in state}
     named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-    t = options.tensors(
-        named, where=where, project=project, spell=lambda name: str(original.get(name, spelled(name)))
-    )
-    prepare(t)
-    facts = architecture(t, options, reversed_clusters=reversed_clusters)
-    vocab_path = companion_file(where, vocabularies, options.vocab, what="vocabulary")
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = _settings(opened, options, project, dict(defaults(facts, found.dataset)), facts)
-    facts, memory = rule(t, facts, settings)
-    config, converted = convert(t, facts)
-    return Checkpoint(
-        config=config,
-        tensors=converted,
-        rule=memory,
-        vocab=found.vocab,
-        settings=settings,
-        files={"model": where, "vocabulary": vocab_path},
-        notes=(
-            f"a bare state dict of attn_type {facts.attention_type}: its sizes are those of its tensors",
-            *found.notes,
-            *options.notes_on(t, config, settings),
-        ),
+    return options.tensors(
+        named,
+        where=opened.path,
+        project=project,
+        spell=lambda name: str(original.get(name, spelled(name))),
     )
 
 
-def _settings(
+def state_notes(opened: Source, facts: Architecture) -> tuple[str, ...]:
+    """Returns sentences on what a bare state dict does not say, and on what its file says besides."""
+    return (
+        f"a bare state dict of attn_type {facts.attention_type}: its sizes are those of its tensors",
+        *assumed(SCALES),
+        *unread(opened.content),
+    )
+
+
+SCALES = "the activation ReLU, embeddings times sqrt(d_model) and attention scores over sqrt(d_head)"
+
+
+def assumed(what: str) -> tuple[str]:
+    """Returns the sentence on what no tensor tells. what: the properties of the project's code."""
+    return (f"assumed, because tensors do not tell it: {what}, as in the project's code",)
+
+
+def unread(content: Any, known: Collection[str] = ()) -> tuple[str, ...]:
+    """Returns a sentence that names what a file holds next to its weights and is not read.
+
+    known: what the project writes there itself: the state of its training.
+    """
+    state = state_in(content)
+    names = [name for name in content if content[name] is not state and name not in known]
+    if content is state or not names:
+        return ()
+    listed = ", ".join(shown(str(name)) for name in names[:8]) + (", …" if len(names) > 8 else "")
+    return (f"only the weights were read; next to them the file has: {listed}",)
+
+
+def state_settings(
     opened: Source, options: ImportOptions, project: str, known: dict[str, Setting], facts: Architecture
 ) -> dict[str, Setting]:
-    """Returns the settings of the evaluation, and of the model where its tensors do not tell them."""
+    """Returns the settings of the evaluation, and of the model if its tensors do not tell them.
+
+    known: the settings that are known for these sizes and this data set. Raises ConfigError, which names the
+    keys to give, if another setting is needed.
+    """
     assumed = {"pre_lnorm": Setting(False, "assumed: not in a state dict")}
     if options.overrides.chosen("n_head") is not None:
         assumed["n_head"] = Setting(facts.heads, "the tensors")

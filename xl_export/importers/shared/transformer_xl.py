@@ -16,14 +16,19 @@ positions back from the last token of the segment.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
+from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, VocabularyConfig
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
 from xl_export.importers.shared.embedding import convert_vocabulary, same
+from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.validated import Tensors, sizes_of
+from xl_export.importers.shared.vocabularies import ReadVocabulary
 
 POSITIONS: dict[int, str] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
 
@@ -35,7 +40,8 @@ class Architecture:
     tie_weights, and tie_projections for each cluster: whether a tensor is tied, so that it may be absent;
     where one is None, tensors with equal values are taken as tied. reversed_clusters: whether the head's
     columns for the tail clusters are stored in reverse order. biases_in_layers: whether every layer has its
-    own u and v. context: the number of sinusoids for type 2.
+    own u and v. d_ff: the width of the feed-forward network; None if only the tensors tell it. context: the
+    number of sinusoids for type 2.
     """
 
     layers: int
@@ -47,6 +53,7 @@ class Architecture:
     div_val: int
     cutoffs: tuple[int, ...]
     reversed_clusters: bool
+    d_ff: int | None = None
     attention_type: int = 0
     pre_norm: bool = False
     biases_in_layers: bool = False
@@ -57,6 +64,34 @@ class Architecture:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     context: int = 0
+
+
+def checkpoint(
+    t: Tensors,
+    facts: Architecture,
+    *,
+    options: ImportOptions,
+    rule: MemoryRule,
+    vocabulary: ReadVocabulary,
+    settings: dict[str, Setting],
+    files: dict[str, Path],
+    notes: tuple[str, ...] = (),
+) -> Checkpoint:
+    """Returns the model with its memory rule and vocabulary.
+
+    notes: sentences of the format; those on vocabulary, weights and settings follow them. Raises
+    ArtefactError as `convert` does.
+    """
+    config, converted = convert(t, facts)
+    return Checkpoint(
+        config=config,
+        tensors=converted,
+        rule=rule,
+        vocab=vocabulary.vocab,
+        settings=settings,
+        files=files,
+        notes=(*notes, *vocabulary.notes, *options.notes_on(t, config, settings)),
+    )
 
 
 def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -85,8 +120,6 @@ def _config(t: Tensors, facts: Architecture) -> ModelConfig:
     The checks of ModelConfig stand before every loop over sizes that the checkpoint states.
     """
     kind = facts.attention_type
-    if kind not in POSITIONS:
-        raise ArtefactError(f"{t.where}: attn_type is {kind}; expected 0, 1, 2 or 3.")
     if kind == 3 and facts.heads * facts.head_dim != facts.d_model:
         raise ArtefactError(
             f"{t.where}: attn_type 3 adds {facts.heads} heads of {facts.head_dim} to inputs of width "
@@ -99,7 +132,7 @@ def _config(t: Tensors, facts: Architecture) -> ModelConfig:
             d_model=facts.d_model,
             heads=facts.heads,
             head_dim=facts.head_dim,
-            d_ff=t.peek("layers.0.pos_ff.CoreNet.0.weight", dimensions=2).shape[0],
+            d_ff=facts.d_ff or t.peek("layers.0.pos_ff.CoreNet.0.weight", dimensions=2).shape[0],
             positions=POSITIONS[kind],
             context=facts.context if kind == 2 else learned,
             from_segment_end=kind in (2, 3),

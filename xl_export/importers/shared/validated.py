@@ -1,9 +1,12 @@
-"""Tensors and numbers of an untrusted checkpoint; each is checked before it is used."""
+"""Tensors and settings of an untrusted checkpoint: each is checked before use, and none is left over."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +15,9 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MAX_LENGTH
 from xl_export.importers.pickle import values
+
+# The end of a message about a model that no importer reads.
+OWN_MODEL = "export a model of your own code with xl_export.trace (docs/guides/own-model.md)."
 
 
 class Tensors:
@@ -128,52 +134,130 @@ def sizes_of(where: str) -> Iterator[None]:
         raise ArtefactError(f"{where} does not describe a model that this project knows: {error}") from error
 
 
-def integer(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:
-    """Returns a whole number that the checkpoint states; raises ArtefactError where it is none."""
-    value = facts.get(name)
-    if type(value) is not int or not least <= value <= MAX_LENGTH:
+@dataclass(frozen=True)
+class Rule:
+    """What one setting of a checkpoint may be.
+
+    expected: the values that `accepts` accepts, for messages. required: whether the checkpoint must have it.
+    """
+
+    accepts: Callable[[Any], bool]
+    expected: str
+    required: bool = False
+
+
+# The settings that a checkpoint may have, by name. A setting is read, compared with what is computed here, or
+# ignored for a reason; the functions below make the entries. Any other setting is refused.
+Table = dict[Any, Rule]
+
+
+def taken(rule: Rule, *names: str) -> dict[Any, Rule]:
+    """Returns entries for settings that the importer reads."""
+    return dict.fromkeys(names, rule)
+
+
+def fixed(value: Any, *names: str) -> dict[Any, Rule]:
+    """Returns entries for settings that must have the one value that is computed here; they may be absent."""
+    return dict.fromkeys(names, Rule(partial(_equal, value), shown(value)))
+
+
+def ignored(why: str, *names: str) -> dict[Any, Rule]:
+    """Returns entries for settings that do not change what the model computes. why: the reason."""
+    assert why
+    return dict.fromkeys(names, Rule(lambda value: True, "anything"))
+
+
+def whole(least: int = 0) -> Rule:
+    return Rule(
+        lambda value: type(value) is int and least <= value <= MAX_LENGTH,
+        f"a whole number from {least} to {MAX_LENGTH}",
+        required=True,
+    )
+
+
+def optional(rule: Rule) -> Rule:
+    """Returns a rule for a setting that may be absent or None."""
+    return Rule(lambda value: value is None or rule.accepts(value), rule.expected)
+
+
+def one_of(*values: int) -> Rule:
+    expected = f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+    return Rule(lambda value: type(value) is int and value in values, expected, required=True)
+
+
+def truths(count: int) -> Rule:
+    return Rule(
+        lambda value: (
+            isinstance(value, list | tuple) and len(value) == count and all(type(x) is bool for x in value)
+        ),
+        f"true or false for each of {count} clusters",
+        required=True,
+    )
+
+
+TRUTH = Rule(lambda value: type(value) is bool, "true or false", required=True)
+# A dropout, or the epsilon of a LayerNorm.
+FRACTION = Rule(
+    lambda value: type(value) in (int, float) and 0 <= value < 1, "a number from 0 to below 1", required=True
+)
+ASCENDING = Rule(
+    lambda value: (
+        isinstance(value, list | tuple)
+        and all(type(x) is int and 0 < x <= MAX_LENGTH for x in value)
+        and list(value) == sorted(set(value))
+    ),
+    "whole numbers in ascending order",
+    required=True,
+)
+NOTHING = Rule(lambda value: type(value) is dict and not value, "an empty one")
+NOT_SAMPLED = Rule(
+    lambda value: type(value) is int and value <= 0, "0 or less, for a softmax over all tokens"
+)
+
+
+def checked(facts: Any, table: Table, *, where: str, inside: str = "") -> dict[str, Any]:
+    """Returns the settings of a checkpoint by the names of `table`; one that is absent is None.
+
+    inside: the part of the checkpoint that holds the settings, such as `model_config.`, for messages. Raises
+    ArtefactError, which names the setting, where one is unknown, missing, or has a value that is not computed
+    here.
+    """
+    if not isinstance(facts, dict):
         raise ArtefactError(
-            f"{where}: {name} is {shown(value)}, expected a whole number from {least} to {MAX_LENGTH}."
+            f"{where}: {inside.rstrip('.') or 'the configuration'} is a {type(facts).__name__}, expected "
+            "settings by name; copy the file again."
         )
+    for name in facts:
+        if name not in table:
+            raise ArtefactError(
+                f"{where} has the unknown setting {inside}{values.shown(str(name))}, {shown(facts[name])}, "
+                f"which may change what the model computes; {OWN_MODEL}"
+            )
+    for name in table:
+        if name in facts or table[name].required:
+            checked_setting(facts, name, table[name], where=where, inside=inside)
+    return {name: facts.get(name) for name in table}
+
+
+def checked_setting(facts: Mapping[Any, Any], name: str, rule: Rule, *, where: str, inside: str = "") -> Any:
+    """Returns one setting; raises ArtefactError where its rule does not accept it."""
+    value = facts.get(name)
+    if not rule.accepts(value):
+        raise ArtefactError(f"{where}: {inside}{name} is {shown(value)}, expected {rule.expected}.")
     return value
 
 
-def boolean(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
-    """Returns a truth value that the checkpoint states; raises ArtefactError where it is none."""
-    value = facts.get(name)
-    if type(value) is not bool:
-        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false.")
-    return value
-
-
-def booleans(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tuple[bool, ...]:
-    """Returns `count` truth values, one for each cluster; raises ArtefactError where they are not."""
-    value = facts.get(name)
-    if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):
-        raise ArtefactError(
-            f"{where}: {name} is {shown(value)}, expected true or false for each of {count} clusters."
+def _equal(wanted: Any, value: Any) -> bool:
+    """Whether a value of an untrusted file, which may be of any type, is the wanted one."""
+    if isinstance(wanted, float):
+        return type(value) in (int, float) and abs(value) < MAX_LENGTH and math.isclose(value, wanted)
+    if isinstance(wanted, list | tuple):
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(wanted)
+            and all(_equal(a, b) for a, b in zip(wanted, value, strict=True))
         )
-    return tuple(value)
-
-
-def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
-    """Returns a number from 0 to below 1, such as a dropout; raises ArtefactError where it is none."""
-    value = facts.get(name)
-    if type(value) not in (int, float) or not 0 <= value < 1:  # type: ignore[operator]
-        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a number from 0 to below 1.")
-    return float(value)  # type: ignore[arg-type]
-
-
-def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, ...]:
-    """Returns whole numbers in ascending order, such as cutoffs; raises ArtefactError where they are not."""
-    value = facts.get(name)
-    if not isinstance(value, list | tuple) or any(
-        type(x) is not int or not 0 < x <= MAX_LENGTH for x in value
-    ):
-        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected whole numbers.")
-    if list(value) != sorted(set(value)):
-        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected numbers in ascending order.")
-    return tuple(value)
+    return type(value) is type(wanted) and bool(value == wanted)
 
 
 def shown(value: Any) -> str:

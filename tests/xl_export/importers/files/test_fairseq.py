@@ -81,7 +81,7 @@ def test_a_checkpoint_gives_the_likelihoods_of_hugging_faces_model(
 ) -> None:
     parts: dict[str, Any] = {}
     if config == "args":
-        facts = {"arch": "transformer_xl", "task": "truncated_bptt_lm", "tokens_per_sample": 16}
+        facts = {"arch": "transformer_xl", "task": "truncated_bptt_lm", "tokens_per_sample": 16, "lr": [0.1]}
         parts = {"cfg": None, "args": argparse.Namespace(**MODEL | facts)}
     result = xl("import", write(tmp_path, **parts), "--out", tmp_path / "run")
     assert "format      fairseq: " in result.output, result.output
@@ -166,6 +166,22 @@ def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_
         (
             {"cfg": {"model": MODEL | {"n_layer": 4}, "task": {}}},
             ["lacks the tensor decoder.model.transformer.lay"],
+        ),
+        (
+            {"cfg": {"model": MODEL | {"activation_fn": "gelu"}, "task": {}}},
+            ["unknown setting cfg.model.activation_fn, 'gelu'"],
+        ),
+        (
+            {"cfg": {"model": MODEL, "task": {"_name": "language_modeling"}}},
+            ["cfg.task._name is 'language_modeling', expected 'truncated_bptt_lm'"],
+        ),
+        (
+            {"cfg": {"model": MODEL, "task": {"add_bos_token": True}}},
+            ["unknown setting cfg.task.add_bos_token, True"],
+        ),
+        (
+            {"cfg": {"model": MODEL | {"d_inner": 97}, "task": {}}},
+            ["CoreNet.0.weight is [96, 64], expected [97, 64]"],
         ),
         ({"cfg": [3]}, ["cfg is not the configuration of fairseq"]),
         ({"cfg": {"model": MODEL, "task": {"tokens_per_sample": 0}}}, ["tokens_per_sample is 0"]),

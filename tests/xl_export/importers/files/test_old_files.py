@@ -56,6 +56,11 @@ def test_modules_around_the_model_are_taken_off(
         assert checkpoint.config.layers == 4
 
 
+def test_a_wrapper_that_may_compute_is_not_taken_off() -> None:
+    module = wrapped(read.read_pickle(BYTES / "model.pt"), "mem_transformer.ScaledModel")
+    assert unwrapped(module) is module
+
+
 def test_a_class_of_the_script_itself_is_a_model_too(tmp_path: Path) -> None:
     """A model that was written in a notebook or a training script is of the module `__main__`."""
     state = read.read_pickle(BYTES / "model.pt")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtimes.base.errors import UserError
-from tests.commands import refused, xl
+from tests.commands import last_line, refused, xl
 from tests.xl_export.importers.oracles import DATA
 from tests.xl_export.importers.test_mutations import COUNTS, mutate
 from trainer.run.checkpoint import load_run
@@ -180,6 +180,28 @@ def test_what_is_missing_is_named_by_its_keys(tmp_path: Path) -> None:
         (tmp_path / "settings.json").write_text(json.dumps(settings))
         options = ("--vocab", vocab, "--settings", tmp_path / "settings.json", *LENGTHS)
         refused(xl("import", tmp_path / "state.pt", "--describe", *options), words)
+
+
+@pytest.mark.parametrize(
+    ("format_", "activation"),
+    [("kimiyoung", "activation ReLU, embeddings times"), ("adaptive-span", "ReLU and")],
+)
+def test_what_weights_do_not_tell_is_noted(format_: str, activation: str, tmp_path: Path) -> None:
+    folder, state_of, vocab, options, _ = CASES[format_]
+    content = {
+        "epoch": 3,
+        "optimizer": {},
+        "hyper_parameters": {"activation": "gelu"},
+        "model": state_of(folder),
+    }
+    torch.save(content, tmp_path / "state.pt")
+    notes = last_line(
+        xl("import", tmp_path / "state.pt", "--describe", "--json", "--vocab", folder / vocab, *options)
+    )["notes"]
+    assert any("assumed, because tensors do not tell it: " in note and activation in note for note in notes)
+    (unread,) = (note for note in notes if note.startswith("only the weights were read"))
+    assert "hyper_parameters" in unread
+    assert "model" not in unread
 
 
 def test_one_tensor_under_two_wrapped_names_is_refused(tmp_path: Path) -> None:
