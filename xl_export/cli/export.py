@@ -161,6 +161,12 @@ def export_command(
     that are not given have the values with which the run was evaluated. The exit code is 1 where the artefact
     is written and its check fails on this machine.
     """
+    if run.is_file():
+        raise UserError(
+            f"{run} is a file, expected the folder of a run; make one of a known project's checkpoint with "
+            f"`xl-export import {run} --out RUN`, or export a model of your own code with xl_export.trace "
+            "(docs/guides/own-model.md)."
+        )
     with needs("cpu,export", *PACKAGES):
         from trainer.run.checkpoint import load_run
         from xl_export.artefact.export import export

@@ -132,8 +132,12 @@ def import_command(
     have in the project of the checkpoint. Where an option is missing, the value that the project published
     is used, and every value is printed with its origin. No code in SOURCE is executed.
 
-    Before the run appears, the import is checked: the model scores random tokens in two ways, which must
-    agree.
+    Before the run appears, the model scores random tokens in two ways of this project, which must agree. This
+    cannot find a setting that is wrong in both: compare a few losses with those of your project
+    (docs/guides/own-checkpoint.md).
+
+    A setting or module of the checkpoint that is unknown, or that this project does not compute, is refused
+    by its name.
     """
     if out is None and not describe:
         raise UserError("give --out RUN to write a run, or --describe to print what SOURCE holds.")
@@ -144,6 +148,9 @@ def import_command(
         )
     if out is not None:
         refuse_existing(out, force=force, marker="import.json")
+    # The prefix of a TensorFlow checkpoint is not a file itself.
+    if not source.exists() and not source.with_name(f"{source.name}.index").exists():
+        raise UserError(f"{source} does not exist; give the file or folder of a checkpoint.")
     with needs("train", "torch", "safetensors", "tqdm"):
         from trainer.model.model import count_parameters
         from xl_export.importers.formats import FORMATS, open_source, recognise
@@ -186,7 +193,7 @@ def import_command(
     if difference is not None:
         echo(
             f"check       the fast form and the naive form in float64 agree to {difference:.1g} nats on "
-            f"random tokens"
+            "random tokens; both are this project's, so compare losses with your project's too"
         )
     if out is not None:
         following = f"; next: xl-export export {out} --out artefact" if checkpoint.finite else ""

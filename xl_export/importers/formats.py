@@ -27,7 +27,7 @@ from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensor
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, shown_folder
 from xl_export.importers.shared.shards import INDEX, WEIGHTS, find_weights
 from xl_export.importers.shared.state_dict import state_in, unwrapped
-from xl_export.importers.shared.validated import shown
+from xl_export.importers.shared.validated import OWN_MODEL, shown
 
 CONFIG = "config.json"
 # looked for in a folder, in this order
@@ -85,12 +85,12 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
             raise ArtefactError(
                 f"{opened.path} holds the tensors of a model that is not known here, such as "
                 f"{values.shown(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
-                "imported, with the names that these projects give to their tensors."
+                f"imported, with the names that these projects give to their tensors; {OWN_MODEL}"
             )
         if isinstance(content, values.Foreign):
             raise ArtefactError(
                 f"{opened.path} is of no format that is read here: it holds a {values.shown(content.name)} "
-                f"({known})."
+                f"({known}); {OWN_MODEL}"
             )
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
     if wanted not in ("auto", found):
@@ -110,8 +110,6 @@ def open_source(path: Path) -> Source:
         return Source(path=prefix, content=tensorflow_checkpoint.read_variables(prefix), files=files)
     if path.is_dir():
         return _open_folder(path)
-    if not path.exists():
-        raise ArtefactError(f"{path} does not exist; give the file or folder of a checkpoint.")
     if path.suffix in SUFFIXES and inner_suffix(path) == ".json":
         raise ArtefactError(f"{path} is compressed JSON, which is not read; decompress it.")
     if path.name == CONFIG or (_is_of_folder(path) and (path.parent / CONFIG).is_file()):

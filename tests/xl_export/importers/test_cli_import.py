@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -263,6 +265,33 @@ def test_notes_say_what_could_not_be_known() -> None:
     only = "only its size could be checked"
     assert only not in xl("import", BYTES, "--describe").output
     assert only in xl("import", BYTES, "--describe", "--vocab", BYTES / "cache.pt").output
+
+
+def test_the_check_says_what_it_cannot_find(tmp_path: Path) -> None:
+    result = xl("import", BYTES, "--out", tmp_path / "run")
+    assert "both are this project's, so compare losses with your project's too" in result.output
+
+
+def test_a_missing_file_is_named_without_pytorch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'safetensors']));"
+        "from xl_export.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", code, "import", tmp_path / "foo.pt", "--describe"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "foo.pt does not exist; give the file or folder of a checkpoint." in ended.stderr
+
+
+class OwnModel(torch.nn.Module):
+    """A model of a user, in a module of its own."""
+
+
+@pytest.mark.parametrize("content", [OwnModel(), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).state_dict()])
+def test_a_model_of_ones_own_is_pointed_to_its_guide(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "my.pt")
+    for command in ("import", "export"):
+        refused(xl(command, tmp_path / "my.pt", "--out", tmp_path / "out"), "docs/guides/own-model.md")
 
 
 @pytest.mark.parametrize("large", [False, True])

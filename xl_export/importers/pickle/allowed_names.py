@@ -97,7 +97,10 @@ def named(module: str, name: str) -> Named:
         return Named(full)
     if full in HINTS:
         raise PickleError(f"calls {full}, {HINTS[full]}")
-    raise PickleError(f"calls {shown(full)}, which is neither plain data nor a class of a known model")
+    raise PickleError(
+        f"calls {shown(full)}, which is neither plain data nor a class of a known model (for a model of your "
+        "own code, see docs/guides/own-model.md)"
+    )
 
 
 def is_foreign_class(module: str, name: str) -> bool:

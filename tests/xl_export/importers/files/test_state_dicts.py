@@ -217,6 +217,7 @@ def test_tensors_of_a_model_that_is_not_known_are_called_so(tmp_path: Path) -> N
         xl("import", tmp_path / "model.pt", "--describe"),
         "holds the tensors of a model that is not known here, such as h.0.attn.c_attn.weight",
         "only models of kimiyoung, nvidia,",
+        "xl_export.trace (docs/guides/own-model.md)",
     )
 
 
