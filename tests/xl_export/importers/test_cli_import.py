@@ -294,6 +294,37 @@ def test_a_model_of_ones_own_is_pointed_to_its_guide(content: Any, tmp_path: Pat
         refused(xl(command, tmp_path / "my.pt", "--out", tmp_path / "out"), "docs/guides/own-model.md")
 
 
+# From the evaluation in tf/sota/*.sh and tf/scripts/*_base_gpu.sh, and in pytorch/run_*.sh: the data set,
+# cutoffs and d_model; the segment, mem_len and clamp_len. All give --same_length.
+WORDS_103, WORDS_1B = (20000, 40000, 200000), (60000, 100000, 640000)
+SCRIPTS: dict[str, tuple[str, tuple[int, ...], int, int, int, int]] = {
+    "enwik8 base": ("enwik8", (), 512, 80, 2100, 820),
+    "enwik8 large": ("enwik8", (), 1024, 128, 3800, 1000),
+    "text8 base": ("text8", (), 512, 80, 2100, 820),
+    "text8 large": ("text8", (), 1024, 128, 3800, 1000),
+    "wt103 base": ("wt103", WORDS_103, 410, 64, 640, 400),
+    "wt103 large": ("wt103", WORDS_103, 1024, 128, 1600, 1000),
+    "lm1b base": ("lm1b", WORDS_1B, 1024, 32, 128, 0),
+    "lm1b large": ("lm1b", WORDS_1B, 1280, 32, 128, 0),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_published_settings_are_those_of_the_scripts(script: str) -> None:
+    dataset, cutoffs, d_model, segment, mem_len, clamp_len = SCRIPTS[script]
+    facts: Any = SimpleNamespace(d_model=d_model, cutoffs=cutoffs)
+    expected = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
+    found = [
+        tensorflow.defaults(facts, dataset),
+        tensorflow.defaults(facts, None),  # a vocab.txt does not name the data set
+        kimiyoung.published_for(dataset, facts),
+        *([nvidia.defaults(facts)] if dataset == "wt103" else []),
+    ]
+    assert [{name: setting.value for name, setting in each.items()} for each in found] == [expected] * len(
+        found
+    )
+
+
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dataset", ["enwik8", "text8", "wt103", "lm1b"])
 def test_every_published_evaluation_is_compared_with_the_sizes_of_its_model(
