@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 import runtimes
+from runtimes.contract.vocabulary import decode
 
 ROWS, LENGTH = 2, 12  # streams that run at once; symbols to generate for each request
 REQUESTS = ("The ", "A class is a", "If", "Return the ", "x")
@@ -42,8 +43,7 @@ def serve(session: runtimes.Session, prompts: tuple[str, ...], rows: int) -> lis
                 to_feed[row] = answers[number][-1:]
                 if len(answers[number]) == LENGTH:
                     request[row] = None
-    decoders = [session.vocab.decoder() for _ in prompts]
-    return ["".join(map(decode, answer)) for decode, answer in zip(decoders, answers, strict=True)]
+    return [decode(session.vocab, answer) for answer in answers]
 
 
 try:

@@ -213,8 +213,23 @@ export interface Vocabulary {
   readonly special: SpecialTokens;
   /** The token ids of a text. */
   encode(text: string): number[];
-  /** A function that takes tokens one by one and returns the text that each of them completes. */
-  decoder(): (token: number) => string;
+  /** A new decoder, at the beginning of a text. */
+  decoder(): Decoder;
+}
+
+/**
+ * Decodes one stream: called with its tokens one by one, it returns the text that each of them settles. All
+ * of these and then `rest()` are together the text of the tokens.
+ */
+export interface Decoder {
+  (token: number): string;
+  /**
+   * The text that would follow if the stream ended here, such as U+FFFD for half a character.
+   * @param half whether half a character at the end counts; true if not given
+   */
+  rest(half?: boolean): string;
+  /** Reads tokens whose text is shown already, such as a prompt: what follows only continues it. */
+  prime(tokens: Iterable<number>): void;
 }
 
 export interface SpecialTokens {

@@ -19,7 +19,7 @@ from runtimes.base.progress import Progress
 from runtimes.cli.lines import FORMATS, Format, lines_of, read_texts
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.contract.device import Device
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.sessions.open import open_session
 from runtimes.tasks.n_best import BestText, best_of_groups
 from runtimes.tasks.score_texts import WINDOW, TextScore, score_texts
@@ -236,6 +236,8 @@ def _document(
 def _tokens(score: TextScore, vocab: Vocab) -> list[dict[str, Any]]:
     """Id, text and log-probability of each token that was predicted."""
     assert score.token_log_probs is not None, "the scores were asked for with tokens"
-    pairs = zip(score.token_ids.tolist(), score.token_log_probs.tolist(), strict=True)
-    decode = vocab.decoder()
-    return [{"id": token, "text": decode(token), "log_prob": log_prob} for token, log_prob in pairs]
+    ids, log_probs = score.token_ids.tolist(), score.token_log_probs.tolist()
+    return [
+        {"id": token, "text": text, "log_prob": log_prob}
+        for token, text, log_prob in zip(ids, token_texts(vocab, ids), log_probs, strict=True)
+    ]

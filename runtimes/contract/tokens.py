@@ -15,7 +15,7 @@ from runtimes.base.folders import DATA as DATA
 from runtimes.base.sealed import identity_of
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
-from runtimes.contract.vocabulary import ByteVocab, Vocab, load_vocab
+from runtimes.contract.vocabulary import ByteVocab, Vocab, decode, load_vocab
 
 MAX_SIDE_BYTES = 1 << 12
 MEND_NO_TEXT = (
@@ -129,12 +129,8 @@ def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:
     special = vocab.special
     apart = [special.end_of_document, special.beginning, special.padding]
     without_text = {token for token in apart if token is not None and token != special.end_of_line}
-    decode, characters, num_bytes = vocab.decoder(), 0, 0
-    for token in tokens.tolist():
-        if token not in without_text:
-            added = decode(token)
-            characters += len(added)
-            num_bytes += len(added.encode("utf-8", errors="surrogatepass"))
+    text = decode(vocab, (token for token in tokens.tolist() if token not in without_text))
+    characters, num_bytes = len(text), len(text.encode("utf-8", errors="surrogatepass"))
     return TextSize(characters=characters, num_bytes=num_bytes)
 
 

@@ -13,7 +13,7 @@ from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from runtimes.contract.vocabulary import Decoder, Vocab
+from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
 from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
 from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.sample import Sampler
@@ -94,10 +94,9 @@ def generate(
         raise UserError(
             "stop strings are searched in the text, which was not asked for; leave one of them out."
         )
-    decoders = [session.vocab.decoder() if text else _no_text for _ in rows]
+    decoders = [session.vocab.decoder() if text else WholeTokens(_no_text) for _ in rows]
     for decoder, row in zip(decoders, rows, strict=True):  # so that a word after a prompt begins with a blank
-        for token in row.tolist():
-            decoder(token)
+        decoder.prime(row.tolist())
     tokens, lengths, starts = _aligned(rows, memory, together=together)
     return _generate(
         session,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.files import atomic_file
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.evaluate import Score
 
 SUFFIXES = (".npz", ".csv")
@@ -37,8 +37,7 @@ def _write_npz(path: Path, score: Score, tokens: np.ndarray) -> None:
 
 
 def _write_csv(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> None:
-    decode = vocab.decoder()
-    texts = [decode(int(token)) for token in tokens]
+    texts = token_texts(vocab, tokens)
     # UTF-8 cannot hold half a surrogate pair; it becomes the escape that JSON has for it.
     with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
         stream.write(f"# {json.dumps(score.to_json())}\n")

@@ -45,6 +45,7 @@ class Driver {
       const auto decoder = session.vocabulary().decoder();
       std::string pieces;
       for (const std::int64_t token : ids("ids")) append(pieces, decoder->add(token));
+      append(pieces, decoder->rest());
       return "{\"pieces\": [" + pieces + "]}";
     }
     if (verb == "generate") return generate(session);

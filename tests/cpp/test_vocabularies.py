@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.generate import generate
 from tests.cpp.program import ROOT, Driver
+from tests.decoding import pieces_and_rest, random_ids
 
 TALES = ROOT / "examples" / "stories" / "tales"
 WHITE = (0x09, 0x0A, 0x0B, 0x1C, 0x1F, 0x20, 0x20, 0x85, 0xA0, 0x200B, 0x2028, 0x3000, 0x2581)
@@ -51,14 +54,10 @@ def random_texts(count: int, words: Sequence[str] = ()) -> list[str]:
 
 
 def compare(driver: Driver, folder: Path, vocab: Vocab, texts: Sequence[str]) -> None:
-    draw = np.random.default_rng(1)
     for text in texts:
-        ids = vocab.encode(text).tolist()
-        assert driver.ask("encode", folder, text=text) == {"ids": ids}, text
-        for tokens in (ids, draw.integers(0, vocab.size, 30).tolist()):
-            decode = vocab.decoder()
-            expected = [decode(token) for token in tokens]
-            assert driver.ask("decode", folder, ids=tokens) == {"pieces": expected}, tokens
+        assert driver.ask("encode", folder, text=text) == {"ids": vocab.encode(text).tolist()}, text
+    for ids in random_ids(vocab, texts, 4 * len(texts)):
+        assert driver.ask("decode", folder, ids=ids) == {"pieces": pieces_and_rest(vocab, ids)}, ids
 
 
 def test_bytes_characters_words_and_ids(driver: Driver, artefacts: dict[str, Path], tmp_path: Path) -> None:
@@ -98,8 +97,28 @@ def test_bytes_characters_words_and_ids(driver: Driver, artefacts: dict[str, Pat
         assert words in driver.refusal("encode", tmp_path / name, text=text)
     plain = with_vocabulary(artefacts["ring"], tmp_path / "plain", {"kind": "ids", "size": size})
     compare(driver, plain, load_vocab(plain / "vocab.json"), [])
-    assert driver.ask("decode", plain, ids=[3, 0]) == {"pieces": ["3", " 0"]}
+    assert driver.ask("decode", plain, ids=[3, 0]) == {"pieces": ["3", " 0", ""]}
     assert "takes token ids" in driver.refusal("encode", plain, text="a")
+
+
+def test_texts_that_end_inside_of_a_character(
+    driver: Driver, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    size = len(json.loads((artefacts["ring"] / "vocab.json").read_text())["symbols"])
+    document = {"kind": "byte", "values": list(range(0xE2, 0xE2 - size, -1))}
+    folder = with_vocabulary(artefacts["ring"], tmp_path / "byte", document)
+    session = OrtSession.open(folder, threads=1, kernel="standard")
+    texts = []
+    for seed in range(30):
+        for stop in ([], ["\ufffd\ufffd"]):
+            pieces = list(generate(session, [[3]], max_tokens=2 + seed % 5, seed=seed, stop=stop))
+            found = driver.ask(
+                "generate", folder, ids=[3], tokens=2 + seed % 5, temperature=1, seed=seed, stop=stop
+            )
+            assert found["ids"] == [piece.token for piece in pieces]
+            assert found["pieces"] == [piece.text for piece in pieces]
+            texts.append(("".join(found["pieces"]), found["ids"]))
+    assert any(session.vocab.values[ids[-1]] >= 0xC2 and text for text, ids in texts)
 
 
 def test_subwords_over_bytes(driver: Driver) -> None:

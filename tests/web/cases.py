@@ -19,6 +19,8 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.generate import generate
 from runtimes.tasks.sample import Sampler
 from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
+from tests.decoding import pieces_and_rest, random_ids
+from trainer.data.subwords import learn_subwords
 from xl_export.artefact.export import export
 
 GREEDY, DRAWN = 50, 40  # tokens
@@ -89,6 +91,19 @@ def unigram() -> Tokenizer:
     return tokenizer
 
 
+def added_tokens() -> Tokenizer:
+    """A byte-level BPE with added tokens: of the characters that stand for bytes, and of others."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["Ġadded", "é", "漢字"])
+    return tokenizer
+
+
+def characters() -> Tokenizer:
+    """A BPE over characters that keeps each blank, as `xl-export data --tokenizer bpe` learns one."""
+    learned = learn_subwords("bpe", 120, lambda: iter([LINES]))
+    return Tokenizer.from_str(learned.files["tokenizer.json"].decode())
+
+
 def _trained(tokenizer: Tokenizer, decoder: Any, size: int) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -99,8 +114,10 @@ def _trained(tokenizer: Tokenizer, decoder: Any, size: int) -> Tokenizer:
     return tokenizer
 
 
-def subwords(tokenizer: Tokenizer) -> SubwordVocab:
-    return SubwordVocab("tokenizers", tokenizer.to_str().encode())
+def subwords(tokenizer: Tokenizer, more: int = 0) -> SubwordVocab:
+    """The vocabulary of a model that has some tokens more than its library."""
+    content = tokenizer.to_str().encode()
+    return SubwordVocab("tokenizers", content, size=tokenizer.get_vocab_size() + more)
 
 
 def vocabularies(text: str) -> dict[str, Vocab]:
@@ -117,26 +134,32 @@ def vocabularies(text: str) -> dict[str, Vocab]:
         "ids-names": IdsVocab(9, names=symbols),
         "byte-level": subwords(byte_level()),
         "byte-level-prefix": subwords(byte_level(prefix=True)),
+        "byte-level-added": subwords(added_tokens()),
         "pattern": subwords(split_by_pattern()),
-        "byte-fallback": subwords(byte_fallback()),
+        "byte-fallback": subwords(byte_fallback(), more=2),
+        "characters": subwords(characters()),
         "unigram": subwords(unigram()),
     }
 
 
 def vocabulary_case(name: str, vocab: Vocab, folder: Path, *, count: int = 150) -> dict[str, Any]:
-    """Texts with Python's ids (null for a text that is refused), and ids with Python's pieces of text."""
+    """Texts with Python's ids (null for a text that is refused), and ids with Python's pieces of text.
+
+    The last piece would follow if the text ended there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_vocab(folder, vocab)
-    draw, texts, decoded = random.Random(1), [], []
+    texts: list[dict[str, Any]] = []
+    decoded: list[dict[str, Any]] = []
     for text in [*random_texts(count), "the cat naïve 🙂", "THE CAT\n\nthe\n", "a\0b", ""]:
         try:
             ids = vocab.encode(text.encode()).tolist()
         except TextError:
             ids = None
         texts.append({"text": text, "ids": ids})
-    for _ in range(count // 3):
-        ids, decode = [draw.randrange(vocab.size) for _ in range(12)], vocab.decoder()
-        decoded.append({"ids": ids, "pieces": [decode(token) for token in ids]})
+    encodable = [case["text"] for case in texts if case["ids"] is not None]
+    for ids in random_ids(vocab, encodable, 2 * count):
+        decoded.append({"ids": ids, "pieces": pieces_and_rest(vocab, ids)})
     return {"name": name, "folder": str(folder), "texts": texts, "decoded": decoded}
 
 

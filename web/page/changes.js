@@ -106,11 +106,10 @@ function withBlanks(change, lead, text) {
  */
 function placed(vocabulary, before, ids, text, from) {
   const decoder = vocabulary.decoder();
-  for (const id of before.slice(-WARM)) decoder(id);
-  return endsOf(
-    text.slice(from),
-    ids.map((id) => decoder(id)),
-  ).map((end) => from + end);
+  decoder.prime(before.slice(-WARM));
+  const pieces = ids.map((id) => decoder(id));
+  if (pieces.length) pieces[pieces.length - 1] += decoder.rest();
+  return endsOf(text.slice(from), pieces).map((end) => from + end);
 }
 
 /** How many tokens end within the first characters. @param {number[]} ends @param {number} length */

@@ -6,6 +6,7 @@ import { GrowingText } from "./text/growing.js";
 import { logSumExp } from "./text/logits.js";
 import { Random } from "./text/random.js";
 import { Sampler } from "./text/sampler.js";
+import { wholeTokens } from "./vocabulary/base.js";
 
 /**
  * @typedef {import("../index.js").GenerateOptions} GenerateOptions
@@ -40,7 +41,8 @@ export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = tr
  * were yielded.
  * @param {import("./stepper.js").Stepper} stepper @param {import("../index.js").Vocabulary} vocabulary
  * @param {number[]} prompt @param {Memory} memory of one stream
- * @param {ReturnType<typeof checkedOptions>} options
+ * @param {ReturnType<typeof checkedOptions> & {goesOn: boolean}} options goesOn: whether a later call
+ * continues this text
  * @returns {AsyncGenerator<Piece, void, void>}
  */
 export async function* pieces(
@@ -48,13 +50,13 @@ export async function* pieces(
   vocabulary,
   prompt,
   memory,
-  { maxTokens, seed, stops, text, sampler, signal },
+  { maxTokens, seed, stops, text, sampler, signal, goesOn },
 ) {
-  const decoder = text ? vocabulary.decoder() : () => "";
+  const decoder = text ? vocabulary.decoder() : wholeTokens(() => "");
   const end = vocabulary.special.end_of_document;
   // so that a word after them begins with its blank
-  for (const token of prompt.length ? prompt : memory.tail) decoder(token);
-  const grown = new GrowingText(decoder, stops, vocabulary.kind === "ids" ? " " : "");
+  decoder.prime(prompt.length ? prompt : memory.tail);
+  const grown = new GrowingText(decoder, stops, vocabulary.kind === "ids" ? " " : "", goesOn);
   const random = new Random(seed, 0);
   const pause = pauses();
   /** @type {number | null} */

@@ -137,7 +137,7 @@ export class Model {
       refuseSeveral(used);
       used.take();
       try {
-        yield* pieces(this.stepper, this.vocabulary, tokens, used, checked);
+        yield* pieces(this.stepper, this.vocabulary, tokens, used, { ...checked, goesOn: Boolean(memory) });
       } finally {
         used.leave();
       }

@@ -7,6 +7,7 @@ import { Refusal, Stream } from "../page/stream.js";
 import { loadLibrary } from "../src/engine/runtime.js";
 import { StoppedError, XLExportError } from "../src/errors.js";
 import { Random } from "../src/text/random.js";
+import { wholeTokens } from "../src/vocabulary/base.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
 import { given } from "./setup.js";
 
@@ -19,7 +20,7 @@ const letters = {
   size: LETTERS.length,
   special: {},
   encode: (/** @type {string} */ text) => Array.from(text, (letter) => LETTERS.indexOf(letter)),
-  decoder: () => (/** @type {number} */ id) => LETTERS[id],
+  decoder: () => wholeTokens((id) => LETTERS[id]),
 };
 
 /** A model whose memory is the list of the tokens that it has seen. */
@@ -78,7 +79,7 @@ class FakeModel {
     if (!prompt.length && !memory.predicts) throw new XLExportError("no token is predicted.");
     await this.feed(prompt, memory, { signal });
     const decoder = this.vocabulary.decoder();
-    for (const id of memory.tokens) decoder(id);
+    decoder.prime(memory.tokens);
     for (const id of ids) {
       await this.feed([id], memory);
       yield { token: id, text: decoder(id), nats: 1 };

@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { loadLibrary } from "../src/engine/runtime.js";
 import { ownSha256 } from "../src/files/sha256.js";
 import { XLExportError, decode } from "../src/index.js";
+import { GrowingText } from "../src/text/growing.js";
 import { pieces } from "../src/vocabulary/subword.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
 import { given } from "./setup.js";
@@ -27,7 +28,7 @@ for (const { name, folder, texts, decoded } of given.vocabularies) {
     for (const { ids, pieces: expected } of decoded) {
       const decoder = vocabulary.decoder();
       assert.deepEqual(
-        ids.map((id) => decoder(id)),
+        [...ids.map((id) => decoder(id)), decoder.rest()],
         expected,
         String(ids),
       );
@@ -35,6 +36,43 @@ for (const { name, folder, texts, decoded } of given.vocabularies) {
     }
   });
 }
+
+test("half a character at the end of a text is shown, or waits for the text that goes on", async () => {
+  const content = new TextEncoder().encode(JSON.stringify({ kind: "byte" }));
+  const bytes = await readVocabulary(async () => content, loadLibraryNever);
+  for (const goesOn of [false, true]) {
+    const text = new GrowingText(bytes.decoder(), ["stop"], "", goesOn);
+    assert.equal(text.add(97, false) + text.add(0xc3, true), goesOn ? "a" : "a\ufffd");
+    assert.equal(text.ended, "length");
+  }
+  const ended = new GrowingText(bytes.decoder(), [], "");
+  assert.equal(ended.add(0xc3, false) + ended.finish(), "\ufffd");
+});
+
+test("a stop string of byte tokens ends the text at once", async () => {
+  const found = given.vocabularies.find(({ name }) => name === "byte-fallback");
+  assert.ok(found);
+  const vocabulary = await vocabularyIn(found.folder);
+  const text = new GrowingText(vocabulary.decoder(), ["\n"], "");
+  const pieces = vocabulary.encode("the cat\n").map((id) => text.add(id, false));
+  assert.equal(pieces.join(""), "the cat");
+  assert.equal(text.ended, "stop");
+});
+
+test("a newline of byte tokens is shown once", async () => {
+  const found = given.vocabularies.find(({ name }) => name === "byte-fallback");
+  assert.ok(found);
+  const vocabulary = await vocabularyIn(found.folder);
+  const [line, the] = ["the cat\n", " the"].map((text) => vocabulary.encode(text));
+  const decoder = vocabulary.decoder();
+  decoder.prime(line);
+  const after = new GrowingText(decoder, ["\n"], "");
+  const added = the.map((id) => after.add(id, false)).join("");
+  assert.equal(added, decode(vocabulary, [...line, ...the]).slice(8));
+  const turn = new GrowingText(vocabulary.decoder(), [], "", true);
+  const shown = line.map((id, at) => turn.add(id, at === line.length - 1));
+  assert.equal(shown.join(""), "the cat\n");
+});
 
 test("what a vocabulary lacks is counted from 1", async () => {
   /** @type {[object, string, RegExp][]} */

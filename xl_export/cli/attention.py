@@ -17,7 +17,7 @@ from runtimes.cli.options import echo_json, json_option, threads_option
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, decode
 from xl_export.figures import attention as pictures
 from xl_export.figures.canvas import check_picture, new_figure
 
@@ -236,7 +236,7 @@ def _stretch(length: int, mem_len: int, at: int | None, count: int) -> range:
 
 def _symbol(vocab: Vocab, token: int) -> str:
     """One token as text; a byte that is not a character by itself as two hexadecimal digits."""
-    text = vocab.decoder()(token)
+    text = decode(vocab, [token])
     return pictures.legible(text) if text and "\ufffd" not in text else f"{token:02x}"
 
 

@@ -45,21 +45,25 @@ class GrowingText {
     for (const std::string& text : stop) stop_.push_back(border_ + text + border_);
   }
 
-  Piece finish(std::int64_t token) { return {token, std::move(held_), Ended::end}; }
+  Piece finish(std::int64_t token) { return {token, held_ + rest(), Ended::end}; }
 
   Piece add(std::int64_t token, bool last) {
     if (decoder_) held_ += decoder_->add(token);
-    const std::string whole = held_ + border_;
+    // A stop string ends the text as soon as it is there, even if a later token could change it.
+    const std::string text = held_ + rest(), whole = text + border_;
     std::size_t found = std::string::npos;
-    for (const std::string& text : stop_) found = std::min(found, whole.find(text));
-    if (found != std::string::npos) return {token, held_.substr(0, found), Ended::stop};
-    const std::size_t released = held_.size() - (last ? 0 : overlap(whole));
-    Piece piece = {token, held_.substr(0, released), last ? Ended::length : Ended::no};
+    for (const std::string& stop : stop_) found = std::min(found, whole.find(stop));
+    if (found != std::string::npos) return {token, text.substr(0, found), Ended::stop};
+    if (last) return {token, text, Ended::length};
+    const std::size_t released = held_.size() - overlap(held_ + border_);
+    Piece piece = {token, held_.substr(0, released), Ended::no};
     held_.erase(0, released);
     return piece;
   }
 
  private:
+  std::string rest() const { return decoder_ ? decoder_->rest() : std::string(); }
+
   // The length of the longest end of the held text with which a stop string begins.
   std::size_t overlap(const std::string& whole) const {
     std::size_t longest = 0;

@@ -5,9 +5,11 @@ from runtimes.contract.vocabulary.base import (
     SpecialTokens,
     Vocab,
     VocabKind,
+    WholeTokens,
     as_text,
     decode,
     not_unicode,
+    token_texts,
 )
 from runtimes.contract.vocabulary.files import VOCAB, VOCAB_FILES, load_vocab, save_vocab, vocab_from_file
 from runtimes.contract.vocabulary.ids import IdsVocab
@@ -28,11 +30,13 @@ __all__ = [
     "SubwordVocab",
     "Vocab",
     "VocabKind",
+    "WholeTokens",
     "WordVocab",
     "as_text",
     "decode",
     "load_vocab",
     "not_unicode",
     "save_vocab",
+    "token_texts",
     "vocab_from_file",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -13,7 +14,67 @@ from runtimes.base.errors import TextError
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 VocabKind = Literal["byte", "char", "word", "subword", "ids"]
-Decoder = Callable[[int], str]  # the text that one more token adds
+
+
+class Decoder(Protocol):
+    """Decodes one stream of tokens: called with its tokens one by one.
+
+    What the calls return, and then `rest`, is together the text of all tokens, exactly as the vocabulary's
+    own library decodes them at once.
+    """
+
+    def __call__(self, token: int, /) -> str:
+        """The text that this token settles: no later token can change it."""
+        ...
+
+    def rest(self, *, half: bool = True) -> str:
+        """The text that would follow if the stream ended here, such as U+FFFD for half a character.
+
+        It changes nothing: the stream may go on. half: whether half a character at the end counts.
+        """
+        ...
+
+    def prime(self, tokens: Iterable[int], /) -> None:
+        """Reads tokens whose text is shown already, such as a prompt: what follows only continues it.
+
+        Half a character at their end does not count as shown; the token that ends it returns it.
+        """
+        ...
+
+
+class WholeTokens:
+    """A decoder of a vocabulary in which each token settles its own text. decode: what a token adds."""
+
+    def __init__(self, decode: Callable[[int], str]) -> None:
+        self._decode = decode
+
+    def __call__(self, token: int, /) -> str:
+        return self._decode(token)
+
+    def rest(self, *, half: bool = True) -> str:
+        return ""
+
+    def prime(self, tokens: Iterable[int], /) -> None:
+        for token in tokens:
+            self(token)
+
+
+class ByteDecoder:
+    """A decoder of a vocabulary in which each token is bytes of UTF-8. bytes_of: those of a token."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def __call__(self, token: int, /) -> str:
+        return self._utf8.decode(self._bytes_of(token))
+
+    def rest(self, *, half: bool = True) -> str:
+        return self._utf8.getstate()[0].decode("utf-8", errors="replace") if half else ""
+
+    def prime(self, tokens: Iterable[int], /) -> None:
+        for token in tokens:
+            self(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +130,7 @@ class Vocab(Protocol):
         ...
 
     def decoder(self) -> Decoder:
-        """A function that takes tokens one by one and returns the text that each of them completes."""
+        """A new decoder, at the beginning of a text."""
         ...
 
     def to_json(self) -> dict[str, Any]:
@@ -92,8 +153,19 @@ class NoFiles:
 
 def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
     """The text of a sequence of tokens."""
+    return "".join(token_texts(vocab, tokens))
+
+
+def token_texts(vocab: Vocab, tokens: Iterable[int]) -> list[str]:
+    """The text that each token adds to the text of a sequence; joined, they are that text.
+
+    A token that only begins a character adds nothing, and the token that ends it adds the character.
+    """
     decoder = vocab.decoder()
-    return "".join(decoder(int(token)) for token in tokens)
+    texts = [decoder(int(token)) for token in tokens]
+    if texts:
+        texts[-1] += decoder.rest()
+    return texts
 
 
 def not_unicode(symbols: Iterable[str]) -> str | None:

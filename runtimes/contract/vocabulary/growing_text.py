@@ -14,13 +14,14 @@ class GrowingText:
     """The text of one stream as it grows. It releases what can no longer be part of a stop string.
 
     decoder: of the stream; it has had the tokens before the text. stop: strings that are not empty. border:
-    what stands around each token, and so around a stop string (see `border_of`). ended: why the text has
-    ended; None while it grows. plain: the decoder, where nothing is ever held back. It may be called instead
+    what stands around each token, and so around a stop string (see `border_of`). goes_on: whether a later
+    text continues this one, so that half a character at its end waits for the other half. ended: why the text
+    has ended; None while it grows. plain: the decoder, if nothing is ever held back. It may be called instead
     of `add` for any token but the last.
     """
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str], border: str) -> None:
-        self._decode, self._border = decoder, border
+    def __init__(self, decoder: Decoder, stop: Sequence[str], border: str, *, goes_on: bool = False) -> None:
+        self._decode, self._border, self._goes_on = decoder, border, goes_on
         self._stop = [border + (text.strip() if border else text) + border for text in stop]
         self._held = ""
         self.ended: Reason | None = None
@@ -29,28 +30,31 @@ class GrowingText:
     def finish(self) -> str:
         """The text that was held back, released by the end of the document."""
         self.ended = "end"
-        return self._held
+        return self._held + self._decode.rest()
 
     def add(self, token: int, *, last: bool) -> str:
         """The text that is released by one more token; all of it with the last one."""
         if last:
             self.ended = "length"
-        if not self._stop:
-            return self._decode(token)
         self._held += self._decode(token)
-        whole = self._held + self._border
-        found = [at for text in self._stop if (at := whole.find(text)) >= 0]
-        if found:
-            self.ended = "stop"
-            return self._held[: min(found)]
-        keep = 0 if last else self._overlap()
+        if self._stop:
+            # A stop string ends the text as soon as it is there, even if a later token could change it.
+            text = self._held + self._decode.rest()
+            whole = text + self._border
+            found = [at for stop in self._stop if (at := whole.find(stop)) >= 0]
+            if found:
+                self.ended = "stop"
+                return text[: min(found)]
+        if last:
+            return self.held
+        keep = self._overlap() if self._stop else 0
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return released
 
     @property
     def held(self) -> str:
-        """The text that is held back."""
-        return self._held
+        """The text that is held back, to be released if the text ends here."""
+        return self._held + self._decode.rest(half=not self._goes_on)
 
     def _overlap(self) -> int:
         """The length of the longest end of the held text with which a stop string begins."""

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import NoTextError, TextError
-from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
+from runtimes.contract.vocabulary.base import (
+    Decoder,
+    NoFiles,
+    SpecialTokens,
+    VocabKind,
+    WholeTokens,
+    as_text,
+)
 
 
 class IdsVocab(NoFiles):
@@ -51,7 +58,7 @@ class IdsVocab(NoFiles):
             blank, begun = " " if begun else "", True
             return blank + (str(token) if self.names is None else self.names[token])
 
-        return decode
+        return WholeTokens(decode)
 
     def to_json(self) -> dict[str, Any]:
         names = {} if self.names is None else {"names": self.names}

@@ -6,6 +6,7 @@ the first text is encoded or decoded, so a device that works with ids alone does
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, TextError, UserError, first_line, needs, of_library
 from runtimes.contract.vocabulary.base import (
+    ByteDecoder,
     Decoder,
     SpecialTokens,
     VocabKind,
@@ -30,8 +32,7 @@ Library = Literal["tokenizers", "sentencepiece"]
 FILES: dict[Library, str] = {"tokenizers": "tokenizer.json", "sentencepiece": "tokenizer.model"}
 PIECE = 1 << 18  # characters of a text that the library encodes at a time
 LINE_END = re.compile(r"\n(?=\S)")
-UNFINISHED = "\ufffd"  # what both libraries decode the first bytes of a character to
-LONGEST_CHARACTER = 8  # tokens; after so many, an unfinished character is broken for good
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # of a vocabulary that falls back to bytes
 # The names that projects give to their special tokens, for files that do not say which token is which.
 END_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 BEGINNING_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<|bos|>", "[BOS]", "<BOS>")
@@ -40,16 +41,31 @@ PADDING_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<PAD>")
 
 
 class Engine(Protocol):
-    """What this project uses of a library."""
+    """What this project uses of a library.
+
+    all_bytes: whether the text is that of the bytes of all tokens, and nothing else. byte_runs: whether a
+    later byte can still change a whole character before it, because the library decodes a run of byte tokens
+    as a whole: to characters if all of it is UTF-8, and otherwise to U+FFFD for each byte.
+    """
 
     size: int
     special: SpecialTokens
+    all_bytes: bool
+    byte_runs: bool
 
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
 
     def id_of(self, token: str) -> int | None: ...
+
+    def silent(self, token: int) -> bool:
+        """Whether the library decodes this token to nothing wherever it is."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of UTF-8 that this token adds; None for a token of whole characters."""
+        ...
 
 
 class SubwordVocab:
@@ -108,22 +124,10 @@ class SubwordVocab:
         return encoded
 
     def decoder(self) -> Decoder:
-        """Pieces are decoded with the tokens before them, because what a token adds depends on those."""
-        shown: list[int] = []  # tokens whose text has been returned; only the last of them matter
-        waiting: list[int] = []
-
-        def decode(token: int) -> str:
-            waiting.append(token)
-            before, after = self._engine.decode(shown), self._engine.decode([*shown, *waiting])
-            if after.endswith(UNFINISHED) and len(waiting) < LONGEST_CHARACTER:
-                return ""
-            kept = next(
-                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before)
-            )
-            shown[:], waiting[:] = waiting, []
-            return after[min(kept, len(after)) :]
-
-        return decode
+        engine = self._engine
+        if engine.all_bytes:
+            return ByteDecoder(lambda token: engine.bytes_of(token) or b"")
+        return _SubwordDecoder(engine)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -134,6 +138,61 @@ class SubwordVocab:
             "size": self.size,
             "special": self.special.to_json(),
         }
+
+
+class _SubwordDecoder:
+    """Decodes one stream with the library, piece by piece.
+
+    A piece is as many tokens as end with a whole character (and with a whole run of bytes, see
+    `Engine.byte_runs`), so no later token can change its text. Its text is what it adds to the text of the
+    tokens before it. Of these the last piece is enough, together with the last one that has text by itself:
+    behind such a piece a library no longer treats a token as the first of a text, which loses its blank.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._anchor: list[int] = []  # the last piece that has text by itself
+        self._before: list[int] = []  # the anchor and the last piece
+        self._text_before = ""
+        self._piece: list[int] = []  # tokens whose text has not been returned
+        self._shown = ""  # what `prime` has found of the text of the piece
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def __call__(self, token: int, /) -> str:
+        engine = self._engine
+        if not self._piece and engine.silent(token):
+            return ""
+        self._piece.append(token)
+        data = engine.bytes_of(token)
+        if data is None:
+            self._utf8.reset()
+        else:
+            self._utf8.decode(data)
+            if engine.byte_runs or self._utf8.getstate()[0]:
+                return ""
+        text, piece = self.rest(), self._piece
+        self._piece, self._shown = [], ""
+        if alone := engine.decode(piece):
+            self._anchor = self._before = piece
+            self._text_before = alone
+        else:
+            self._before = self._anchor + piece
+            self._text_before = engine.decode(self._before)
+        return text
+
+    def rest(self, *, half: bool = True) -> str:
+        piece = self._piece
+        if not half and (begun := len(self._utf8.getstate()[0])):
+            piece = piece[:-begun] if self._engine.byte_runs else []  # in a run each token is one byte
+        if not piece:
+            return ""
+        text = self._engine.decode(self._before + piece)[len(self._text_before) :]
+        return text.removeprefix(self._shown)
+
+    def prime(self, tokens: Iterable[int], /) -> None:
+        for token in tokens:
+            self(token)
+        self._shown += self.rest(half=False)
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -163,7 +222,12 @@ class _Tokenizers:
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-            model = json.loads(content).get("model") or {}
+            data = json.loads(content)
+            model = data.get("model") or {}
+            steps = _types(data.get("decoder"))
+        self._byte_level, self.byte_runs = "ByteLevel" in steps, "ByteFallback" in steps
+        self.all_bytes = steps == {"ByteLevel"}
+        self._bytes: dict[int, bytes | None] = {}  # of tokens that were asked for
         self.size = max(vocabulary.values(), default=-1) + 1
         unknown = model.get("unk_token")
         if unknown is None and isinstance(model.get("unk_id"), int):  # Unigram
@@ -188,9 +252,31 @@ class _Tokenizers:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def silent(self, token: int) -> bool:
+        return self.bytes_of(token) == b""  # the model has more tokens than the library
+
+    def bytes_of(self, token: int) -> bytes | None:
+        if token not in self._bytes:
+            self._bytes[token] = self._looked_up(token)
+        return self._bytes[token]
+
+    def _looked_up(self, token: int) -> bytes | None:
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes(BYTE_OF_CHARACTER[character] for character in text)
+            except KeyError:  # an added token
+                return text.encode()
+        byte = BYTE_TOKEN.fullmatch(text) if self.byte_runs else None
+        return None if byte is None else bytes.fromhex(byte[1])
+
 
 class _SentencePiece:
     """A `.model` of SentencePiece."""
+
+    all_bytes = byte_runs = False
 
     def __init__(self, content: bytes) -> None:
         with needs("subword", "sentencepiece"):
@@ -223,9 +309,38 @@ class _SentencePiece:
         found: int = self._processor.piece_to_id(token)  # that of the unknown piece for what it lacks
         return found if self._processor.id_to_piece(found) == token else None
 
+    def silent(self, token: int) -> bool:
+        return token >= self.size or self._processor.is_control(token)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        if token >= self.size:
+            return b""
+        if not self._processor.is_byte(token):
+            return None
+        return bytes.fromhex(self._processor.id_to_piece(token)[3:5])
+
 
 def _engines() -> dict[Library, Callable[[bytes], Engine]]:
     return {"tokenizers": _Tokenizers, "sentencepiece": _SentencePiece}
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte of each character in the tokens of a byte-level vocabulary, as GPT-2 has them: a printable
+    character is its own byte, and the other bytes are the characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_characters()
+
+
+def _types(decoder: Any) -> set[str]:
+    """The types of a decoder in a `tokenizer.json`, and of those in a sequence of them."""
+    if not isinstance(decoder, dict):
+        return set()
+    return {decoder.get("type", "")}.union(*map(_types, decoder.get("decoders") or []))
 
 
 def _named(vocabulary: Mapping[str, int], names: Iterable[Any]) -> int | None:

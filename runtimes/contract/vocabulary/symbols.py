@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from runtimes.base.errors import TextError
-from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
+from runtimes.contract.vocabulary.base import (
+    ByteDecoder,
+    Decoder,
+    NoFiles,
+    SpecialTokens,
+    VocabKind,
+    WholeTokens,
+    as_text,
+)
 
 
 class ByteVocab(NoFiles):
@@ -49,8 +56,7 @@ class ByteVocab(NoFiles):
         return ids
 
     def decoder(self) -> Decoder:
-        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda token: utf8.decode(bytes([self.values[token]]))
+        return ByteDecoder(lambda token: bytes([self.values[token]]))
 
     def to_json(self) -> dict[str, Any]:
         chosen = {} if self.values == list(range(256)) else {"values": self.values}
@@ -83,7 +89,7 @@ class CharVocab(NoFiles):
         return ids
 
     def decoder(self) -> Decoder:
-        return lambda token: self.symbols[token]
+        return WholeTokens(self.symbols.__getitem__)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "symbols": self.symbols}

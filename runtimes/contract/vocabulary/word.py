@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import TextError
-from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text, refuse_nul
+from runtimes.contract.vocabulary.base import (
+    Decoder,
+    NoFiles,
+    SpecialTokens,
+    VocabKind,
+    WholeTokens,
+    as_text,
+    refuse_nul,
+)
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 # The options of `WordVocab` with their defaults; `vocab.json` has those that differ.
@@ -101,7 +109,7 @@ class WordVocab(NoFiles):
             begun = self.start_of_line is None or not at_line_start
             return blank + word
 
-        return decode
+        return WholeTokens(decode)
 
     def to_json(self) -> dict[str, Any]:
         options = {

@@ -122,20 +122,6 @@ def test_the_files_of_transformers_say_which_tokens_are_special(tmp_path: Path) 
     assert vocab_from_file(path).special == SpecialTokens(unknown=0, beginning=1, end_of_document=1)
 
 
-def test_a_character_of_several_tokens_shows_when_it_is_whole(tmp_path: Path) -> None:
-    vocab = vocab_from_file(trained("byte-level", tmp_path))
-    decoder = vocab.decoder()
-    ids = vocab.encode("ж🦜")  # not in the text
-    shown = [decoder(int(token)) for token in ids]
-    assert "".join(shown) == "ж🦜"
-    assert len(shown) > 4
-    assert all(piece in ("", "ж", "🦜") for piece in shown)
-    broken = vocab.decoder()
-    wrong = "".join(broken(int(ids[0])) for _ in range(20))
-    assert wrong.strip("\ufffd") == ""
-    assert len(wrong) >= 8  # bytes that never become a character are not held back for ever
-
-
 @pytest.mark.parametrize("kind", ["byte-level", "wordpiece", "sentencepiece"])
 def test_a_long_text_is_encoded_in_pieces_that_end_lines(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

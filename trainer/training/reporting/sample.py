@@ -33,9 +33,8 @@ def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_ou
         decoder = vocab.decoder()
     except MissingPackageError:
         return " ".join(map(str, tokens))
-    for token in prompt.tolist():  # so that a word after the prompt begins with a blank
-        decoder(token)
-    return "".join(map(decoder, tokens))
+    decoder.prime(prompt.tolist())  # so that a word after the prompt begins with a blank
+    return "".join(map(decoder, tokens)) + decoder.rest()
 
 
 def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) -> list[int]:

@@ -2,12 +2,15 @@
 
 export class GrowingText {
   /**
-   * @param {(token: number) => string} decode @param {string[]} stop
+   * @param {import("../../index.js").Decoder} decode @param {string[]} stop
    * @param {string} border stands around each token, and so around a stop string; empty where a stop string
    * may be a part of a token
+   * @param {boolean} [goesOn] whether a later text continues this one, so that half a character at its end
+   * waits for the other half
    */
-  constructor(decode, stop, border) {
+  constructor(decode, stop, border, goesOn = false) {
     this.decode = decode;
+    this.goesOn = goesOn;
     this.border = border;
     this.stop = stop.map((text) => border + (border ? text.trim() : text) + border);
     this.held = "";
@@ -18,7 +21,7 @@ export class GrowingText {
   /** The text that was held back, released by the end of the document. */
   finish() {
     this.ended = "end";
-    return this.held;
+    return this.held + this.decode.rest();
   }
 
   /**
@@ -28,13 +31,18 @@ export class GrowingText {
   add(token, last) {
     if (last) this.ended = "length";
     this.held += this.decode(token);
-    const whole = this.held + this.border;
-    const found = this.stop.map((text) => whole.indexOf(text)).filter((at) => at >= 0);
-    if (found.length) {
-      this.ended = "stop";
-      return this.held.slice(0, Math.min(...found));
+    if (last || this.stop.length) {
+      // A stop string ends the text as soon as it is there, even if a later token could change it.
+      const text = this.held + this.decode.rest();
+      const whole = text + this.border;
+      const found = this.stop.map((stop) => whole.indexOf(stop)).filter((at) => at >= 0);
+      if (found.length) {
+        this.ended = "stop";
+        return text.slice(0, Math.min(...found));
+      }
+      if (last) return this.held + this.decode.rest(!this.goesOn);
     }
-    const keep = last ? 0 : this.#overlap();
+    const keep = this.#overlap();
     const released = this.held.slice(0, this.held.length - keep);
     this.held = this.held.slice(this.held.length - keep);
     return released;

@@ -3,6 +3,7 @@ import { XLExportError, shown } from "../errors.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 /** @typedef {import("../../index.js").SpecialTokens} SpecialTokens */
+/** @typedef {import("../../index.js").Decoder} Decoder */
 
 const WHITE = "\\t\\n\\v\\f\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const SPLIT = new RegExp(`[${WHITE}]+`);
@@ -34,7 +35,65 @@ export function decode(vocabulary, tokens) {
   const decoder = vocabulary.decoder();
   let text = "";
   for (const token of tokens) text += decoder(token);
-  return text;
+  return text + decoder.rest();
+}
+
+/**
+ * A decoder of tokens each of which settles its own text.
+ * @param {(token: number) => string} add @returns {Decoder}
+ */
+export function wholeTokens(add) {
+  return decoderOf(add, () => "");
+}
+
+/**
+ * A decoder of tokens that are bytes of UTF-8.
+ * @param {(token: number) => Iterable<number>} bytesOf @returns {Decoder}
+ */
+export function byteDecoder(bytesOf) {
+  /** @type {number[]} */
+  let held = []; // the beginning of a character
+  const add = (/** @type {number} */ token) => {
+    held.push(...bytesOf(token));
+    const end = held.length - unfinished(held);
+    const text = asUtf8(held.slice(0, end));
+    held = held.slice(end);
+    return text;
+  };
+  return decoderOf(add, (half = true) => (half ? asUtf8(held) : ""));
+}
+
+/**
+ * A decoder from its parts.
+ * @param {(token: number) => string} add @param {(half?: boolean) => string} rest
+ * @param {() => void} [primed] what is done after tokens whose text is shown already
+ * @returns {Decoder}
+ */
+export function decoderOf(add, rest, primed = () => {}) {
+  const prime = (/** @type {Iterable<number>} */ tokens) => {
+    for (const token of tokens) add(token);
+    primed();
+  };
+  return Object.assign(add, { rest, prime });
+}
+
+/** The text of some bytes, with U+FFFD for what is no UTF-8. @param {number[]} bytes */
+export function asUtf8(bytes) {
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
+}
+
+/** How many bytes at the end are the beginning of a character. @param {number[]} bytes */
+export function unfinished(bytes) {
+  for (let count = Math.min(3, bytes.length); count > 0; count--) {
+    const end = Uint8Array.from(bytes.slice(-count));
+    const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+    try {
+      if (utf8.decode(end, { stream: true }) === "") return count;
+    } catch {
+      continue; // they begin no character
+    }
+  }
+  return 0;
 }
 
 /**

@@ -3,6 +3,7 @@
  * as JavaScript does, and the original as Unicode does.
  */
 import { XLExportError, shown } from "../errors.js";
+import { asUtf8 } from "./base.js";
 
 /** What the original, written in Rust, means by these classes; each text stands inside of brackets. */
 const CLASSES = /** @type {Record<string, string>} */ ({
@@ -46,6 +47,60 @@ function parts(part) {
   return [part, ...inner.flatMap(parts)];
 }
 
+/**
+ * The byte of each character in the tokens of a byte-level vocabulary, as GPT-2 has them: a printable
+ * character is its own byte, and the other bytes are the characters from U+0100 on.
+ */
+const BYTE_OF = new Map();
+for (let byte = 0, next = 0x100; byte < 0x100; byte++) {
+  const printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte !== 0xad);
+  BYTE_OF.set(String.fromCharCode(printable ? byte : next++), byte);
+}
+
+/**
+ * The bytes of a token of a byte-level vocabulary; an added token with other characters is its text.
+ * @param {string} token @returns {number[]}
+ */
+function levelBytes(token) {
+  const bytes = Array.from(token, (character) => BYTE_OF.get(character));
+  return bytes.includes(undefined) ? [...new TextEncoder().encode(token)] : bytes;
+}
+
+/** The byte of a token such as `<0xE2>`; null for any other. @param {string} token */
+function fallbackByte(token) {
+  const found = /^<0x([0-9a-fA-F]{2})>$/.exec(token);
+  return found && parseInt(found[1], 16);
+}
+
+/**
+ * Which tokens are bytes of UTF-8. allBytes: whether the text is that of the bytes of all tokens, and nothing
+ * else. byteRuns: whether a later byte can still change a whole character before it, because a run of byte
+ * tokens is decoded as a whole. bytesOf: the bytes of a token; null for a token of whole characters.
+ * @param {any} content of a `tokenizer.json` @param {any} library
+ */
+export function bytesIn(content, library) {
+  const types = parts(content.decoder).map(({ type }) => type);
+  const [level, byteRuns] = ["ByteLevel", "ByteFallback"].map((type) => types.includes(type));
+  const bytesOf = (/** @type {number} */ id) => {
+    const token = library.id_to_token(id);
+    if (token === undefined) return [];
+    if (level) return levelBytes(token);
+    const byte = byteRuns ? fallbackByte(token) : null;
+    return byte === null ? null : [byte];
+  };
+  return { allBytes: types.length === 1 && level, byteRuns, bytesOf };
+}
+
+/** What the decoders of the original compute where those in JavaScript differ, by their types. */
+const DECODERS = /** @type {Record<string, (config: any) => (tokens: string[]) => string[]>} */ ({
+  ByteFallback: () => joinBytes,
+  ByteLevel: () => (tokens) => [asUtf8(tokens.flatMap(levelBytes))],
+  Metaspace:
+    ({ replacement = "\u2581", prepend_scheme: scheme = "always" }) =>
+    (tokens) =>
+      tokens.map((token, at) => token.replaceAll(replacement, at === 0 && scheme !== "never" ? "" : " ")),
+});
+
 /** Makes a tokenizer compute what the original computes. @param {any} tokenizer */
 export function mend(tokenizer) {
   const seen = new Set();
@@ -54,7 +109,8 @@ export function mend(tokenizer) {
     if (!walkable) return;
     seen.add(part);
     if (part.pattern instanceof RegExp) part.pattern = unicodePattern(part.pattern);
-    if (part.config?.type === "ByteFallback") part.decode_chain = joinBytes;
+    const decode = DECODERS[part.config?.type];
+    if (decode && part.decode_chain) part.decode_chain = decode(part.config);
     for (const list of [part.tokenizers, part.normalizers, part.decoders])
       if (Array.isArray(list)) list.forEach(visit);
   };
@@ -79,9 +135,9 @@ function joinBytes(tokens) {
     bytes = [];
   };
   for (const token of tokens) {
-    const byte = /^<0x([0-9a-fA-F]{2})>$/.exec(token);
-    if (byte) {
-      bytes.push(parseInt(byte[1], 16));
+    const byte = fallbackByte(token);
+    if (byte !== null) {
+      bytes.push(byte);
       continue;
     }
     flush();

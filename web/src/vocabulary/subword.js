@@ -7,15 +7,13 @@
 import { XLExportError, firstLine, shown } from "../errors.js";
 import { parseJson } from "../files/json.js";
 import { sha256 } from "../files/sha256.js";
-import { asText, broken, specialTokens } from "./base.js";
-import { mend, refuseUnknownParts } from "./library.js";
+import { asText, broken, byteDecoder, decoderOf, specialTokens, unfinished } from "./base.js";
+import { bytesIn, mend, refuseUnknownParts } from "./library.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 
 const FILE = "tokenizer.json";
 const PIECE = 2 ** 18; // characters of a text that the library encodes at a time
-const UNFINISHED = "\ufffd"; // what the library decodes the first bytes of a character to
-const LONGEST_CHARACTER = 8; // tokens; after so many, an unfinished character is broken for good
 
 /**
  * @param {any} data @param {string} where @param {(file: string) => Promise<Uint8Array>} read
@@ -44,10 +42,13 @@ export async function subwordVocabulary(data, where, read, load) {
     mend(made);
     return made;
   });
-  const decoded = (/** @type {number[]} */ ids) =>
-    ids.length
-      ? library.decode(ids, { skip_special_tokens: false, clean_up_tokenization_spaces: false })
-      : "";
+  const { allBytes, bytesOf, byteRuns } = bytesIn(content, library);
+  const known = (/** @type {number} */ token) => library.id_to_token(token) !== undefined;
+  const decoded = (/** @type {number[]} */ ids) => {
+    const found = ids.filter(known); // the model may have more tokens than the library
+    if (!found.length) return "";
+    return library.decode(found, { skip_special_tokens: false, clean_up_tokenization_spaces: false });
+  };
   return {
     kind: "subword",
     size,
@@ -78,24 +79,52 @@ export async function subwordVocabulary(data, where, read, load) {
       }
       return ids;
     },
-    decoder() {
-      /** @type {number[]} */
-      let kept = []; // tokens whose text was returned; only the last of them matter
-      /** @type {number[]} */
-      let waiting = [];
-      return (token) => {
-        waiting.push(token);
-        const before = decoded(kept);
-        const after = decoded([...kept, ...waiting]);
-        if (after.endsWith(UNFINISHED) && waiting.length < LONGEST_CHARACTER) return "";
-        const [old, now] = [Array.from(before), Array.from(after)];
-        let same = 0;
-        while (same < Math.min(old.length, now.length) && old[same] === now[same]) same++;
-        [kept, waiting] = [waiting, []];
-        return now.slice(same).join("");
-      };
-    },
+    decoder: () =>
+      allBytes
+        ? byteDecoder((token) => bytesOf(token) ?? [])
+        : pieceDecoder({ decoded, bytesOf, byteRuns, known }),
   };
+}
+
+/**
+ * Decodes with the library, piece by piece. A piece is as many tokens as end with a whole character, so no
+ * later token can change its text. Its text is what it adds to the text of the tokens before it. Of these the
+ * last piece is enough, together with the last one that has text by itself: behind such a piece a library no
+ * longer treats a token as the first of a text, which loses its blank.
+ * @param {{decoded: (ids: number[]) => string, bytesOf: (token: number) => number[] | null,
+ *   byteRuns: boolean, known: (token: number) => boolean}} library byteRuns: see `bytesIn`
+ * @returns {import("../../index.js").Decoder}
+ */
+function pieceDecoder({ decoded, bytesOf, byteRuns, known }) {
+  /** @type {number[]} */
+  let anchor = []; // the last piece that has text by itself
+  /** @type {number[]} */
+  let before = []; // the anchor and the last piece
+  /** @type {number[]} */
+  let piece = []; // tokens whose text was not returned
+  /** @type {number[]} */
+  let bytes = []; // those at the end of the piece
+  let shown = ""; // what `prime` has found of the text of the piece
+  const rest = (half = true) => {
+    const begun = half ? 0 : unfinished(bytes);
+    const whole = begun ? (byteRuns ? piece.slice(0, -begun) : []) : piece; // in a run each token is one byte
+    if (!whole.length) return "";
+    const text = decoded([...before, ...whole]).slice(decoded(before).length);
+    return text.startsWith(shown) ? text.slice(shown.length) : text;
+  };
+  const add = (/** @type {number} */ token) => {
+    if (!known(token)) return "";
+    piece.push(token);
+    const own = bytesOf(token);
+    bytes = own ? [...bytes.slice(-3), ...own] : [];
+    if (own && (byteRuns || unfinished(bytes))) return "";
+    const text = rest();
+    if (decoded(piece)) anchor = before = piece;
+    else before = [...anchor, ...piece];
+    [piece, shown] = [[], ""];
+    return text;
+  };
+  return decoderOf(add, rest, () => void (shown += rest(false)));
 }
 
 /** @template T @param {string} what @param {() => T} work @returns {T} */

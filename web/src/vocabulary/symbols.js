@@ -1,6 +1,14 @@
 /** Vocabularies whose tokens are bytes, characters, or integers that another program makes. */
 import { XLExportError, shown } from "../errors.js";
-import { asText, broken, checkedSymbols, specialTokens, words } from "./base.js";
+import {
+  asText,
+  broken,
+  byteDecoder,
+  checkedSymbols,
+  specialTokens,
+  wholeTokens,
+  words,
+} from "./base.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 
@@ -42,8 +50,7 @@ export function byteVocabulary(data, where) {
       return found;
     },
     decoder() {
-      const utf8 = new TextDecoder("utf-8", { ignoreBOM: true });
-      return (token) => utf8.decode(Uint8Array.of(values[token]), { stream: true });
+      return byteDecoder((token) => [values[token]]);
     },
   };
 }
@@ -69,7 +76,7 @@ export function charVocabulary(data, where) {
         );
       });
     },
-    decoder: () => (token) => symbols[token],
+    decoder: () => wholeTokens((token) => symbols[token]),
   };
 }
 
@@ -110,11 +117,11 @@ export function idsVocabulary(data, where) {
     },
     decoder() {
       let blank = "";
-      return (token) => {
+      return wholeTokens((token) => {
         const text = blank + (names ? names[token] : String(token));
         blank = " ";
         return text;
-      };
+      });
     },
   };
 }

@@ -1,6 +1,6 @@
 /** A vocabulary whose tokens are the words between white space. */
 import { XLExportError, shown } from "../errors.js";
-import { asText, checkedSymbols, words } from "./base.js";
+import { asText, checkedSymbols, wholeTokens, words } from "./base.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 
@@ -53,7 +53,7 @@ export function wordVocabulary(data, where) {
     decoder() {
       let lineStart = true;
       let begun = start === null;
-      return (token) => {
+      return wholeTokens((token) => {
         const symbol = symbols[token];
         if (!begun && symbol === start) {
           begun = true;
@@ -64,7 +64,7 @@ export function wordVocabulary(data, where) {
         lineStart = word === "\n";
         begun = start === null || !lineStart;
         return blank + word;
-      };
+      });
     },
   };
 }

@@ -60,9 +60,9 @@ class Running:
             drawing = task.drawing
             decoder = session.vocab.decoder()
             before = task.tokens if state is None else np.concatenate([state.tail, task.tokens])
-            for token in before[-PRIMED:].tolist():
-                decoder(token)
-            self.text = GrowingText(decoder, drawing.stop, border_of(session.vocab))
+            decoder.prime(before[-PRIMED:].tolist())
+            border = border_of(session.vocab)
+            self.text = GrowingText(decoder, drawing.stop, border, goes_on=task.keep)
             self.rng = np.random.default_rng([drawing.seed, drawing.index])
 
     @property

@@ -131,21 +131,9 @@ class SubwordVocabulary final : public Vocabulary {
 
   std::unique_ptr<Decoder> decoder() const override {
     refuse_unserved();
-    return make_decoder([this, shown = Ids(), waiting = Ids()](std::size_t token) mutable {
-      // What a token adds depends on the tokens before it; the first bytes of a character wait for the
-      // others.
-      constexpr std::size_t longest_character = 8;
-      waiting.push_back(static_cast<std::int64_t>(token));
-      Ids both = shown;
-      both.insert(both.end(), waiting.begin(), waiting.end());
-      const std::string before = whole_text(shown), after = whole_text(both), unfinished = "\xef\xbf\xbd";
-      const bool ends = after.size() >= unfinished.size() &&
-                        after.compare(after.size() - unfinished.size(), unfinished.size(), unfinished) == 0;
-      if (ends && waiting.size() < longest_character) return std::string();
-      std::size_t kept = common(before, after);
-      shown = std::move(waiting);
-      waiting.clear();
-      return after.substr(kept);
+    return make_byte_decoder([this](std::int64_t token) {
+      const auto found = bytes_.find(token);
+      return found == bytes_.end() ? std::string() : found->second;
     });
   }
 
@@ -158,9 +146,10 @@ class SubwordVocabulary final : public Vocabulary {
     unserved_ = kind.unserved;
     if (!unserved_.empty()) return;
     byte_level_ = kind.byte_level;
-    pairs_.emplace(*kind.model, texts_);
+    pairs_.emplace(*kind.model, bytes_);
     added_ = added_tokens(file);
-    for (const auto& [content, id] : added_) texts_[id] = content;
+    for (const auto& [content, id] : added_) bytes_[id] = content;
+    for (auto& [id, bytes] : bytes_) bytes = bytes_of(bytes);
     // Of two tokens that begin at one place the longer is taken.
     std::sort(added_.begin(), added_.end(),
               [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
@@ -241,41 +230,20 @@ class SubwordVocabulary final : public Vocabulary {
     finish();
   }
 
-  // The text of tokens as the library decodes them.
-  std::string whole_text(const Ids& tokens) const {
-    std::string text;
-    for (const std::int64_t token : tokens) {
-      const auto found = texts_.find(token);
-      if (found == texts_.end()) continue;
-      std::string bytes;
-      for (std::size_t at = 0; at < found->second.size();) {
-        const Character next = first_character(std::string_view(found->second).substr(at));
-        at += next.length;
-        if (!byte_level_) {
-          append_utf8(bytes, next.code == 0x2581 ? U' ' : next.code);
-          continue;
-        }
-        const auto& table = byte_characters();
-        const auto byte = std::find(table.begin(), table.end(), next.code);
-        if (byte == table.end()) {  // an added token, which stands for itself
-          bytes = found->second;
-          break;
-        }
-        bytes += static_cast<char>(byte - table.begin());
+  // The bytes that a token adds to a text, as the library decodes it.
+  std::string bytes_of(const std::string& token) const {
+    std::string bytes;
+    for (const char32_t code : characters(token)) {
+      if (!byte_level_) {
+        append_utf8(bytes, code == 0x2581 ? U' ' : code);
+        continue;
       }
-      text += bytes;
+      const auto& table = byte_characters();
+      const auto byte = std::find(table.begin(), table.end(), code);
+      if (byte == table.end()) return token;  // an added token, which stands for itself
+      bytes += static_cast<char>(byte - table.begin());
     }
-    return Utf8Decoder().add(text, true);
-  }
-
-  // How many bytes two texts have in common at their beginning, in whole characters.
-  static std::size_t common(const std::string& before, const std::string& after) {
-    const auto length = static_cast<std::size_t>(
-        std::mismatch(before.begin(), before.end(), after.begin(), after.end()).first - before.begin());
-    std::size_t whole = length;
-    while (whole > 0 && whole < after.size() && (static_cast<unsigned char>(after[whole]) & 0xc0) == 0x80)
-      --whole;
-    return whole;
+    return bytes;
   }
 
   std::size_t size_;
@@ -283,7 +251,7 @@ class SubwordVocabulary final : public Vocabulary {
   bool byte_level_ = false;
   std::optional<BytePairs> pairs_;
   std::vector<std::pair<std::string, std::int64_t>> added_;
-  std::unordered_map<std::int64_t, std::string> texts_;
+  std::unordered_map<std::int64_t, std::string> bytes_;  // of each token
 };
 
 }  // namespace xl_export::detail

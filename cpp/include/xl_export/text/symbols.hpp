@@ -74,8 +74,8 @@ class ByteVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return make_decoder([this, utf8 = Utf8Decoder()](std::size_t token) mutable {
-      return utf8.add(std::string(1, static_cast<char>(values_[token])));
+    return make_byte_decoder([this](std::int64_t token) {
+      return std::string(1, static_cast<char>(values_[static_cast<std::size_t>(token)]));
     });
   }
 

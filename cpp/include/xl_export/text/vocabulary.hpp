@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../json.hpp"
+#include "../utf8.hpp"
 
 namespace xl_export {
 
@@ -24,11 +25,15 @@ struct SpecialTokens {
   std::int64_t end_of_line = -1;
 };
 
-// Takes tokens one by one and returns the text that each of them completes.
+// Decodes one stream of tokens. What add() returns for its tokens one by one, and then rest(), is together
+// the text of all of them.
 class Decoder {
  public:
   virtual ~Decoder() = default;
+  // The text that one more token settles: no later token can change it.
   virtual std::string add(std::int64_t token) = 0;
+  // The text that would follow if the stream ended here, such as U+FFFD for half a character.
+  virtual std::string rest() const { return {}; }
 };
 
 class Vocabulary {
@@ -54,7 +59,7 @@ class Vocabulary {
                                      std::to_string(size() - 1) + ".");
       text += one_by_one->add(token);
     }
-    return text;
+    return text + one_by_one->rest();
   }
 
  protected:
@@ -113,7 +118,25 @@ inline void refuse_nul(std::string_view text) {
                                  "use a model with a byte vocabulary.");
 }
 
-// A decoder that is a function.
+// A decoder of tokens that are bytes of UTF-8. bytes_of: those of a token.
+template <class BytesOf>
+class ByteDecoder final : public Decoder {
+ public:
+  explicit ByteDecoder(BytesOf bytes_of) : bytes_of_(std::move(bytes_of)) {}
+  std::string add(std::int64_t token) override { return utf8_.add(bytes_of_(token)); }
+  std::string rest() const override { return Utf8Decoder(utf8_).add({}, true); }
+
+ private:
+  BytesOf bytes_of_;
+  Utf8Decoder utf8_;
+};
+
+template <class BytesOf>
+std::unique_ptr<Decoder> make_byte_decoder(BytesOf bytes_of) {
+  return std::make_unique<ByteDecoder<BytesOf>>(std::move(bytes_of));
+}
+
+// A decoder that is a function: each token settles its own text.
 template <class Decode>
 class FunctionDecoder final : public Decoder {
  public:

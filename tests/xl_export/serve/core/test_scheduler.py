@@ -10,6 +10,7 @@ import pytest
 
 from runtimes import evaluate, generate, open_session
 from runtimes.contract.session import Session
+from runtimes.contract.vocabulary import ByteVocab
 from runtimes.tasks.sample import Sampler
 from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
 from xl_export.serve.core.rows import Rows
@@ -163,6 +164,21 @@ def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: S
     assert (one.position, one.tail.tolist()) == (52, other.tail.tolist())
     assert one.tail.tolist() == [*text, *whole.tokens(task)][-9:]
     assert all(np.array_equal(array, other.memory.tensors[n]) for n, array in one.memory.tensors.items())
+
+
+def test_half_a_character_waits_for_the_other_half_of_a_kept_stream(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [byte for byte in range(256) if byte not in "€".encode()]
+    monkeypatch.setattr(session, "vocab", ByteVocab([*"€".encode(), *others][: session.vocab.size]))
+    driver, state, texts = Driver(session, rows=1), None, []
+    for token, keep in ((0, True), (1, True), (2, True), (0, False)):
+        drawing = Drawing(max_tokens=1, sampler=Sampler(temperature=0), bias={token: 100.0})
+        tokens = np.array([5] if state is None else [], np.int64)
+        driver.run(task := Task(tokens=tokens, state=state, drawing=drawing, keep=keep))
+        texts.append(driver.text(task))
+        state = driver.ended(task).state
+    assert texts == ["", "", "€", "\ufffd"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
@@ -224,10 +224,12 @@ class Scoring:
             "bytes": None if row.size is None else row.size.num_bytes,
         }
         if self._each:
-            decode = vocab.decoder()
-            pairs = zip(row.targets.tolist(), log_probs.tolist(), strict=False)
+            ids = row.targets.tolist()
             document["token_log_probs"] = [
-                {"id": token, "text": decode(token), "log_prob": log_prob} for token, log_prob in pairs
+                {"id": token, "text": text, "log_prob": log_prob}
+                for token, text, log_prob in zip(
+                    ids, token_texts(vocab, ids), log_probs.tolist(), strict=False
+                )
             ]
         return document
 

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
-from runtimes.contract.vocabulary import Vocab, decode
+from runtimes.contract.vocabulary import Vocab, decode, token_texts
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.http.base.answering import json
 from xl_export.serve.http.base.body import of_body, read_json
@@ -99,8 +99,7 @@ def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Tokenized:
         raise RefusedError(str(error), param="prompt") from error
     strings = None
     if body.return_token_strs:
-        decoder = vocab.decoder()
-        strings = [decoder(token) for token in ids]
+        strings = token_texts(vocab, ids)
     return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
 
 
@@ -144,6 +143,6 @@ def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:
 def _text(vocab: Vocab, token: int) -> str:
     """The text of a token, or its id where its text cannot be decoded here."""
     try:
-        return vocab.decoder()(token)
+        return decode(vocab, [token])
     except UserError:
         return str(token)
