@@ -90,7 +90,12 @@ class Completion:
         texts = model.texts
         self._scores = plan.echo and plan.log_probs is not None
         self._prompts = [
-            _Prompt(tokens, LogProbs(texts, plan.log_probs or 0, tokens[:0]) if self._scores else None)
+            _Prompt(
+                tokens,
+                LogProbs(texts, plan.log_probs or 0, tokens[:0], as_ids=plan.as_ids)
+                if self._scores
+                else None,
+            )
             for tokens in plan.prompts
         ]
         self._writer = Writer(plan, model.name, texts, request.scope["state"]["request_id"])

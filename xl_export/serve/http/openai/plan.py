@@ -54,6 +54,7 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
     user: str | None = None
     # Below are fields that are taken where they ask for nothing, and refused otherwise.
@@ -82,6 +83,7 @@ class Plan:
     prompts: token ids of each. texts: of each prompt, where it was given as a text. drawing: of the first
     choice; None draws nothing. n: choices of a prompt that are returned, of `best_of` that are drawn.
     log_probs: how many of the likeliest tokens are wanted beside each token; None for no log-probabilities.
+    as_ids: whether these tokens are named by their ids.
     """
 
     prompts: list[np.ndarray]
@@ -90,6 +92,7 @@ class Plan:
     n: int
     best_of: int
     log_probs: int | None
+    as_ids: bool
     echo: bool
     stream: bool
     usage: bool
@@ -150,6 +153,7 @@ def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
         n=n,
         best_of=best_of,
         log_probs=log_probs,
+        as_ids=bool(body.return_tokens_as_token_ids),
         echo=echo,
         stream=stream,
         usage=options.include_usage,

@@ -70,7 +70,9 @@ class Writer:
         wanted = plan.log_probs is not None
         if wanted or plan.best_of > plan.n:
             before = plan.prompts[choice.prompt]
-            choice.log_probs = LogProbs(self._texts, plan.log_probs or 0, before, len(text))
+            choice.log_probs = LogProbs(
+                self._texts, plan.log_probs or 0, before, len(text), as_ids=plan.as_ids
+            )
         if not plan.echo:
             return b""
         own = prompt_log_probs.all() if wanted and prompt_log_probs is not None else None
@@ -153,7 +155,7 @@ class Writer:
     def _choice_document(self, choice: Choice, index: int) -> dict[str, Any]:
         log_probs = None
         if self._plan.log_probs is not None and choice.log_probs is not None:
-            pieces = [*choice.own, choice.log_probs.take()]
+            pieces = [*choice.own, choice.log_probs.all()]
             log_probs = {name: [x for piece in pieces for x in piece[name]] for name in pieces[0]}
         text = "".join(choice.parts)
         return {"index": index, "text": text, "logprobs": log_probs, "finish_reason": choice.reason}

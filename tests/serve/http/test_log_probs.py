@@ -1,0 +1,65 @@
+"""Log-probabilities in OpenAI's form: every token has a name of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from runtimes.contract.vocabulary import CharVocab
+from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.openai.log_probs import LogProbs
+
+TWINS = CharVocab(["a", "a", "b", "b"])  # two tokens have one text, as special tokens and bytes may have
+LIKELIEST = np.array([2, 3, 0]), np.array([-0.5, -1.0, -2.0])
+
+
+def added(token: int, log_prob: float, *, as_ids: bool = False) -> dict:
+    collected = LogProbs(TokenTexts(TWINS), 3, np.array([0]), as_ids=as_ids)
+    collected.add(token, log_prob, *LIKELIEST)
+    return collected.take()
+
+
+def test_a_token_is_never_likeliest_by_the_text_of_another() -> None:
+    found = added(3, -1.0)
+    assert found["tokens"] == ["b"]
+    assert found["top_logprobs"] == [{"token_id:2": -0.5, "a": -2.0, "b": -1.0}]
+    assert added(2, -0.5)["top_logprobs"] == [{"token_id:3": -1.0, "a": -2.0, "b": -0.5}]
+
+
+def test_two_tokens_of_one_text_keep_their_numbers() -> None:
+    assert added(1, -5.0)["top_logprobs"] == [{"b": -0.5, "token_id:3": -1.0, "token_id:0": -2.0, "a": -5.0}]
+
+
+def test_tokens_are_named_by_their_ids_where_asked() -> None:
+    found = added(1, -5.0, as_ids=True)
+    assert found["tokens"] == ["token_id:1"]
+    assert found["top_logprobs"] == [
+        {"token_id:2": -0.5, "token_id:3": -1.0, "token_id:0": -2.0, "token_id:1": -5.0}
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_names_tokens_by_ids_in_all_places(served, session, stream: bool) -> None:
+    body = {"prompt": "The", "max_tokens": 4, "logprobs": 2, "echo": True, "seed": 1, "stream": stream}
+    body |= {"return_tokens_as_token_ids": True}
+    answer = served.post("/v1/completions", body)
+    lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: {")]
+    documents = [json.loads(line) for line in (lines if stream else [answer.text])]
+    choices = [choice for document in documents for choice in document["choices"]]
+    text = "".join(choice["text"] for choice in choices)
+    parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    names = [name for part in parts for name in part["tokens"]]
+    assert names == [f"token_id:{token}" for token in session.vocab.encode(text).tolist()]
+    assert [at for part in parts for at in part["text_offset"]] == list(range(len(text)))
+    assert parts[0]["top_logprobs"][0] is None, "nothing comes before the first token"
+    for part in parts:
+        for name, value, top in zip(
+            part["tokens"], part["token_logprobs"], part["top_logprobs"], strict=True
+        ):
+            if top is not None:
+                assert all(other.startswith("token_id:") for other in top)
+                assert math.isclose(top[name], value)
+                assert len(top) in (2, 3)
