@@ -116,6 +116,22 @@ def test_special_tokens_are_found(kind: str, special: SpecialTokens, tmp_path: P
     assert vocab_from_file(trained(kind, tmp_path)).special == special
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"[M]": 0, "<unk>": 1, "the": 2}, unk_token="[M]"),
+        models.BPE({"[M]": 0, "<unk>": 1, "t": 2}, [], unk_token="[M]"),
+        models.WordPiece({"[M]": 0, "<unk>": 1, "the": 2}, unk_token="[M]"),
+        models.Unigram([("the", -1.0), ("<unk>", -2.0), ("[M]", 0.0)], unk_id=2),
+    ],
+    ids=["WordLevel", "BPE", "WordPiece", "Unigram"],
+)
+def test_the_unknown_token_is_the_one_of_the_file(model: models.Model, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(model)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert vocab_from_file(tmp_path / "tokenizer.json").special.unknown == tokenizer.token_to_id("[M]")
+
+
 def test_the_files_of_transformers_say_which_tokens_are_special(tmp_path: Path) -> None:
     path = trained("unigram", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<s>"}}))
