@@ -122,14 +122,16 @@ def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:
     """
     if isinstance(prompt, bytes | bytearray):
         raise TextError(f"{what} is bytes; give a text, as bytes.decode makes it, or token ids.")
+    first = vocab.special.before_text
+    begin = "" if first is None else f", or the token ids [{first}] to start at the beginning of a text"
     if isinstance(prompt, str):
         ids = vocab.encode(prompt)
         if len(ids) == 0:
-            raise TextError(f"{what} ({prompt!r:.20}) encodes to no tokens; give at least one symbol.")
+            raise TextError(f"{what} ({prompt!r:.20}) encodes to no tokens; give at least one symbol{begin}.")
         return ids
     ids = checked_ids(prompt, vocab.size, what=what)
     if len(ids) == 0:
-        raise TextError(f"{what} has no token ids; give at least one.")
+        raise TextError(f"{what} has no token ids; give at least one{begin}.")
     return ids
 
 

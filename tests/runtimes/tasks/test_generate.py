@@ -336,6 +336,14 @@ def test_prompts_that_are_no_ids_of_the_vocabulary_are_refused(
         generate(session, prompt, max_tokens=1)
 
 
+@pytest.mark.parametrize("prompt", ["", [[]]])
+def test_an_empty_prompt_is_told_how_a_text_begins(prompt: str | list[list[int]]) -> None:
+    vocab = IdsVocab(9, names=[*"abcdefghi"], special=SpecialTokens(beginning=7))
+    with pytest.raises(TextError, match=r"or the token ids \[7\] to start at the beginning of a text\.$"):
+        generate(Recital([3], vocab), prompt, max_tokens=1)
+    assert len(list(generate(Recital([3], vocab), [7], max_tokens=1, sampler=GREEDY))) == 1
+
+
 def test_a_row_ends_with_the_end_of_a_document() -> None:
     vocab = IdsVocab(9, special=SpecialTokens(end_of_document=8))
     pieces = list(generate(Recital([3, 4, 8, 5], vocab), [1], max_tokens=9, sampler=GREEDY))
