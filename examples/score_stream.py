@@ -15,15 +15,15 @@ import sys
 import numpy as np
 
 import runtimes
+from runtimes.base.text import TextDecoder
 from runtimes.contract.id_files import is_id_list, refuse_outside
 
 
-def encode(session: runtimes.Session, raw: bytes) -> np.ndarray:
+def encode(session: runtimes.Session, line: str) -> np.ndarray:
     """The tokens of a line: of its text, or the ids that it lists."""
-    vocab, listed = session.vocab, raw.lstrip().startswith(b"[")
+    vocab, listed = session.vocab, line.lstrip().startswith("[")
     if vocab.kind != "ids" or ("names" in vocab.to_json() and not listed):
-        return vocab.encode(raw)
-    line = raw.decode(errors="replace")
+        return vocab.encode(line)
     try:
         ids = json.loads(line if listed else f"[{','.join(line.split())}]")
     except (ValueError, RecursionError):
@@ -42,8 +42,14 @@ def score_lines(artefact: str) -> None:
     memory = session.start(batch=1)
     # The last token: it is fed with the next line, whose first symbol it predicts.
     waiting = np.empty(0, np.int64)
-    for line in sys.stdin.buffer:  # bytes, which a model of bytes reads whatever they are
-        tokens = np.concatenate([waiting, encode(session, line)])
+    decoder = TextDecoder("standard input")
+    for raw in sys.stdin.buffer:
+        if session.vocab.kind == "byte":  # a model of bytes reads them whatever they are
+            line, new = raw.decode(errors="replace"), session.vocab.encode(raw)
+        else:
+            line = decoder.decode(raw)
+            new = encode(session, line)
+        tokens = np.concatenate([waiting, new])
         nats = 0.0
         for start in range(0, len(tokens) - 1, session.rule.segment):
             inputs = tokens[start : start + session.rule.segment][: len(tokens) - 1 - start]
@@ -52,8 +58,7 @@ def score_lines(artefact: str) -> None:
             nats -= float(log_probs.sum())
         scored, waiting = len(tokens) - 1, tokens[-1:]
         if scored > 0:
-            text = line.decode(errors="replace").rstrip()
-            print(f"{nats / scored / math.log(2):.3f} bits per token  {text}", flush=True)
+            print(f"{nats / scored / math.log(2):.3f} bits per token  {line.rstrip()}", flush=True)
 
 
 try:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
 
+from runtimes.base.text import text_lines
 from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import load_vocab
 
@@ -48,8 +49,8 @@ def main(address: str, folder: Path) -> None:
     artefact = folder / "artefact"
     vocab, segment = load_vocab(artefact / "vocab.json"), load_spec(artefact).rule.segment
     with triton.InferenceServerClient(address) as server:
-        for line in sys.stdin:
-            ids = vocab.encode(line.rstrip("\n"))
+        for line in text_lines(sys.stdin.buffer, "standard input"):
+            ids = vocab.encode(line)
             if len(ids) > 1:
                 log_prob = score(server, folder.name, ids, segment=segment)
                 bits = -log_prob / math.log(2) / (len(ids) - 1)

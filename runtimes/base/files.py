@@ -27,6 +27,7 @@ from numpy.lib import format as npy_format
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.partial import make_hidden, sweep
+from runtimes.base.text import decode_text, text_pieces
 
 Content = bytes | bytearray | memoryview  # of a file that was read
 
@@ -145,6 +146,11 @@ def read_bytes(path: Path) -> bytes:
         return stream.read()
 
 
+def read_text(path: Path) -> str:
+    """The text of a whole file, decoded as `runtimes.base.text` says; raises UserError."""
+    return "".join(text_pieces([read_bytes(path)], str(path)))
+
+
 MENDS: dict[type[OSError], str] = {
     FileNotFoundError: "; check the path",
     NotADirectoryError: "; check the path",
@@ -173,7 +179,7 @@ def read_json(path: Path, content: Content | None = None) -> Any:
     content: of the file, where it was read already.
     """
     try:
-        return json.loads((read_bytes(path) if content is None else bytes(content)).decode("utf-8"))
+        return json.loads(decode_text(read_bytes(path) if content is None else bytes(content), str(path)))
     except (UserError, RecursionError, ValueError) as error:
         if isinstance(error, UserError):
             raise ArtefactError(str(error)) from error

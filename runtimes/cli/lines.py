@@ -7,16 +7,16 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, Literal, get_args
 
 from runtimes.base.errors import TextError, json_fault
-from runtimes.contract.id_files import LONGEST_LINE, is_id_list
+from runtimes.base.text import text_lines
+from runtimes.contract.id_files import is_id_list
 from runtimes.tasks.text_rows import TextToScore
 
 Format = Literal["lines", "jsonl"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS = ("id", "text", "ids", "context", "group", "score")
-BOM = b"\xef\xbb\xbf"
 NUMPY = b"\x93NUMPY"  # with which a .npy file begins
 
 
@@ -29,27 +29,10 @@ class Line:
     form: Format
 
 
-def lines_of(stream: BinaryIO, *, name: str = "") -> Iterator[bytes]:
-    """Yields the lines of a stream. Raises TextError for one that is longer than LONGEST_LINE bytes.
-
-    name: of the file, for the message.
-    """
-    for number in itertools.count(1):
-        line = stream.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
-            raise TextError(
-                f"{_place(number, name)} has more than {LONGEST_LINE:,} bytes; give each text a line of its "
-                "own."
-            )
-        if not line:
-            return
-        yield line
-
-
 def read_lines(
     lines: Iterable[bytes], *, form: Format | None = None, name: str = "", first: int = 1
 ) -> Iterator[Line]:
-    """Yields the lines of an input one by one.
+    """Yields the lines of an input, such as `byte_lines` gives, one by one.
 
     form: `lines` for one text a line, where an empty line is an empty text; `jsonl` for JSON, where empty
     lines are skipped. None decides by the first line that is not empty: it is JSON where it is an object, a
@@ -57,12 +40,12 @@ def read_lines(
 
     Raises TextError with the number of the line for one that is not UTF-8 or not of this form.
     """
-    numbered: Iterator[tuple[int, bytes]] = enumerate(lines, first)
+    texts = text_lines(_without_arrays(lines, name, first), name, line=first)
+    numbered: Iterator[tuple[int, str]] = enumerate(texts, first)
     if form is None:
         form, numbered = _told_by_first(numbered)
-    for number, line in numbered:
+    for number, text in numbered:
         place = _place(number, name)
-        text = _decoded(line, place, first=number == 1)
         if form == "lines":
             yield Line(place=place, value=text, form=form)
         elif text.strip():
@@ -109,11 +92,23 @@ def _place(number: int, name: str) -> str:
     return f"line {number} of {name}" if name else f"line {number}"
 
 
-def _told_by_first(numbered: Iterator[tuple[int, bytes]]) -> tuple[Format, Iterator[tuple[int, bytes]]]:
+def _without_arrays(lines: Iterable[bytes], name: str, first: int) -> Iterator[bytes]:
+    """The lines; raises TextError for one with which a `.npy` file begins."""
+    for number, line in enumerate(lines, first):
+        if line.startswith(NUMPY):
+            raise TextError(
+                f"{_place(number, name)} begins a .npy file and no text; write lines with lists of ids, or "
+                "score the file as one stream: `xl-export eval ARTEFACT --text FILE --ids --losses "
+                "losses.csv`."
+            )
+        yield line
+
+
+def _told_by_first(numbered: Iterator[tuple[int, str]]) -> tuple[Format, Iterator[tuple[int, str]]]:
     """The form of the first line that is not empty, and all lines."""
-    empty: list[tuple[bytes, int]] = []  # the empty lines before it, with how often each was repeated
+    empty: list[tuple[str, int]] = []  # the empty lines before it, with how often each was repeated
     for number, line in numbered:
-        if text := line.removeprefix(BOM).strip():
+        if text := line.strip():
             return form_of(text), itertools.chain(_repeated(empty), [(number, line)], numbered)
         if empty and empty[-1][0] == line:
             empty[-1] = (line, empty[-1][1] + 1)
@@ -122,37 +117,19 @@ def _told_by_first(numbered: Iterator[tuple[int, bytes]]) -> tuple[Format, Itera
     return "lines", _repeated(empty)
 
 
-def _repeated(runs: Iterable[tuple[bytes, int]]) -> Iterator[tuple[int, bytes]]:
+def _repeated(runs: Iterable[tuple[str, int]]) -> Iterator[tuple[int, str]]:
     """Lines with their numbers. runs: each line with how often it comes one after the other."""
     return enumerate((line for line, times in runs for _ in range(times)), 1)
 
 
-def form_of(line: bytes) -> Format:
+def form_of(line: str) -> Format:
     """The form of an input whose first line that is not empty is this one."""
-    if line.startswith(b"{"):  # a mistake in it is named, and not scored as a text
+    if line.startswith("{"):  # a mistake in it is named, and not scored as a text
         return "jsonl"
     try:
         return "jsonl" if isinstance(json.loads(line), dict | list | str) else "lines"
     except (ValueError, RecursionError):
         return "lines"
-
-
-def _decoded(line: bytes, place: str, *, first: bool) -> str:
-    """The text of a line without its end."""
-    line = line.removeprefix(BOM) if first else line
-    line = line.removesuffix(b"\n").removesuffix(b"\r")
-    if line.startswith(NUMPY):
-        raise TextError(
-            f"{place} begins a .npy file and no text; write lines with lists of ids, or score the file as "
-            "one stream: `xl-export eval ARTEFACT --text FILE --ids --losses losses.csv`."
-        )
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TextError(
-            f"{place} is not UTF-8 at byte {error.start} (0x{line[error.start]:02x}); convert the input to "
-            "UTF-8."
-        ) from error
 
 
 def _parsed(line: str, place: str) -> Any:

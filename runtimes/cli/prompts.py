@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from runtimes.base.errors import NoTextError, TextError
 from runtimes.base.files import open_file, reading
-from runtimes.cli.lines import Format, Line, field_of_text, lines_of, read_lines, text_or_ids
+from runtimes.base.text import byte_lines
+from runtimes.cli.lines import Format, Line, field_of_text, read_lines, text_or_ids
 from runtimes.contract.id_files import is_id_list
 from runtimes.contract.vocabulary import IdsVocab, Vocab
 from runtimes.tasks.generate import Prompt, encode_prompt
@@ -60,10 +62,10 @@ def parse_ids(text: str, *, what: str) -> list[int]:
 def _of_file(file: Path, vocab: Vocab, form: Format | None) -> list[Prompt]:
     """One prompt for each line that is not empty, which the vocabulary can encode."""
     if str(file) == "-":
-        lines = list(read_lines(lines_of(sys.stdin.buffer), form=form, name="standard input"))
+        lines = _lines(sys.stdin.buffer, form, "standard input")
     else:
         with reading(file), open_file(file) as stream:
-            lines = list(read_lines(lines_of(stream, name=str(file)), form=form, name=str(file)))
+            lines = _lines(stream, form, str(file))
     prompts = []
     for line in lines:
         if line.form == "lines" and not line.value.strip():
@@ -79,6 +81,10 @@ def _of_file(file: Path, vocab: Vocab, form: Format | None) -> list[Prompt]:
             raise error if named else TextError(f"{line.place}: {error}") from error
         prompts.append(prompt)
     return prompts
+
+
+def _lines(stream: BinaryIO, form: Format | None, name: str) -> list[Line]:
+    return list(read_lines(byte_lines(stream, name), form=form, name=name))
 
 
 def _prompt(line: Line) -> Prompt:

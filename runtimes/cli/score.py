@@ -16,7 +16,8 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import open_file, reading
 from runtimes.base.progress import Progress
-from runtimes.cli.lines import FORMATS, Format, lines_of, read_texts
+from runtimes.base.text import byte_lines
+from runtimes.cli.lines import FORMATS, Format, read_texts
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.contract.device import Device
 from runtimes.contract.vocabulary import Vocab, token_texts
@@ -106,7 +107,7 @@ def score_command(
         shown = Progress("scoring", size, "bytes")
         scores = score_texts(
             session,
-            read_texts(lines_of(stream, name=name), form=form, name=name),
+            read_texts(byte_lines(stream, name), form=form, name=name),
             bos=bos,
             eos=eos,
             tokens=each,

@@ -8,7 +8,7 @@ than memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from runtimes.base.errors import TextError, first_line, json_fault
 from runtimes.base.files import NPZ_ERRORS, open_file, reading
+from runtimes.base.text import byte_lines, text_lines, text_pieces
 
 IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 ID_TYPES: tuple[IdType, ...] = get_args(IdType)
 ID_SUFFIXES = (".npy", ".bin", ".jsonl")  # without .txt, which is taken where ids alone can be meant
-LONGEST_LINE = 1 << 26  # bytes of one document in a `.jsonl` file
 TEXT_BLOCK = 1 << 22  # bytes of a `.txt` file that are read at a time
 INTEGERS = (
     'expected token ids, which are integers: convert the array with `.astype("int64")` and save it again'
@@ -89,18 +89,18 @@ def documents(
     _refuse_dtype(path, dtype)
     _refuse_no_file(path, "a .jsonl file of token ids")
     with reading(path), open_file(path) as stream:
-        number = 0
-        while line := stream.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise TextError(
-                    f"{path}: line {number} has more than {LONGEST_LINE:,} bytes; give each document a line "
-                    "of its own."
-                )
-            if tick is not None:
-                tick(len(line))
+        pieces = ticked(byte_lines(stream, str(path)), tick)
+        for number, line in enumerate(text_lines(pieces, str(path)), 1):
             if line.strip():
                 yield _document(line, f"{path}: line {number}")
+
+
+def ticked(pieces: Iterable[bytes], tick: Callable[[int], object] | None) -> Iterator[bytes]:
+    """The pieces of a file; `tick` is called with the number of bytes of each."""
+    for piece in pieces:
+        if tick is not None:
+            tick(len(piece))
+        yield piece
 
 
 def number_blocks(
@@ -113,15 +113,14 @@ def number_blocks(
     """
     _refuse_no_file(path, "a .txt file of token ids")
     with reading(path), open_file(path) as stream:
-        rest, before = b"", 0  # before: the number of words in earlier blocks
-        while block := stream.read(TEXT_BLOCK):
-            if tick is not None:
-                tick(len(block))
-            text = rest + block.replace(b",", b" ")
+        rest, before = "", 0  # before: the number of words in earlier blocks
+        blocks = ticked(iter(lambda: stream.read(TEXT_BLOCK), b""), tick)
+        for block in text_pieces(blocks, str(path)):
+            text = rest + block.replace(",", " ")
             words = text.split()
             # The last word may go on in the next block, unless it is longer than any number.
             goes_on = len(words) > 0 and not text[-1:].isspace() and len(words[-1]) <= LONGEST_NUMBER
-            rest = words.pop() if goes_on else b""
+            rest = words.pop() if goes_on else ""
             yield _numbers(words, path, before, mend)
             before += len(words)
         yield _numbers(rest.split(), path, before, mend)
@@ -179,19 +178,19 @@ def _raw(path: Path, dtype: str | None) -> np.ndarray:
     return np.memmap(path, little_endian, mode="r")
 
 
-def _numbers(words: list[bytes], path: Path, before: int, mend: str) -> np.ndarray:
+def _numbers(words: list[str], path: Path, before: int, mend: str) -> np.ndarray:
     """The ids that are written as words. before: the number of words before these, for the message."""
     for number, word in enumerate(words, before + 1):
-        if not word.isdigit() or len(word) > LONGEST_NUMBER or int(word) >= LARGEST_ID:
-            shown = word[:40].decode("utf-8", errors="replace")
+        digits = word.isascii() and word.isdigit() and len(word) <= LONGEST_NUMBER
+        if not digits or int(word) >= LARGEST_ID:
             raise TextError(
-                f"{path} has {shown!r} as word {number:,}, which is no token id; expected whole numbers with "
-                f"white space or commas between them: {mend}."
+                f"{path} has {word[:40]!r} as word {number:,}, which is no token id; expected whole numbers "
+                f"with white space or commas between them: {mend}."
             )
     return np.array(words, dtype="S").astype(np.int64) if words else np.zeros(0, np.int64)
 
 
-def _document(line: bytes, where: str) -> np.ndarray:
+def _document(line: str, where: str) -> np.ndarray:
     """The ids of a line: a list, or an object with a list named `ids`."""
     try:
         data: Any = json.loads(line)

@@ -13,6 +13,7 @@ from runtimes.base.errors import MissingPackageError, NoTextError, TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.folders import DATA as DATA
 from runtimes.base.sealed import identity_of
+from runtimes.base.text import text_pieces
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, Vocab, decode, load_vocab
@@ -28,11 +29,11 @@ MEND_NO_TEXT = (
 class ReadText:
     """A text as the ids of a vocabulary.
 
-    tokens: ids [N]; those of files are memory-mapped. raw: the bytes of the text, where a text was read.
+    tokens: ids [N]; those of files are memory-mapped. text: what they encode; None for bytes and for ids.
     """
 
     tokens: np.ndarray
-    raw: bytes | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ def read_tokens(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | Non
 
 def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None = None) -> ReadText:
     """The tokens of a text, of a file of ids, or of the test part of a prepared dataset.
+
+    A text is decoded as `runtimes.base.text` says, except for a byte vocabulary, which takes its bytes.
 
     path: `-` is the text of standard input.
     ids: the file holds ids of this vocabulary: `.npy`, raw `.bin` of the type `dtype`, or `.jsonl` with one
@@ -83,8 +86,9 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
 
 def _encoded(raw: bytes, vocab: Vocab, *, name: str) -> ReadText:
     """A text and its tokens; raises TextError, which names the text, where the vocabulary lacks a part."""
+    text = None if isinstance(vocab, ByteVocab) else "".join(text_pieces([raw], name))
     try:
-        return ReadText(vocab.encode(raw), raw)
+        return ReadText(vocab.encode(raw if text is None else text), text)
     except NoTextError as error:
         raise TextError(f"{name}: {error.told_to(MEND_NO_TEXT)}") from error
     except TextError as error:
@@ -113,7 +117,7 @@ def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
         return TextSize(characters=int((values & 0xC0 != 0x80).sum()), num_bytes=len(values))
     try:
         first = _decoded_size(vocab, text.tokens[:1])
-        whole = _decoded_size(vocab, text.tokens) if text.raw is None else _size(text.raw)
+        whole = _decoded_size(vocab, text.tokens) if text.text is None else _size(text.text)
     except MissingPackageError:
         return None
     return TextSize(
@@ -121,8 +125,8 @@ def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
     )
 
 
-def _size(raw: bytes) -> TextSize:
-    return TextSize(characters=len(raw.decode("utf-8", errors="replace")), num_bytes=len(raw))
+def _size(text: str) -> TextSize:
+    return TextSize(characters=len(text), num_bytes=len(text.encode()))
 
 
 def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:

@@ -192,15 +192,15 @@ def _size(
     """The size of the text that is predicted; None for ids. The token that ends a text has no characters."""
     if not isinstance(text, str):
         return None
-    raw = text.encode()
+    num_bytes = len(text.encode())
     if all_predicted:
-        return TextSize(characters=len(text), num_bytes=len(raw))
+        return TextSize(characters=len(text), num_bytes=num_bytes)
     if len(own) == 0:
         return TextSize(characters=0, num_bytes=0)
     if vocab.kind == "word" and own[0] == vocab.special.unknown:  # its token has another text than the word
         first = text.split(maxsplit=1)[0] if text.strip() else ""
-        return TextSize(characters=len(text) - len(first), num_bytes=len(raw) - len(first.encode()))
-    size = predicted_size(ReadText(own, raw), vocab)
+        return TextSize(characters=len(text) - len(first), num_bytes=num_bytes - len(first.encode()))
+    size = predicted_size(ReadText(own, text), vocab)
     if size is None:
         return None
     # A token may decode to more than it was made from, where the library normalises texts.

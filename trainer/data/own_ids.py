@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
-from runtimes.base.files import read_bytes
+from runtimes.base.files import read_text
 from runtimes.contract.id_files import (
     CHECKED,
     documents,
@@ -18,7 +18,7 @@ from runtimes.contract.id_files import (
     refuse_archive,
     refuse_outside,
 )
-from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, as_text, load_vocab
+from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, load_vocab
 from trainer.data.dataset import DATA
 from trainer.data.own import OWN_IDS, OwnFiles, Prepared, write_dataset
 from trainer.data.published import Tick
@@ -90,13 +90,13 @@ def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | No
 
 
 def _names(path: Path) -> list[str]:
-    text = as_text(read_bytes(path))
+    text = read_text(path)
     try:
         names = json.loads(text)
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list):  # as a name such as [PAD] in the first line
-        return text.splitlines()
+        return text.removesuffix("\n").split("\n")
     if not all(isinstance(name, str) for name in names):
         raise TextError(f"{path} is a JSON list of other things than names; give names in quotes.")
     return list(names)

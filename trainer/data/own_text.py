@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import itertools
 import json
 import sys
 from collections import Counter
@@ -15,7 +13,8 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError, json_fault
 from runtimes.base.files import open_file, reading
-from runtimes.contract.id_files import LONGEST_LINE
+from runtimes.base.text import LONGEST_LINE, byte_lines, text_lines, text_pieces
+from runtimes.contract.id_files import ticked
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, not_unicode
 from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.own import OWN_TEXT, OwnFiles, Prepared, write_dataset
@@ -81,8 +80,8 @@ def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterat
             yield vocab.encode(block)
         return
     if isinstance(vocab, ByteVocab) and mode == "line":
-        for _, line in _lines(path, tick):
-            yield vocab.encode(line + b"\n")
+        for line in _byte_lines(path, tick):
+            yield vocab.encode(line.removesuffix(b"\n").removesuffix(b"\r") + b"\n")
         return
     end = vocab.special.end_of_document
     for where, chunks in _documents(path, mode, tick):
@@ -158,53 +157,22 @@ def _all_pieces(
 def _documents(path: Path, mode: Documents, tick: Tick) -> Iterator[tuple[str, Iterable[str]]]:
     """A name for messages and the text, in chunks, of each document of a file."""
     if mode == "file":
-        yield str(path), _decoded(path, tick)
+        yield str(path), text_pieces(read_blocks(path, tick), str(path))
         return
-    for where, line in _lines(path, tick):
-        if mode == "jsonl":
-            if line.strip():
-                yield where, [_text_of(line, where)]
-            continue
-        try:
-            yield where, [line.decode("utf-8")]
-        except UnicodeDecodeError as error:
-            raise _not_utf8(where, error.start, error) from error
+    for number, line in enumerate(text_lines(_byte_lines(path, tick), str(path)), 1):
+        where = f"{path}: line {number}"
+        if mode == "line":
+            yield where, [line]
+        elif line.strip():
+            yield where, [_text_of(line, where)]
 
 
-def _lines(path: Path, tick: Tick) -> Iterator[tuple[str, bytes]]:
-    """A name for messages and the content of each line of a file, without its end."""
+def _byte_lines(path: Path, tick: Tick) -> Iterator[bytes]:
     with reading(path), open_file(path) as stream:
-        number = 0
-        while line := stream.readline(LONGEST_LINE + 1):
-            number += 1
-            where = f"{path}: line {number}"
-            if len(line) > LONGEST_LINE:
-                raise TextError(
-                    f"{where} has more than {LONGEST_LINE:,} bytes; cut it into several documents."
-                )
-            tick(len(line))
-            yield where, line.removesuffix(b"\n").removesuffix(b"\r")
+        yield from ticked(byte_lines(stream, str(path)), tick)
 
 
-def _decoded(path: Path, tick: Tick) -> Iterator[str]:
-    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
-    for block in itertools.chain(read_blocks(path, tick), [b""]):
-        waiting = len(decoder.getstate()[0])
-        try:
-            yield decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            raise _not_utf8(str(path), at - waiting + error.start, error) from error
-        at += len(block)
-
-
-def _not_utf8(where: str, at: int, error: UnicodeDecodeError) -> TextError:
-    return TextError(
-        f"{where}: byte {at:,} (0x{error.object[error.start]:02x}) is not UTF-8; convert the text to UTF-8, "
-        "or give --vocab byte, which takes any file."
-    )
-
-
-def _text_of(line: bytes, where: str) -> str:
+def _text_of(line: str, where: str) -> str:
     try:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:

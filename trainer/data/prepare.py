@@ -15,7 +15,7 @@ import numpy as np
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.sealed import file_facts
-from runtimes.contract.id_files import LONGEST_LINE
+from runtimes.base.text import LONGEST_LINE
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus

@@ -13,10 +13,10 @@ import numpy as np
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.contract.tokens import side_bytes, side_file
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import ByteVocab, Vocab
 from trainer.data.dataset import open_dataset
 from trainer.data.own import OWN_IDS, OWN_TEXT
-from trainer.data.text import Splits, build_vocab, lanes, load_splits, refuse_word_options
+from trainer.data.text import Splits, build_vocab, lanes, load_splits, refuse_word_options, takes_bytes
 from trainer.run.checkpoint import TEST, TEST_IDS, VALID, matching_vocab
 from trainer.run.config import TrainConfig
 from trainer.run.record import held_out_of_dataset
@@ -31,7 +31,8 @@ class Source:
     name: the text or corpus, as people call it. tokens: ids for training, in lanes [B, N].
     valid: held-out ids [N] for validation. files: the held-out files that the run keeps, by name: their
     bytes, or a memory-mapped array for a `.npy` file. held_out: the SHA-256 of the held-out text, which does
-    not depend on the vocabulary; None where a dataset does not know its sources.
+    not depend on the vocabulary; None where a dataset does not know its sources. note: what was changed in
+    the text when it was decoded, for the user; None for nothing.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Source:
     valid: np.ndarray
     files: dict[str, bytes | np.ndarray]
     held_out: str | None
+    note: str | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -67,12 +69,13 @@ def load_source(config: TrainConfig) -> Source:
             f"`xl-export prepare {config.corpus} --from PATH --out DATASET` and give --data DATASET, or "
             "train on your own text with --text FILE."
         )
-    splits = load_splits(config.text)
+    splits = load_splits(config.text, as_bytes=takes_bytes(config.vocab))
     refuse_word_options(config.vocab, min_count=config.min_count, max_size=config.max_size)
     vocab = build_vocab(config.vocab, splits, min_count=config.min_count, max_size=config.max_size)
     files = {VALID: splits.valid, TEST: splits.test}
     tokens, valid = _training(config, vocab, splits), vocab.encode(splits.valid)
-    return Source(_name(config), vocab, tokens, valid, files, hashlib.sha256(splits.valid).hexdigest())
+    held_out = hashlib.sha256(splits.valid).hexdigest()
+    return Source(_name(config), vocab, tokens, valid, files, held_out, splits.note)
 
 
 def reload_source(config: TrainConfig, run: Path) -> Source:
@@ -88,8 +91,9 @@ def reload_source(config: TrainConfig, run: Path) -> Source:
         tokens, known = _lanes(config, dataset.train), held_out_of_dataset(Path(config.data))
         return Source(dataset.facts.corpus, vocab, tokens, dataset.valid, {}, known)
     text = read_bytes(run / VALID)
-    tokens, valid = _training(config, vocab, load_splits(config.text)), vocab.encode(text)
-    return Source(_name(config), vocab, tokens, valid, {}, hashlib.sha256(text).hexdigest())
+    splits = load_splits(config.text, as_bytes=isinstance(vocab, ByteVocab))
+    tokens, valid = _training(config, vocab, splits), vocab.encode(text)
+    return Source(_name(config), vocab, tokens, valid, {}, hashlib.sha256(text).hexdigest(), splits.note)
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:

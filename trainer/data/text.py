@@ -9,6 +9,7 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError
 from runtimes.base.files import read_bytes
+from runtimes.base.text import TextDecoder
 from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import (
     ByteVocab,
@@ -16,11 +17,10 @@ from runtimes.contract.vocabulary import (
     IdsVocab,
     Vocab,
     WordVocab,
-    as_text,
     vocab_from_file,
 )
 from trainer.data.formats import kind_of
-from trainer.run.choices import refuse_vocab_name
+from trainer.run.choices import VOCAB_KINDS, refuse_vocab_name
 
 MANY_WORDS = 1_000_000
 MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigabytes
@@ -28,25 +28,35 @@ MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigaby
 
 @dataclass(frozen=True)
 class Splits:
-    """The first 90 % of a text, the next 5 % and the last 5 %."""
+    """The first 90 % of a text, the next 5 % and the last 5 %.
+
+    note: what was changed in the file when it was decoded, for the user; None for nothing.
+    """
 
     train: bytes
     valid: bytes
     test: bytes
+    note: str | None = None
 
 
-def load_splits(text: str | None) -> Splits:
+def load_splits(text: str | None, *, as_bytes: bool = False) -> Splits:
     """The parts of a text file, or of the built-in corpus for None. No UTF-8 character is cut.
 
+    as_bytes: cut the file as it is, for a vocabulary of bytes. Otherwise it is decoded first, as
+    `runtimes.base.text` says, so the parts do not depend on its line ends.
     Raises TextError for a file that is empty or no text, and for a folder.
     """
     if text is not None:
         refuse_no_text(Path(text))
-    data = built_in_corpus() if text is None else read_bytes(Path(text))
+    data, note = built_in_corpus() if text is None else read_bytes(Path(text)), None
+    if text is not None and not as_bytes:
+        decoder = TextDecoder(text)
+        data = decoder.decode(data, final=True).encode()
+        note = decoder.note
     if not data:
         raise TextError(f"{text} is empty; give a text of at least a few thousand characters.")
     first, second = (_character_start(data, len(data) * percent // 100) for percent in (90, 95))
-    return Splits(data[:first], data[first:second], data[second:])
+    return Splits(data[:first], data[first:second], data[second:], note)
 
 
 def built_in_corpus() -> bytes:
@@ -67,10 +77,15 @@ def build_vocab(name: str, splits: Splits, *, min_count: int = 1, max_size: int 
     if name == "byte":
         return ByteVocab()
     if name == "char":
-        return CharVocab.build(as_text(splits.train + splits.valid + splits.test))
+        return CharVocab.build((splits.train + splits.valid + splits.test).decode())
     if name == "word":
-        return WordVocab.build(as_text(splits.train), min_count=min_count, max_size=max_size)
+        return WordVocab.build(splits.train.decode(), min_count=min_count, max_size=max_size)
     return vocab_of_file(name)
+
+
+def takes_bytes(name: str) -> bool:
+    """Whether this is a vocabulary of bytes, which takes a file as it is; name: as for `build_vocab`."""
+    return name == "byte" or (name not in VOCAB_KINDS and isinstance(vocab_of_file(name), ByteVocab))
 
 
 def vocab_of_file(name: str) -> Vocab:

@@ -118,6 +118,7 @@ def _start(
     source = load_source(config)
     if progress and (warning := many_words(source.vocab)):
         print(f"Warning: {warning}", file=sys.stderr)
+    _say_note(source, progress=progress)
     config = with_vocab_size(config, source.vocab)
     _check_held_out(config, source.valid)
     # Processes on different machines may have been given different files, which would train without an error.
@@ -149,6 +150,7 @@ def _start(
 
 def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
     source = reload_source(config, run)
+    _say_note(source, progress=progress)
     training = Training.start(config, ranks)
     training.held_out = source.held_out
     restore(training, run, source.digest)
@@ -162,6 +164,11 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
             "continue"
         )
     _continue(training, run, source, progress=progress)
+
+
+def _say_note(source: Source, *, progress: bool) -> None:
+    if progress and source.note is not None:
+        print(f"note: {source.note}", file=sys.stderr)
 
 
 def _sweep(run: Path) -> None:

@@ -10,13 +10,14 @@ import click
 import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError, needs
-from runtimes.base.files import read_bytes, refuse_replacing, write_json
+from runtimes.base.files import refuse_replacing, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option, threads_option
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
+from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab, decode
 from xl_export.figures import attention as pictures
 from xl_export.figures.canvas import check_picture, new_figure
@@ -100,11 +101,12 @@ def attention_command(
     """
     refuse_existing(out, force=force, marker=MARKER, sources=[run, text])
     new_figure(1, 1)  # a missing matplotlib is reported before anything is computed
-    opened, tokens = _open(run, threads), read_bytes(text)
+    opened = _open(run, threads)
+    stream = read_tokens(text, opened.vocab).astype(np.int64)
     from trainer.model.inspection import observe
 
     _check_choice(opened, layer, head)
-    stream, rule = opened.vocab.encode(tokens), opened.config.evaluation
+    rule = opened.config.evaluation
     rule = rule if mem_len is None else dataclasses.replace(rule, mem_len=mem_len)
     stretch = _stretch(len(stream), rule.mem_len, at, count)
     relative = opened.config.model.positions == "relative"

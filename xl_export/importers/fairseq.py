@@ -174,7 +174,7 @@ def read_dictionary(path: Path, *, size: int) -> ReadVocabulary:
     if inner_suffix(path) != ".txt":
         return read_vocabulary(path, size=size)
     symbols = list(SPECIALS)
-    for number, line in enumerate(read_lines(path, expected="a word and its count on each line"), 1):
+    for number, line in enumerate(read_lines(path), 1):
         word, _, count = line.rstrip().removesuffix(" " + OVERWRITE).rpartition(" ")
         if not word or not (count.isascii() and count.lstrip("-").isdecimal()):
             raise ArtefactError(

@@ -19,7 +19,8 @@ import fsspec
 
 from runtimes.base.errors import TextError, UserError, first_line
 from runtimes.base.files import unreadable
-from runtimes.cli.lines import BOM, FIELDS, Format, form_of, lines_of, read_texts, to_score
+from runtimes.base.text import TextDecoder, byte_lines, text_lines
+from runtimes.cli.lines import FIELDS, Format, form_of, read_texts, to_score
 from runtimes.tasks.text_rows import TextToScore
 
 BLOCK_BYTES = 1 << 20
@@ -97,21 +98,24 @@ def texts_of(block: Block) -> Iterator[TextToScore]:
 
 def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes: int) -> list[Block]:
     if form is None:
-        lines = (line.removeprefix(BOM).strip() for line in lines_of(stream, name=file))
-        form = next((form_of(line) for line in lines if line), "lines")
+        stripped = (line.strip() for line in text_lines(byte_lines(stream, file), file))
+        form = next((form_of(line) for line in stripped if line), "lines")
         stream.seek(0)
     blocks: list[Block] = []
     start = at = texts = 0
-    line, content = 1, hashlib.sha256()
-    for number, raw in enumerate(lines_of(stream, name=file), 1):
+    line = following = 1
+    content, decoder = hashlib.sha256(), TextDecoder(file)
+    for raw in byte_lines(stream, file):
         at += len(raw)
         content.update(raw)
-        # Empty lines of JSON are no texts; `read_texts` tells them in the same way.
-        shown = raw.removeprefix(BOM) if number == 1 else raw
-        texts += form == "lines" or bool(shown.decode("utf-8", "replace").strip())
+        text = decoder.decode(raw, final=not raw.endswith(b"\n"))
+        lines = text.removesuffix("\n").split("\n") if text else []  # several where a single \r ends a line
+        following += len(lines)
+        # Empty lines of JSON are no texts; `read_texts` skips the same lines.
+        texts += sum(form == "lines" or bool(shown.strip()) for shown in lines)
         if at - start >= num_bytes:
             blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
-            start, line, texts, content = at, number + 1, 0, hashlib.sha256()
+            start, line, texts, content = at, following, 0, hashlib.sha256()
     if at > start:
         blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
     return blocks

@@ -13,6 +13,7 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import Content, atomic_file, read_bytes, read_json, write_json
+from runtimes.base.text import UTF16_MARKS
 from runtimes.contract.vocabulary.base import SpecialTokens, Vocab, not_unicode
 from runtimes.contract.vocabulary.ids import IdsVocab
 from runtimes.contract.vocabulary.subword import FILES, Library, SubwordVocab
@@ -78,8 +79,8 @@ def vocab_from_file(path: Path) -> Vocab:
     For a `tokenizer.json`, the files of `transformers` in the same folder say which tokens are special; where
     there are none, their usual names do. Raises ArtefactError for any other file.
     """
-    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
-    if content.lstrip()[:1] != b"{":
+    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)  # the library `tokenizers` takes none
+    if content.lstrip()[:1] != b"{" and content[:2] not in UTF16_MARKS:
         return _opened("sentencepiece", content, path)
     data = read_json(path, content)
     if "kind" in data:

@@ -151,7 +151,12 @@ with atomic_folder(Path(sys.argv[1]), marker="file") as folder:
 def test_json_comes_back_and_what_is_no_json_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "file", {"é": [1, None, 0.1]})
     assert read_json(tmp_path / "file") == {"é": [1, None, 0.1]}
-    for content in (b"", b"{", b"\xff{}", b"[" * 100_000, b"1" * 5000, b"{} {}"):
+    (tmp_path / "file").write_text('\ufeff{"a":\r\n1}', newline="")
+    assert read_json(tmp_path / "file") == {"a": 1}
+    (tmp_path / "file").write_text("{}", "utf-16")
+    with pytest.raises(ArtefactError, match="file is not UTF-8 but probably UTF-16"):
+        read_json(tmp_path / "file")
+    for content in (b"", b"{", b"[" * 100_000, b"1" * 5000, b"{} {}"):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(ArtefactError, match="is not valid JSON"):
             read_json(tmp_path / "file")

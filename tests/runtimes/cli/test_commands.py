@@ -198,7 +198,7 @@ def test_a_run_cannot_be_checked(run: Path) -> None:
     [
         (b"", (), ("0 token",)),
         (b"a", (), ("1 token",)),
-        (b"caf\xe9 au lait", (), ("byte 3", "0xe9", "UTF-8")),
+        (b"caf\xe9 au lait", (), ("some.txt is not UTF-8 (byte 0xe9)", "Latin-1")),
         ("ab一".encode(), (), ("'一'", "character 3")),
         (b"abc", ("--lanes", 3), ("Error: --lanes is 3", "1 to 2")),
     ],
@@ -218,7 +218,7 @@ def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_p
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--prompt", ""), ("encodes to no tokens",)),
+        (("--prompt", ""), ("encodes to no tokens; give at least one symbol.",)),
         (("--prompt", "一"), ("'一'",)),
         (("--prompt", "\udcff"), ("character 1",)),
         (("--prompt", "a", "--stop", ""), ("stop string is empty",)),

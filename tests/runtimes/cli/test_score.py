@@ -22,7 +22,8 @@ from click.testing import CliRunner, Result
 from runtimes import Session, TextScore, open_session, score_texts
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.files import write_json
-from runtimes.cli.lines import lines_of, read_texts
+from runtimes.base.text import byte_lines
+from runtimes.cli.lines import read_texts
 from runtimes.contract.vocabulary import CharVocab
 from runtimes.tasks.n_best import best_of_groups
 from runtimes.tasks.text_rows import TextToScore
@@ -63,7 +64,8 @@ def test_lines_are_scored_in_order(words: Path, session: Session, tmp_path: Path
     assert result.stdout == f"{lines[0]}\ta b c\n{lines[1]}\t\n{lines[2]}\tb what\\tb\n{lines[3]}\tc\n"
     assert [s.tokens for s in figures] == [3, 0, 3, 1]
     assert [s.unknown for s in figures] == [0, 0, 1, 0]
-    speed, quality = result.stderr.splitlines()
+    note, speed, quality = result.stderr.splitlines()
+    assert note.endswith("texts.txt: its Windows line ends (\\r\\n) are read as \\n")
     assert speed.startswith("4 texts, 7 tokens, 1 unknown words in ")
     # The first word of a text is not predicted, and the token after a text has no characters.
     nats, predicted = -sum(s.log_prob for s in figures), len(" b c") + len(" what\tb")
@@ -223,7 +225,7 @@ def test_a_weight_is_finite() -> None:
         (b'{"text": "a", "score": "1"}', "line 2 has the score '1'"),
         (b'{"text": "a", "score": NaN}', "line 2 has the score nan"),
         (b'{"text": "a", "context": 0}', "the context of line 2 is neither"),
-        (b'{"text": "\xff"}', "line 2 is not UTF-8 at byte 10 (0xff)"),
+        (b'{"text": "\xff"}', "line 2 is not UTF-8 (byte 0xff) but probably Latin-1"),
         (b"\x93NUMPY\x01", "line 2 begins a .npy file and no text; write lines with lists of ids, or score"),
         (b'{"ids": [99999]}', "line 2 has the token id 99999"),
         (b'{"text": "\\ud800"}', "line 2 has half of a surrogate pair"),
@@ -274,10 +276,10 @@ def test_the_first_line_decides_and_format_overrides(words: Path) -> None:
 
 
 def test_a_line_has_a_limit_and_empty_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtimes.cli.lines.LONGEST_LINE", 8)
-    assert list(lines_of(io.BytesIO(b"1234567\n12345678"))) == [b"1234567\n", b"12345678"]
+    monkeypatch.setattr("runtimes.base.text.LONGEST_LINE", 8)
+    assert list(byte_lines(io.BytesIO(b"1234567\n12345678"), "")) == [b"1234567\n", b"12345678"]
     with pytest.raises(TextError, match="line 2 of f has more than 8 bytes; give each text a line"):
-        list(lines_of(io.BytesIO(b"\n" + b"1" * 9), name="f"))
+        list(byte_lines(io.BytesIO(b"\n" + b"1" * 9), "f"))
 
     def empty(count: int, rest: bytes) -> Iterator[bytes]:
         yield from itertools.repeat(b"\n", count)

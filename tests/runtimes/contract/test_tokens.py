@@ -182,16 +182,10 @@ def test_a_dataset_gives_its_test_part(facts: object, ids: bytes, words: str | N
         read_tokens(tmp_path, ABC)
 
 
-@pytest.mark.parametrize(
-    ("vocab", "words"),
-    [
-        (ABC, r"some\.txt: '\\x00', character 4 of the text"),
-        (WordVocab(["<unk>", "a"]), r"some\.txt: byte 3 of the text is NUL, so it is no text"),
-    ],
-)
-def test_what_holds_nul_is_no_text(vocab: Vocab, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocab", [ABC, WordVocab(["<unk>", "a"])])
+def test_what_holds_nul_is_no_text(vocab: Vocab, tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_bytes(b"abc\0a")
-    with pytest.raises(TextError, match=words):
+    with pytest.raises(TextError, match=r"line 1 of .*some\.txt has a NUL byte, so it is not text"):
         read_tokens(tmp_path / "some.txt", vocab)
     assert len(read_tokens(tmp_path / "some.txt", ByteVocab())) == 5
 

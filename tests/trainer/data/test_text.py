@@ -18,9 +18,9 @@ from runtimes.contract.vocabulary import decode
 from trainer.data.text import Splits, build_vocab, built_in_corpus, lanes, load_splits
 
 
-def split(folder: Path, data: bytes) -> Splits:
+def split(folder: Path, data: bytes, *, as_bytes: bool = False) -> Splits:
     (folder / "text.txt").write_bytes(data)
-    return load_splits(str(folder / "text.txt"))
+    return load_splits(str(folder / "text.txt"), as_bytes=as_bytes)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -38,12 +38,12 @@ def test_splits_cover_the_text_exactly_on_whole_characters(
 
 
 def test_splits_of_ascii_are_exactly_90_5_5(tmp_path: Path) -> None:
-    splits = split(tmp_path, bytes(range(100)) * 2)
+    splits = split(tmp_path, bytes(range(100)) * 2, as_bytes=True)
     assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [180, 10, 10]
 
 
 def test_a_file_of_bytes_that_no_character_starts_with_is_still_split(tmp_path: Path) -> None:
-    splits = split(tmp_path, b"\x80" * 1000)
+    splits = split(tmp_path, b"\x80" * 1000, as_bytes=True)
     assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [903, 50, 47]
 
 
@@ -95,16 +95,14 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         split(tmp_path, b"")
 
 
-@pytest.mark.parametrize("kind", ["char", "word"])
-def test_text_that_is_not_utf8_is_refused_where_tokens_are_characters(tmp_path: Path, kind: str) -> None:
-    splits = split(tmp_path, b"abc " * 50 + b"\xff" + b"abc " * 50)
-    with pytest.raises(TextError, match=r"byte 200 of the text \(0xff\) is not UTF-8.*byte vocabulary"):
-        build_vocab(kind, splits, min_count=1)  # type: ignore[arg-type]
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=r"line 1 of .*text\.txt is not UTF-8 \(byte 0xff\)"):
+        split(tmp_path, b"abc " * 50 + b"\xff" + b"abc " * 50)
 
 
 def test_any_bytes_are_fine_for_a_byte_vocabulary(tmp_path: Path) -> None:
     data = bytes(range(256)) * 3
-    splits = split(tmp_path, data)
+    splits = split(tmp_path, data, as_bytes=True)
     vocab = build_vocab("byte", splits, min_count=1)
     assert vocab.size == 256
     assert vocab.encode(data).tolist() == list(data)

@@ -253,7 +253,7 @@ def test_a_run_on_a_dataset_scores_the_datasets_test_part_and_its_own(
         (None, ["text.txt could not be read"]),
         (b"", ["text.txt is empty"]),
         (b"too short", ["too few for 4 lanes"]),
-        (b"abc\xff" * 300, ["byte 3 of the text (0xff) is not UTF-8"]),
+        (b"abc\xff" * 300, ["line 1 of ", "text.txt is not UTF-8 (byte 0xff)"]),
     ],
 )
 def test_a_bad_text_is_refused(config: str, tmp_path: Path, content: bytes | None, words: list[str]) -> None:

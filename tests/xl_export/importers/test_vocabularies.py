@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, TextError
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Vocab, WordVocab, decode
 from tests.commands import xl
 from tests.xl_export.importers.oracles import DATA, NAMES
@@ -124,7 +124,7 @@ def test_what_is_no_vocabulary_of_the_model_is_refused(content: Any, words: str,
 
 def test_a_list_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes(b"\xff\n")
-    with pytest.raises(ArtefactError, match="is not UTF-8"):
+    with pytest.raises(TextError, match=r"vocab\.txt is not UTF-8"):
         read_vocabulary(tmp_path / "vocab.txt", size=1)
 
 

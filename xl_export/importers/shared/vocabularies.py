@@ -19,6 +19,7 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes, reading
+from runtimes.base.text import text_lines
 from runtimes.contract.vocabulary import (
     END_OF_LINE,
     ByteVocab,
@@ -70,7 +71,7 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
         return _sized(ReadVocabulary(vocab), size, path)
     if inner_suffix(path) == ".txt":
         # These projects read the first word of each line.
-        lines = read_lines(path, expected="one symbol on each line")
+        lines = read_lines(path)
         return vocabulary([words[0] for line in lines if (words := line.split())], where=path, size=size)
     return vocabulary(read_pickle(path), where=path, size=size)
 
@@ -157,16 +158,8 @@ def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
     return found
 
 
-def read_lines(path: Path, *, expected: str) -> list[str]:
-    """Returns the lines of a text, which may be compressed, without their ends.
-
-    expected: what the lines should hold, for the message. Raises ArtefactError where the file is not UTF-8.
-    """
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a text, which may be compressed, without their ends."""
     with reading(path):
         content = read_content(path)
-    try:
-        return (
-            (read_bytes(path) if content is None else content).decode("utf-8").removesuffix("\n").split("\n")
-        )
-    except UnicodeDecodeError as error:
-        raise ArtefactError(f"{path} is not UTF-8 text; expected {expected}.") from error
+    return [*text_lines([read_bytes(path) if content is None else content], str(path))]

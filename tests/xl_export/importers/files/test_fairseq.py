@@ -149,7 +149,7 @@ def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None
         ("word0 1\n", ["dict.txt has 5 symbols, with the 4 that fairseq adds, and the model 500"]),
         ("<unk> 1\n", ["dict.txt has a word twice"]),
         (" 3\n", ["line 1"]),
-        ("\udcff 3\n", ["dict.txt is not UTF-8 text"]),
+        ("\udcff 3\n", ["dict.txt is not UTF-8"]),
     ],
 )
 def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_bytes
+from runtimes.base.text import decode_text
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHORTEST = 16  # characters of a key
@@ -50,11 +51,7 @@ def read_keys(path: Path) -> Keys:
     A key may be given as `sha256:` and the hash of it in hexadecimal digits. Empty lines and lines that begin
     with `#` are left out. Raises ConfigError for any other line, and for a file without keys.
     """
-    try:
-        lines = read_bytes(path).decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8; write one `TENANT KEY` on each line.") from error
-    return keys_of(lines, str(path))
+    return keys_of(decode_text(read_bytes(path), str(path)).split("\n"), str(path))
 
 
 def keys_of(lines: Iterable[str], place: str) -> Keys:
