@@ -1,51 +1,66 @@
-"""The reference for `xl_export::RelativeAttention` in PyTorch: its equation over explicit distances. Slow."""
+"""The reference for `xl_export::RelativeAttention`: its equation in NumPy, one stream at a time."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from xl_export.tensorrt.operator import Attributes
 
 
 def naive_relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    first: Tensor,
-    u: Tensor,
-    v: Tensor,
-    position_table: Tensor,
-    bias_table: Tensor,
-    persistent_key: Tensor,
-    persistent_value: Tensor,
-    slot: Tensor | None = None,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    first: np.ndarray,
+    u: np.ndarray,
+    v: np.ndarray,
+    position_table: np.ndarray,
+    bias_table: np.ndarray,
+    persistent_key: np.ndarray,
+    persistent_value: np.ndarray,
+    slot: np.ndarray | None = None,
     *,
     attributes: Attributes,
     mem_len: int | None = None,
-) -> Tensor:
-    """The answer [B, H, T, K]; `operator.py` has the contract of the arguments.
+) -> np.ndarray:
+    """The answer in float64, [B, H, T, K]; `operator.py` has the contract of the arguments.
 
-    slot, mem_len: those of the operator over a ring; None where the keys are a memory with the segment
-    behind it.
+    slot, mem_len: of the operator over a ring; None if the keys are a memory with the segment behind it.
     """
-    B, H, T, K = query.shape
-    J, N = key.shape[2], attributes.persistent
-    i = torch.arange(T, device=query.device)[:, None]
-    j = torch.arange(J, device=query.device)
-    own = torch.full((B,), J - T, device=query.device) if slot is None else slot.long()
-    distance_BTJ = own[:, None, None] + i - j
-    if slot is not None:
-        distance_BTJ = distance_BTJ.remainder(J)
-    r_GBTJK = position_table[:, distance_BTJ.clamp(0, position_table.shape[1] - 1)]
-    b_GBTJ = bias_table[:, distance_BTJ.clamp(0, bias_table.shape[1] - 1)]
-    scores_BHTJ = torch.einsum("bhtk,bhjk->bhtj", query + u, key) + b_GBTJ.transpose(0, 1)
-    scores_BHTJ = scores_BHTJ + torch.einsum("bhtk,hbtjk->bhtj", query + v, r_GBTJK.expand(H, B, T, J, K))
-
+    (B, H, T, _), J, N = query.shape, key.shape[2], attributes.persistent
     rule = attributes.rule(mem_len=J - T if mem_len is None else mem_len, segment=T)
-    visible = rule.visible(distance_BTJ, first[:, None, None] + i, i)
-    scores_BHTJ = scores_BHTJ.masked_fill(~visible.expand(B, T, J)[:, None], float("-inf"))
-    persistent_BHTN = torch.einsum("bhtk,hnk->bhtn", query, persistent_key[:, :N])
-    # A query to which nothing is visible has a softmax over -inf alone, which is NaN: its answer is zero.
-    weights = torch.cat([scores_BHTJ, persistent_BHTN], dim=-1).softmax(dim=-1).nan_to_num(0.0)
-    return weights[..., :J] @ value + weights[..., J:] @ persistent_value[:, :N]
+    i, j = np.arange(T)[:, None], np.arange(J)
+    query, key, value, u, v, r_GRK, b_GR, own_key, own_value = (
+        array.astype(np.float64)
+        for array in (
+            query,
+            key,
+            value,
+            u,
+            v,
+            position_table,
+            bias_table,
+            persistent_key[:, :N],
+            persistent_value[:, :N],
+        )
+    )
+    answer = np.empty(query.shape)
+    for b in range(B):
+        d_TJ = (J - T if slot is None else int(slot[b])) + i - j
+        if slot is not None:
+            d_TJ %= J
+        by_distance_HTR = (query[b] + v) @ r_GRK.swapaxes(1, 2)
+        row_HTJ = np.broadcast_to(d_TJ.clip(0, r_GRK.shape[1] - 1), (H, T, J))
+        scores_HTJ = (query[b] + u) @ key[b].swapaxes(1, 2)
+        scores_HTJ += np.take_along_axis(by_distance_HTR, row_HTJ, axis=2)
+        scores_HTJ += b_GR[:, d_TJ.clip(0, b_GR.shape[1] - 1)]
+        visible_TJ = rule.visible(d_TJ, int(first[b]) + i, i)
+        scores = np.concatenate(
+            [np.where(visible_TJ, scores_HTJ, -np.inf), query[b] @ own_key.swapaxes(1, 2)], axis=2
+        )
+        highest = scores.max(axis=2, keepdims=True)
+        weights = np.exp(scores - np.where(np.isneginf(highest), 0.0, highest))
+        total = weights.sum(axis=2, keepdims=True)
+        weights /= np.where(total > 0, total, 1.0)  # the answer of a query that sees nothing is zero
+        answer[b] = weights[..., :J] @ value[b] + weights[..., J:] @ own_value
+    return answer

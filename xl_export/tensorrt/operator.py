@@ -36,7 +36,7 @@ another one.
 A model holds the function body below, made of standard operators. ONNX Runtime puts the body in the place of
 the node, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
 are embedded in the engine take its place, over a ring too (`network.py`, `plugin.py`). `naive.py` computes
-the same in PyTorch, `kernels` on the GPU.
+the same in NumPy, `kernels` on the GPU.
 """
 
 from __future__ import annotations
@@ -161,6 +161,8 @@ _RING_BIAS = """bias_GB1TJ = Gather <axis = 1> (bias_table, bias_row)
     bias_GBTJ = Squeeze (bias_GB1TJ, at_2)
     bias_by_key = Transpose <perm = [1, 0, 2, 3]> (bias_GBTJ)"""
 
+# `lowest` is only subtracted from -inf, if a query sees nothing. Its weights are then e^-inf = 0 exactly,
+# even if a runtime fuses products and differences.
 _BODY = """
 {
     zero = Constant <value_int = 0> ()

@@ -321,10 +321,7 @@ def test_embedded_ptx_is_timed_where_its_answer_is_right(
     def run_embedded(
         driver: Any, inputs: Any, attributes: Any, *, mem_len: int | None, repeats: int, **_: Any
     ) -> Any:
-        tensors = [torch.from_numpy(array.astype(np.float64)) for array in inputs.values()]
-        tensors[3] = tensors[3].long()
-        options = {"attributes": attributes, "mem_len": mem_len}
-        answer = naive_relative_attention(*tensors, **options).numpy() + error
+        answer = naive_relative_attention(*inputs.values(), attributes=attributes, mem_len=mem_len) + error
         return SimpleNamespace(answer=answer, milliseconds=tuple(float(n) for n in range(repeats, 0, -1)))
 
     monkeypatch.setattr(embedded, "run_embedded", run_embedded)
