@@ -1,0 +1,69 @@
+"""The CUDA driver's part in a launch, on the CPU: kernels' PTX is executed by `machine.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from runtimes.contract.engine import Gpu
+from tests.ptx.instructions import TABLE
+from tests.ptx.machine import GlobalMemory, Machine
+from tests.ptx.program import Program, parse
+from xl_export.tensorrt.kernels.compile import Kernel
+
+TOGETHER = 16384  # threads that advance together, in whole blocks
+
+
+class EmulatedDriver:
+    """What `run_embedded` needs of `Driver`, for a GPU of this compute capability (86 for 8.6)."""
+
+    version, cuda = None, "0.0"
+
+    def __init__(self, capability: int, *, multiprocessors: int) -> None:
+        major, minor = divmod(capability, 10)
+        self.gpu = Gpu(name="emulated", compute_capability=f"{major}.{minor}")
+        self.multiprocessors = multiprocessors
+        self.memory = GlobalMemory()
+
+    def load(self, kernel: Kernel) -> Program:
+        return parse(kernel.ptx, kernel.name)
+
+    def empty(self, num_bytes: int) -> int:
+        return self.memory.allocate(num_bytes)
+
+    def upload(self, array: np.ndarray) -> int:
+        address = self.empty(array.nbytes)
+        self.memory.at(address, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return address
+
+    def download(self, target: np.ndarray, address: int) -> None:
+        target.reshape(-1).view(np.uint8)[:] = self.memory.at(address, target.nbytes)
+
+    def launch(
+        self, program: Program, grid: tuple[int, int, int], kernel: Kernel, arguments: Sequence[int]
+    ) -> None:
+        assert program.threads == kernel.threads
+        blocks = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+        each = max(1, TOGETHER // kernel.threads)
+        for start in range(0, len(blocks), each):
+            machine = Machine(
+                program,
+                arguments,
+                blocks=blocks[start : start + each],
+                grid=grid,
+                shared_bytes=kernel.shared_bytes,
+                memory=self.memory,
+            )
+            with np.errstate(all="ignore"):
+                machine.run(TABLE)
+
+    def milliseconds(self, call: Callable[[], None]) -> float:
+        call()
+        return 0.0
+
+    @contextmanager
+    def freed(self) -> Iterator[None]:
+        yield
+        self.memory = GlobalMemory()

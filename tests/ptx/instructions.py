@@ -1,0 +1,442 @@
+"""What each instruction does: a table from the first part of an opcode to a function over all threads.
+
+The arithmetic is that of the PTX specification, in NumPy. A fused multiply-add rounds once. Tensor cores
+multiply exactly and add in float32. 2^x and the logarithm are those of NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.ptx.machine import TYPES, UNSIGNED, KernelError, Machine
+from tests.ptx.program import Instruction, Operand
+
+Action = Callable[[Machine, Instruction, np.ndarray], None]
+TABLE: dict[str, Action] = {}
+WARP = 32
+
+
+def instruction(*names: str) -> Callable[[Action], Action]:
+    def add(action: Action) -> Action:
+        TABLE.update(dict.fromkeys(names, action))
+        return action
+
+    return add
+
+
+# Arithmetic
+
+
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once."""
+    dtype = a.dtype
+    if dtype.kind != "f":
+        return a * b + c
+    product, c = a.astype(np.float64) * b, c.astype(np.float64)  # the product is exact
+    wide = product + c
+    # Rounding twice differs from rounding once only if the first result lies halfway between two numbers of
+    # the type. It is then moved towards what was rounded off (of sums that are not subnormal).
+    below = 52 - np.finfo(dtype).nmant
+    bits = np.asarray(wide).view(np.uint64)
+    halfway = bits & np.uint64((1 << below) - 1) == np.uint64(1 << (below - 1))
+    if halfway.any():
+        part = wide - product
+        lost = (product - (wide - part)) + (c - part)
+        wide = np.where(halfway & (lost != 0), np.nextafter(wide, np.copysign(np.inf, lost)), wide)
+    return wide.astype(dtype)
+
+
+def divided(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        return a / b
+    quotient = np.floor_divide(a, b)  # integers are rounded towards zero
+    return quotient + ((quotient < 0) & (quotient * b != a)).astype(a.dtype)
+
+
+def shifted_left(a: Any, by: Any) -> Any:
+    width = a.dtype.itemsize * 8
+    return np.where(by < width, a << np.minimum(by, width - 1).astype(a.dtype), a.dtype.type(0))
+
+
+def shifted_right(a: Any, by: Any) -> Any:
+    width = a.dtype.itemsize * 8
+    shifted = a >> np.minimum(by, width - 1).astype(a.dtype)
+    return shifted if a.dtype.kind == "i" else np.where(by < width, shifted, a.dtype.type(0))
+
+
+def bit_field(a: Any, start: Any, length: Any) -> Any:
+    width = a.dtype.itemsize * 8
+    if ((start + length > width) | (length == 0)).any():
+        raise KernelError("a bit field that is not within its number")
+    start, length = start.astype(a.dtype), length.astype(a.dtype)
+    return (a << (width - length - start).astype(a.dtype)) >> (width - length).astype(a.dtype)
+
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "fma": fused,
+    "mad": fused,
+    "div": divided,
+    "rem": lambda a, b: a - divided(a, b) * b,
+    "max": lambda a, b: np.fmax(a, b),
+    "min": lambda a, b: np.fmin(a, b),
+    "neg": lambda a: -a,
+    "abs": lambda a: np.abs(a),
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "not": lambda a: ~a,
+    "shl": shifted_left,
+    "shr": shifted_right,
+    "bfe": bit_field,
+    "ex2": lambda a: np.exp2(a),
+    "lg2": lambda a: np.log2(a),
+    "rcp": lambda a: 1 / a,
+    "sqrt": lambda a: np.sqrt(a),
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+}
+# Modifiers that change nothing here: roundings to nearest, and precisions that may be lower than ours.
+PLAIN = {"rn", "approx", "full", "lo", "ftz", "wide"}
+
+
+@instruction(*ARITHMETIC)
+def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    head, *modifiers, kind = ins.opcode
+    target, *operands = ins.operands
+    kinds = [kind] * len(operands)
+    result = kind
+    if head in ("shl", "shr", "bfe"):
+        kinds[1:] = ["u32"] * len(kinds[1:])
+    if modifiers[-1:] == ["f32"]:  # add.f32.f16: a half and a float
+        kinds[-1] = result = "f32"
+        modifiers.pop()
+    if "wide" in modifiers:
+        result = f"{kind[0]}{2 * int(kind[1:])}"
+        kinds[2:] = [result] * len(kinds[2:])
+    if unknown := set(modifiers) - PLAIN:
+        raise NotImplementedError(f"the modifiers {unknown}")
+    compute = ARITHMETIC[head]
+    if kind.endswith("x2"):
+        half = kind[:-2]
+        values = [_halves(machine.read(operand, _packed(kind)), half) for operand in operands]
+        low, high = (compute(*(value[n] for value in values)) for n in (0, 1))
+        machine.write(target, _joined(low, high), active)
+        return
+    values = [machine.read(operand, of) for operand, of in zip(operands, kinds, strict=True)]
+    if result != kind:
+        values = [value.astype(TYPES[result]) for value in values]
+    if "ftz" in modifiers:
+        values = [_flushed(value) for value in values]
+    answer = np.asarray(compute(*values))
+    machine.write(target, _flushed(answer) if "ftz" in modifiers else answer, active)
+
+
+def _flushed(value: np.ndarray) -> np.ndarray:
+    """Zero in the place of subnormal numbers."""
+    return np.where(
+        np.abs(value) < np.finfo(value.dtype).smallest_normal, np.copysign(0, value), value
+    ).astype(value.dtype)
+
+
+def _packed(kind: str) -> str:
+    """The type of a register that holds two numbers, such as f16x2."""
+    return f"b{2 * 8 * TYPES[kind[:-2]].itemsize}"
+
+
+def _halves(value: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and the upper half of each number."""
+    dtype = UNSIGNED[value.dtype.itemsize // 2]
+    high = value >> value.dtype.type(8 * dtype.itemsize)
+    return value.astype(dtype).view(TYPES[kind]), high.astype(dtype).view(TYPES[kind])
+
+
+def _joined(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The reverse of `_halves`."""
+    size = low.dtype.itemsize
+    wide = UNSIGNED[2 * size]
+    low, high = (half.view(UNSIGNED[size]).astype(wide) for half in (low, high))
+    return low | high << wide.type(8 * size)
+
+
+@instruction("mov")
+def move(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    (target, source), kind = ins.operands, ins.opcode[-1]
+    half = f"b{TYPES[kind].itemsize * 4}"
+    if isinstance(target, tuple):
+        for register, value in zip(target, _halves(machine.read(source, kind), half), strict=True):
+            machine.write(register, value, active)
+    elif isinstance(source, tuple):
+        machine.write(target, _joined(*(machine.read(one, half) for one in source)), active)
+    else:
+        machine.write(target, machine.read(source, kind), active)
+
+
+@instruction("cvt")
+def convert(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    to, kind = ins.opcode[-2:]
+    target, *sources = ins.operands
+    values = [machine.read(source, kind) for source in sources]
+    if set(ins.opcode[1:-2]) - {"rn"}:
+        raise NotImplementedError("another rounding than to nearest")
+    if to == "f16x2":  # the first operand becomes the upper half
+        machine.write(target, _joined(*(value.astype(np.float16) for value in values[::-1])), active)
+        return
+    if values[0].dtype.kind == "f" and TYPES[to].kind != "f":
+        raise NotImplementedError("a float that becomes an integer")
+    machine.write(target, values[0].astype(TYPES[to]), active)
+
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
+
+
+@instruction("setp")
+def compare(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    _, name, *modifiers, kind = ins.opcode
+    assert not modifiers
+    target, *operands = ins.operands
+    a, b = (machine.read(operand, kind) for operand in operands)
+    unordered = (np.isnan(a) | np.isnan(b)) if a.dtype.kind == "f" else False
+    if name in ("num", "nan"):
+        machine.write(target, unordered if name == "nan" else ~unordered, active)
+    elif name in COMPARISONS:
+        machine.write(target, COMPARISONS[name](a, b) & ~np.asarray(unordered), active)
+    else:  # such as ltu, which holds for NaN
+        machine.write(target, COMPARISONS[name[:-1]](a, b) | unordered, active)
+
+
+@instruction("selp")
+def select(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    target, a, b, condition = ins.operands
+    kind = ins.opcode[-1]
+    chosen = np.where(machine.read(condition, "pred"), machine.read(a, kind), machine.read(b, kind))
+    machine.write(target, chosen, active)
+
+
+# Memory
+
+
+def _several(operand: Operand) -> tuple[str, ...]:
+    assert isinstance(operand, str | tuple)
+    return operand if isinstance(operand, tuple) else (operand,)
+
+
+@instruction("ld")
+def load(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    space, kind = ins.opcode[1], ins.opcode[-1]
+    targets = _several(ins.operands[0])
+    if space == "param":
+        value = np.array([[machine.arguments[ins.operands[1].base]]], UNSIGNED[TYPES[kind].itemsize])  # type: ignore[union-attr]
+        machine.write(targets[0], value, active)
+        return
+    lanes = np.flatnonzero(active)
+    wide = space == "global"
+    addresses = machine.addresses(ins.operands[1], lanes, wide=wide)
+    values = machine.load(machine.memory if wide else machine.shared, lanes, addresses, kind, len(targets))
+    for n, target in enumerate(targets):
+        machine.write_lanes(target, values[:, n], lanes)
+
+
+@instruction("st")
+def store(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    kind, wide = ins.opcode[-1], ins.opcode[1] == "global"
+    lanes = np.flatnonzero(active)
+    addresses = machine.addresses(ins.operands[0], lanes, wide=wide)
+    columns = [machine.full(source, kind).reshape(-1)[lanes] for source in _several(ins.operands[1])]
+    machine.store(machine.memory if wide else machine.shared, lanes, addresses, np.stack(columns, axis=1))
+
+
+@instruction("cp")
+def copy(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    what = ins.opcode[2]
+    if what == "commit_group":
+        machine.committed += active.reshape(-1)
+    elif what == "wait_group":
+        machine.wait_for_copies(active, int(ins.operands[0]))  # type: ignore[arg-type]
+    else:
+        target, source, size, *filled = ins.operands
+        lanes = np.flatnonzero(active)
+        machine.copy_later(
+            lanes,
+            machine.addresses(source, lanes, wide=True),
+            machine.addresses(target, lanes, wide=False),
+            int(size, 0),  # type: ignore[call-overload]
+            machine.full((filled or [size])[0], "u32").reshape(-1)[lanes],
+        )
+
+
+@instruction("bar")
+def barrier(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    machine.expect_whole(active, WARP if ins.opcode[1] == "warp" else machine.shape[1])
+
+
+@instruction("fence")
+def fence(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    """Instructions run in their order here."""
+
+
+# What a warp does together. Lane 4 g + c of a warp holds row g, and columns 2 c and 2 c + 1, of a matrix of 8
+# rows and 8 columns.
+LANE = np.arange(WARP)
+GROUP, IN_GROUP = LANE // 4, LANE % 4
+
+
+@instruction("shfl")
+def shuffle(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    machine.expect_whole(active, WARP)
+    target, source, by, clamp, _ = ins.operands
+    value, by, clamp = (machine.full(x, "u32").reshape(-1, WARP) for x in (source, by, clamp))
+    segment, last = clamp >> 8 & 31, clamp & 31
+    by = by & 31
+    start = LANE & segment
+    end = start | last & ~segment
+    sender = {
+        "bfly": lambda: LANE ^ by,
+        "idx": lambda: start | by & ~segment,
+        "up": lambda: LANE - by.astype(np.int64),
+        "down": lambda: LANE + by,
+    }[ins.opcode[2]]().astype(np.int64)
+    sender = np.where(sender >= end if ins.opcode[2] == "up" else sender <= end, sender, LANE)
+    machine.write(target, np.take_along_axis(value, sender, axis=1).reshape(machine.shape), active)
+
+
+@instruction("redux")
+def reduce(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    machine.expect_whole(active, WARP)
+    *modifiers, kind = ins.opcode[2:]
+    assert modifiers == ["max"], "another reduction than the maximum"
+    value = machine.full(ins.operands[1], kind).reshape(-1, WARP)
+    most = np.fmax.reduce(value, axis=1, keepdims=True)
+    machine.write(ins.operands[0], np.broadcast_to(most, value.shape).reshape(machine.shape), active)
+
+
+def _whole(machine: Machine, active: np.ndarray, threads: int) -> np.ndarray:
+    """The numbers of the active warps, or groups of this many threads; KernelError if one is not whole."""
+    machine.expect_whole(active, threads)
+    return np.flatnonzero(active.reshape(-1, threads).any(axis=1))
+
+
+def _rows(warps: np.ndarray, count: int) -> np.ndarray:
+    """The lanes of these warps that name the rows of `count` matrices of 8 × 8 halves."""
+    return (warps[:, None] * WARP + np.arange(8 * count)).reshape(-1)
+
+
+@instruction("ldmatrix")
+def load_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    assert ins.opcode[3] == "m8n8"
+    targets = _several(ins.operands[0])
+    warps = _whole(machine, active, WARP)
+    lanes = _rows(warps, len(targets))
+    addresses = machine.addresses(ins.operands[1], lanes, wide=False)
+    words = machine.load(machine.shared, lanes, addresses, "b32", 4).reshape(-1, len(targets), 8, 4)
+    if "trans" in ins.opcode:
+        halves = words.view(np.uint16).swapaxes(2, 3)
+        words = np.ascontiguousarray(halves).view(np.uint32)
+    for n, target in enumerate(targets):
+        machine.write_lanes(target, words[:, n].reshape(-1), np.flatnonzero(active))
+
+
+@instruction("stmatrix")
+def store_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    assert ins.opcode[3] == "m8n8"
+    assert "trans" not in ins.opcode
+    sources = _several(ins.operands[1])
+    warps = _whole(machine, active, WARP)
+    words = np.stack([machine.full(source, "b32").reshape(-1, 8, 4)[warps] for source in sources], axis=1)
+    lanes = _rows(warps, len(sources))
+    addresses = machine.addresses(ins.operands[0], lanes, wide=False)
+    machine.store(machine.shared, lanes, addresses, words.reshape(-1, 4))
+
+
+def _left_matrix(machine: Machine, registers: tuple[str, ...]) -> np.ndarray:
+    """The matrix [warps, 16, 16] whose quarters are in four registers: upper left, lower left, and right."""
+    quarters = [_eight_rows(machine, register) for register in registers]
+    return np.concatenate(
+        [np.concatenate(quarters[:2], axis=1), np.concatenate(quarters[2:], axis=1)], axis=2
+    )
+
+
+def _eight_rows(machine: Machine, register: str) -> np.ndarray:
+    """The matrix [warps, 8, 8] of halves in one register of each lane, as floats."""
+    words = np.ascontiguousarray(machine.full(register, "b32"))
+    return words.view(np.float16).reshape(-1, 8, 8).astype(np.float32)
+
+
+def _accumulate(
+    machine: Machine,
+    targets: tuple[str, ...],
+    sources: tuple[str, ...],
+    product: np.ndarray,
+    active: np.ndarray,
+) -> None:
+    """Adds a product [warps, 16, columns] to registers of floats, in four for every eight columns."""
+    for n, (target, source) in enumerate(zip(targets, sources, strict=True)):
+        part = product[:, GROUP + 8 * (n >> 1 & 1), 8 * (n // 4) + 2 * IN_GROUP + (n & 1)]
+        machine.write(target, machine.full(source, "f32") + part.reshape(machine.shape), active)
+
+
+@instruction("mma")
+def multiply_matrices(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    assert ".".join(ins.opcode) == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    machine.expect_whole(active, WARP)
+    targets, left, right, sources = map(_several, ins.operands)
+    # A column of the right matrix is in the lanes of one group, as a row of the left one is.
+    columns = np.concatenate([_eight_rows(machine, register) for register in right], axis=2)
+    product = _left_matrix(machine, left) @ columns.swapaxes(1, 2)
+    _accumulate(machine, targets, sources, product, active)
+
+
+SWIZZLES = {1: 128, 2: 64, 3: 32}  # bytes of a row, by the number in a matrix descriptor
+
+
+@instruction("wgmma")
+def multiply_by_shared_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    """The left matrix [64, 16] of four warps is in registers, the right [16, columns] in shared memory."""
+    if ins.opcode[1] != "mma_async":  # the others wait; a product is finished at once here
+        return
+    assert ins.opcode[5:] == ("f32", "f16", "f16")
+    assert ins.operands[4:6] == ("1", "1")
+    targets, left, descriptor, keep, *_, transposed = ins.operands
+    columns = int(ins.opcode[4].removeprefix("m64n").removesuffix("k16"))
+    groups = _whole(machine, active, 4 * WARP)
+    described = machine.full(descriptor, "u64").reshape(-1, 4 * WARP)[groups, :1]
+
+    def field(start: int) -> np.ndarray:
+        """Sixteens of bytes, from this bit on."""
+        return (described >> np.uint64(start) & np.uint64(0x3FFF)).astype(np.int64)[:, :, None] * 16
+
+    width = SWIZZLES[int(described[0, 0] >> np.uint64(62))]
+    k, n = np.arange(16)[:, None], np.arange(columns)[None]
+    # Rows are of k, with the n side by side, if transposed; else the other way round. Eight rows follow each
+    # other; `stride` leads to the next eight, and `leading` to more than a row holds.
+    row, column = (k, n) if transposed == "1" else (n, k)
+    leading, stride = field(16), field(32)
+    of_row = width // 2
+    places = field(0) + row // 8 * stride + row % 8 * width + column // of_row * leading + column % of_row * 2
+    # A swizzle exchanges sixteens of bytes by the number of the row.
+    places ^= (places >> 7 & (width // 16 - 1)) << 4
+    lanes = np.repeat(groups * 4 * WARP, 16 * columns)
+    halves = machine.load(machine.shared, lanes, places.reshape(-1), "b16", 1).view(np.float16)
+    right = np.zeros((machine.everyone.size // (4 * WARP), 1, 16, columns), np.float32)
+    right[groups] = halves.reshape(-1, 1, 16, columns)
+    product = _left_matrix(machine, _several(left)).reshape(-1, 4, 16, 16) @ right
+    if not machine.read(keep, "pred").any():
+        zero = np.zeros((1, 1), np.float32)
+        for target in _several(targets):
+            machine.write(target, zero, active)
+    _accumulate(machine, _several(targets), _several(targets), product.reshape(-1, 16, columns), active)
