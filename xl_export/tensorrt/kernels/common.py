@@ -7,10 +7,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# A running maximum starts here. It is finite, since -inf minus -inf is no number.
-LOWEST = tl.constexpr(-1.0e30)
 # Scores are multiplied by it, because GPUs have an instruction for powers of two and none for powers of e.
 LOG2E = tl.constexpr(1.4426950408889634)
+# A running maximum starts here. It is finite, since -inf - -inf is NaN. Why masked keys weigh exactly 0, and
+# nothing overflows, under fused multiply-adds (which do not round the product):
+# - Running maxima are in units of log 2 already. They are only subtracted from each other, so LOWEST - LOWEST
+#   is 0 while no key was visible. Never write this as a difference of products: for -1e30,
+#   fma(highest, log2 e, -round(highest * log2 e)) is +6.4e21.
+# - A score's product may be fused with the subtraction of the maximum. For -inf the result is -inf. For
+#   the largest score it is at most the rounding error of the maximum.
+# - LOWEST is a power of two, so its product with any factor is exact, whatever a compiler fuses.
+LOWEST = tl.constexpr(-(2.0**100))
 
 
 @triton.jit

@@ -37,6 +37,8 @@ def join_parts(
         in_range = (i < rows)[:, None] & (part + j < parts)[None, :]
         levels = tl.load(level + at, mask=in_range, other=float("-inf"))
         values = tl.load(mixed + at[:, :, None] * K + k, mask=in_range[:, :, None] & (k < K), other=0.0)
+        # A part without a visible key has no values. Its weight is 0, but 0 times infinity or NaN is NaN.
+        values = tl.where((levels > float("-inf"))[:, :, None], values, 0.0)
         peak = tl.maximum(highest, tl.max(levels, axis=1))
         rescale = tl.exp2(highest - peak)
         weights = tl.exp2(levels - peak[:, None])

@@ -149,7 +149,8 @@ def segment_attention(
         # From d, as the position scores: by that the compiler sees that the product of values follows theirs,
         # and gives both the same rows for each warp.
         visible = ((i - NEAREST)[:, None] + d[None, :]).to(tl.uint32) < count[:, None]
-        highest, total, mixed = _mix(highest, total, mixed, tl.where(visible, scores, float("-inf")), values)
+        scores = tl.where(visible, scores, float("-inf"))
+        highest, total, mixed = _mix(highest, total, mixed, scores, values)
 
     at = first_row(row, T) + t0 + i
     for n in tl.static_range(PIECES):
@@ -158,7 +159,7 @@ def segment_attention(
             mixed[n] / tl.where(total > 0, total, 1.0)[:, None],  # 0 where no key was visible, as `mixed`
             mask=((t0 + i) < T)[:, None] & (n * WIDTH + c < K),
         )
-    tl.store(level + at, level_of(highest * LOG2E, total), mask=(t0 + i) < T)
+    tl.store(level + at, level_of(highest, total), mask=(t0 + i) < T)
 
 
 @triton.jit
@@ -202,12 +203,11 @@ def _mix(highest, total, mixed, scores, values):
     """The running maximum, sum and weighted values of each query after one more tile, whose keys have these
     values.
 
-    mixed, values: in pieces of the same columns.
+    highest: in units of log 2, which scores are not yet. mixed, values: in pieces of the same columns.
     """
-    peak = tl.maximum(highest, tl.max(scores, axis=1))
-    scaled = peak * LOG2E
-    rescale = tl.exp2(highest * LOG2E - scaled)
-    weights = tl.exp2(scores * LOG2E - scaled[:, None])
+    peak = tl.maximum(highest, tl.max(scores, axis=1) * LOG2E)
+    rescale = tl.exp2(highest - peak)
+    weights = tl.exp2(scores * LOG2E - peak[:, None])
     total = total * rescale + tl.sum(weights, axis=1)
     weights = weights.to(values[0].dtype)
     sums = ()
