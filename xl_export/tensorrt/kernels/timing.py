@@ -3,8 +3,8 @@
 TensorRT times the tactics of a plugin on inputs of its own making (NVIDIA/TensorRT#2552). Where all
 positions are 0, nearly every key is masked, the kernels skip it, and the times say nothing about a stream in
 its middle. So each attention is timed here, before the build, as the engine launches it: the embedded PTX
-through the CUDA driver, at each profile's usual shape, with a full memory. TensorRT is then offered the
-fastest alone.
+through the CUDA driver, at each profile's usual shape, with a full memory. Answers are compared with the
+naive operator. TensorRT is then offered only the fastest kernels whose answer is right.
 
 It was not run on a GPU; tests run it with a stand-in for the driver.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_json, write_json
 from runtimes.base.progress import say_once
 from runtimes.base.records import from_json, to_json
@@ -31,7 +32,8 @@ from runtimes.contract.engine import Gpu, Profile, TacticFacts
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import head_groups
 from xl_export.tensorrt.kernels.compile import JOINS, Sizes, Tactic, Type, tactics
-from xl_export.tensorrt.kernels.driver import Driver, run_embedded
+from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, run_embedded
+from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import DOMAIN, INPUTS, RING_INPUTS, SIGNATURES, Attributes
 
 SCHEMA = 1
@@ -181,29 +183,37 @@ def default(shape: Shape, compute_capability: int) -> Choice:
 
 
 def time_shape(driver: Driver, shape: Shape) -> Choice:
-    """The fastest kernels for a shape on the driver's GPU. The join is timed behind the fastest attention."""
+    """The fastest kernels for a shape on the driver's GPU, of those whose answer is right.
+
+    One line on standard error names the others. Raises ArtefactError if no answer is right.
+    """
     inputs = shape.inputs()
-
-    def milliseconds(pair: tuple[Tactic, Tactic]) -> float:
+    mem_len = shape.mem_len if shape.ring else None
+    expected = naive_relative_attention(*inputs.values(), attributes=shape.attributes, mem_len=mem_len)
+    # Answers are means of many values, so they are small.
+    tolerance = TOLERANCES[shape.dtype] * np.abs(expected).max()
+    timed: dict[tuple[Tactic, Tactic], float] = {}
+    wrong = []
+    for tactic, join in itertools.product(_fitting(shape, driver.gpu.capability), JOINS):
         got = run_embedded(
-            driver,
-            inputs,
-            shape.attributes,
-            mem_len=shape.mem_len if shape.ring else None,
-            tactic=pair[0],
-            join=pair[1],
-            repeats=REPEATS,
+            driver, inputs, shape.attributes, mem_len=mem_len, tactic=tactic, join=join, repeats=REPEATS
         )
-        return median(got.milliseconds[UNTIMED:])
-
-    usual = JOINS[shape.tokens > 1]
-    timed = {(tactic, usual): 0.0 for tactic in _fitting(shape, driver.gpu.capability)}
-    for pair in timed:
-        timed[pair] = milliseconds(pair)
-    best = min(timed, key=timed.__getitem__)[0]
-    for join in JOINS:
-        if join != usual:
-            timed[best, join] = milliseconds((best, join))
+        if np.abs(got.answer - expected).max() <= tolerance:  # not if it is NaN
+            timed[tactic, join] = median(got.milliseconds[UNTIMED:])
+        else:
+            tile = f"{tactic.block_t} x {tactic.block_j}"
+            wrong.append(f"{tactic.kernel} in tiles of {tile}, joined by {join.block_t}")
+    gpu = f"{driver.gpu.name} (compute capability {driver.gpu.compute_capability})"
+    where = f"on {gpu}, for {shape.tokens} tokens and {shape.keys} keys"
+    if not timed:
+        raise ArtefactError(
+            f"every kernel of the plugin gives wrong answers {where}; build with --attention native, and "
+            "please report this."
+        )
+    if wrong:
+        say_once(
+            f"kernels that give wrong answers {where} are not used: {'; '.join(wrong)}; please report this"
+        )
     tactic, join = min(timed, key=timed.__getitem__)
     return Choice(shape=shape, tactic=tactic, join=join, milliseconds=timed[tactic, join])
 

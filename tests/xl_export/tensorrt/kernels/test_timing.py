@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.engine import Gpu, Profile, load_engine
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
@@ -28,6 +28,7 @@ from xl_export.tensorrt.kernels import driver as module
 from xl_export.tensorrt.kernels import timing
 from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Sizes, Tactic, tactics
 from xl_export.tensorrt.kernels.timing import Choice, Shape, attention_shapes, choose, default
+from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.network import read_model
 from xl_export.tensorrt.operator import Attributes
 
@@ -59,14 +60,18 @@ def shape(tokens: int = 24, **changes: Any) -> Shape:
 
 
 class Timed(FakeDriver):
-    """Nothing is computed; a step takes as long as `took` says of the tiles of its two kernels."""
+    """The joining kernel answers what the naive operator does. A step takes as long as `took` says of the
+    tiles of its two kernels. The answer has a NaN if `broken` holds for them.
+    """
 
     took: Callable[[int, int], float] = staticmethod(lambda tile, join: 100 / tile + join)
+    broken: Callable[[int, int], bool] = staticmethod(lambda tile, join: False)
 
     def __init__(self) -> None:
         super().__init__()
         self.tiles: list[int] = []
         self.firsts: list[np.ndarray] = []
+        self.answers: dict[int, np.ndarray] = {}
 
     def cuDriverGetVersion(self) -> tuple[Any, ...]:  # noqa: N802 (CUDA's name)
         return self.result, 13010
@@ -84,9 +89,22 @@ class Timed(FakeDriver):
         self.firsts.append(self._array(addresses[3], (3,), "i4").copy())
         slots = self._array(addresses[10], (3,), "i4")
         assert ((slots >= 0) & (slots + T <= J)).all()
+        one = shape(T)
+        if T not in self.answers:
+            arrays = [
+                self._array(at, array.shape, array.dtype.name)
+                for at, array in zip(addresses, one.inputs().values(), strict=True)
+            ]
+            self.answers[T] = naive_relative_attention(
+                *arrays, attributes=one.attributes, mem_len=one.mem_len
+            )
 
     def _join(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
-        pass
+        _, _, _, rows, _, out = values
+        answer = self.answers[rows // 6].reshape(rows, 16).copy()
+        if self.broken(*self.tiles[-2:]):
+            answer[-1, -1] = np.nan
+        self._array(out, (rows, 16), "f2")[:] = answer
 
 
 def text_of(tactic: Tactic, fixed: Any, **gpu: Any) -> Kernel:
@@ -120,6 +138,21 @@ def test_the_fastest_kernels_are_chosen_with_a_full_memory(fake: Timed) -> None:
     (other,) = choose([wide], GPU)
     assert (other.tactic.block_t, other.join) == (1, JOINS[1])
     assert other.facts.tile == (other.tactic.block_t, other.tactic.block_j)
+
+
+def test_kernels_that_answer_wrong_are_not_chosen(fake: Timed, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.broken = lambda tile, join: tile == 16 or join == 1  # type: ignore[method-assign]
+    (choice,) = choose([shape(24)], GPU)
+    assert (choice.tactic.kernel, choice.join.block_t) == ("token_attention", 16)
+    said = capsys.readouterr().err
+    assert "wrong answers on A GPU (compute capability 8.0), for 24 tokens and 88 keys are not used" in said
+    assert "segment_attention in tiles of 16 x 32, joined by 16" in said
+
+
+def test_without_a_right_kernel_nothing_is_chosen(fake: Timed) -> None:
+    fake.broken = lambda tile, join: True  # type: ignore[method-assign]
+    with pytest.raises(ArtefactError, match=r"every kernel .* wrong answers on A GPU .*--attention native"):
+        choose([shape(24)], GPU)
 
 
 def test_what_was_timed_is_kept_by_gpu_driver_code_and_shape(
