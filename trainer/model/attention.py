@@ -108,7 +108,9 @@ def blocked_attention(
         positional = (query if terms.v is None else query + terms.v) * scale
         C = block_length(T, terms.longest)
         W = J if terms.longest is None else min(J, terms.longest + C)
-        # In a sum `-inf` would make NaN of a query that sees nothing.
+        # In a sum `-inf` would make NaN of a query that sees nothing. Scores are too small to change half of
+        # the lowest number, and softmax subtracts the largest score before anything else: the scores of such
+        # a query differ by exactly 0. Its answer is set to 0 afterwards.
         visible = within_window(visible, terms, J)
         hidden = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min / 2)
         first = [

@@ -15,7 +15,11 @@ from trainer.model.config import ModelConfig
 from xl_export.graph.layers import Layers
 from xl_export.graph.persistent import persistent_constants
 
-LEAST_SCORE = np.float32(-1e30)  # replaces minus infinity, so that a query without visible keys is not NaN
+# Replaces minus infinity, so that a query without visible keys is not NaN: its scores are all equal, and its
+# weights are multiplied by 0 afterwards. Scores are too small to change it when it is added to them. It is a
+# power of two, since runtimes fuse a softmax to 2^(score * c - largest * c): without rounding of the first
+# product the difference of equal scores must still be 0, and for -1e30 it is about 1e22.
+LEAST_SCORE = np.float32(-(2.0**100))
 
 
 def gated_attention(

@@ -5,7 +5,7 @@
 | TensorScatter | a product with one-hot rows, and Where: the new ring is another tensor |
 | Attention | MatMul, Add, Softmax, MatMul |
 | distances as integers | floats, which hold small integers exactly: WebGPU has no integers of 64 bits |
-| minus infinity | -1e30: shaders may assume that there are no infinities |
+| minus infinity | -2^100: shaders may assume that there are no infinities |
 | NonZero, ScatterElements | logits of all targets, as in graphs for engines |
 
 Positions stay integers of 64 bits until they are taken modulo the ring, or cut off at its size. ONNX Runtime

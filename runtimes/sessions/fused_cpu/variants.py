@@ -21,7 +21,8 @@ SOURCES = (
     "vectors.hpp",
 )
 # Hidden symbols: two libraries in one process, each for other instructions, must not share a function or a
-# table. Without this the dynamic linker would join their inline variables.
+# table. Without this the dynamic linker would join their inline variables. -ffast-math must not be here:
+# masked scores are minus infinity, and a NaN in the memory must reach the answer.
 FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-w")
 NATIVE = ("-march=native",)
 HASHES = "hashes.json"  # of the package's libraries, beside them
