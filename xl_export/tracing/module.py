@@ -91,6 +91,12 @@ def refuse_other_modules(module: Any) -> None:
             f"{type(module).__name__} is not a torch.nn.Module; trace exports modules of PyTorch."
         )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"{name} of {type(module).__name__} is {kind}; trace computes in float32: call "
+                'module.float() first, and give precision="fp16" for an artefact of the same size.'
+            )
         if tensor.device.type != "cpu":
             raise ConfigError(
                 f"{name} of {type(module).__name__} is on the device {tensor.device}; trace computes "

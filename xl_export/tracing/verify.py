@@ -2,13 +2,15 @@
 
 The graph is compared with the module afterwards, and both could be wrong in the same way. So these checks
 compare the module with itself: its memory with other cuts of a text, its restarts with new streams, its rows
-with each other.
+with each other. How far it looks back is measured and compared with its rule.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,18 +25,26 @@ TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
 PADDING = 3  # tokens
 ROWS = 3  # texts
 CHANGED = 16  # tokens of a segment that are changed, one at a time
+OTHERS = 3  # texts that show which numbers of the memory a segment writes
 
 
 def check_module(module: Any, rule: MemoryRule, form: AnyForm) -> None:
     """Raises ArtefactError with the first promise of `StepModule` that a module breaks."""
     with torch.no_grad():
         has_memory = any(tensor.numel() for tensor in first_memory(module))
-        checks: list[Callable[[_Streams], None]] = [_shapes, _finite, _log_probs, _repeats, _future_is_hidden]
+        checks: list[Callable[[_Streams], None]] = [
+            _shapes,
+            _numbers,
+            _log_probs,
+            _repeats,
+            _future_is_hidden,
+        ]
         checks += [_memory_counts] if has_memory and rule.mem_len else []
         checks += [_restarts, _padding] if has_memory else []
         checks += [_rows_are_independent, *([_cuts_agree] if rule.mask == "same-length" else [])]
         if form == "ring" and rule.segment > 1:
             checks.append(_uneven_rows)
+        checks += [_looks_back, *([_cuts_matter] if rule.mask == "full" and rule.segment > 1 else [])]
         streams = _Streams(module, rule, form)
         for check in checks:
             check(streams)
@@ -50,11 +60,15 @@ class _Streams:
     def __init__(self, module: Any, rule: MemoryRule, form: AnyForm) -> None:
         self.module, self.rule, self.form, self.output = module, rule, form, Output(module)
         self.name, self.vocab_size = type(module).__name__, module.sizes.vocab_size
-        draw, T = torch.Generator().manual_seed(0), rule.segment
+        T = rule.segment
         count = math.ceil((rule.mem_len + 2 * T) / T)
-        text = torch.randint(self.vocab_size, (ROWS, count * T + 2 * T + 1), generator=draw)
+        text = self.random_text(ROWS, count * T + 2 * T + 1)
         self.before, self.tokens = text[:, : count * T], text[:, count * T :]
         self._full: tuple[Tensor, ...] | None = None
+
+    def random_text(self, rows: int, count: int) -> Tensor:
+        draw = torch.Generator().manual_seed(0)
+        return torch.randint(self.vocab_size, (rows, count), generator=draw)
 
     @property
     def full(self) -> tuple[Tensor, ...]:
@@ -110,9 +124,14 @@ class _Streams:
         return [T] * (count // T) + ([count % T] if count % T else [])
 
     def refuse_difference(self, mine: Tensor, theirs: Tensor, *, what: str, mend: str) -> None:
-        worst = float((mine - theirs).abs().max()) if mine.numel() else 0.0
+        worst = _largest_difference(mine, theirs)
         if not worst <= TOLERANCE:
             raise ArtefactError(f"{self.name} gives other answers {what}, by {worst:.3g} nats; {mend}.")
+
+
+def _largest_difference(mine: Tensor, theirs: Tensor) -> float:
+    """In nats; NaN where a number is missing. Impossible tokens are -inf on both sides, and do not differ."""
+    return float((mine - theirs).abs().masked_fill(mine == theirs, 0).max()) if mine.numel() else 0.0
 
 
 def _shapes(streams: _Streams) -> None:
@@ -135,15 +154,15 @@ def _shapes(streams: _Streams) -> None:
         )
 
 
-def _finite(streams: _Streams) -> None:
+def _numbers(streams: _Streams) -> None:
     text = streams.tokens
     answers = [
         streams.feed(text, streams.cut(text.shape[1]))[0],
         streams.feed(text, streams.cut(text.shape[1]), streams.full, streams.follows)[0],
     ]
-    if not all(bool(answer.isfinite().all()) for answer in answers):
+    if any(bool(answer.isnan().any()) for answer in answers):
         raise DivergedError(
-            f"{streams.name} gives log-probabilities that are not finite; trace a module from before the "
+            f"{streams.name} gives log-probabilities that are not numbers; trace a module from before the "
             "loss diverged."
         )
 
@@ -164,8 +183,12 @@ def _log_probs(streams: _Streams) -> None:
             f"{len(targets)} targets."
         )
     theirs = streams.output.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
+    possible = theirs.isfinite()  # what log_prob says of the padding of a vocabulary does not matter
     streams.refuse_difference(
-        mine, theirs, what="by log_prob and by logits", mend="let both be of the same distribution"
+        mine[possible],
+        theirs[possible],
+        what="by log_prob and by logits",
+        mend="let both be of the same distribution",
     )
 
 
@@ -276,6 +299,125 @@ def _cuts_agree(streams: _Streams) -> None:
             mend="show every token the M tokens before it and no others, in the segment too, or give a rule "
             'with mask="full"',
         )
+
+
+def _cuts_matter(streams: _Streams) -> None:
+    """Under full, the later tokens of a segment see more than M tokens, and so the cuts matter."""
+    N, rule = streams.tokens.shape[1], streams.rule
+    answers = [
+        streams.feed(streams.tokens, lengths, streams.full, streams.follows)[0]
+        for lengths in (streams.cut(N), [1] * N)
+    ]
+    if _largest_difference(*answers) <= TOLERANCE:
+        raise ArtefactError(
+            f"every token of {streams.name} looks back {rule.mem_len} tokens, however a text is cut; with "
+            f'mask="full" the last one of a segment looks back {rule.longest_distance}; give '
+            'mask="same-length".'
+        )
+
+
+def _looks_back(streams: _Streams) -> None:
+    """The memory holds the M tokens of the rule, and no token reads one that is further away."""
+    M, name = streams.rule.mem_len, streams.name
+    if _trace_of(streams, M + 1).read:
+        found = _largest(lambda distance: _trace_of(streams, distance).read, M + 1, 4 * streams.rule.slots)
+        raise ArtefactError(
+            f"{name} looks back {found} tokens and the rule says mem_len={M}; give mem_len={found}, or "
+            f"hide what is further away than {M}."
+        )
+    if not M:
+        return
+    there = _trace_of(streams, M)
+    if not there.held:
+        found = _largest(lambda distance: _trace_of(streams, distance).held, 0, M - 1)
+        if not _is_recurrent(streams, found):
+            raise ArtefactError(
+                f"the memory of {name} holds {found} tokens and the rule says mem_len={M}; give "
+                f"mem_len={found}, or memory tensors for {M} tokens."
+            )
+    elif not there.read:
+        found = _largest(lambda distance: _trace_of(streams, distance).read, 0, M - 1)
+        warnings.warn(
+            f"{name} looks back {found} tokens and the rule says mem_len={M}, which is right only if "
+            "weights decay to zero, as those of learned spans do; otherwise give "
+            f"mem_len={found}, or show all {M}.",
+            stacklevel=4,
+        )
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """Whether the memory still holds a token, and whether the next token reads it there."""
+
+    held: bool
+    read: bool
+
+
+def _trace_of(streams: _Streams, distance: int) -> _Trace:
+    """What is left of a token, seen by the one `distance` tokens after it.
+
+    Two texts differ only in this token. Layers pass it on: the tokens after it have read it, so what they
+    write into the memory differs too, and a text reaches further back than any layer looks. So whatever a
+    later segment writes is set equal in both memories. These are the numbers that change with its tokens.
+    """
+    others = torch.arange(1 + OTHERS)[:, None]
+    text = (streams.random_text(1, distance) + others) % streams.vocab_size
+    pair, at = _two_texts(streams), 0
+    for length in streams.cut(distance - 1):
+        after = [
+            streams.feed(
+                text[:, at : at + length],
+                [length],
+                [x.expand(len(text), *x.shape[1:]) for x in memory],
+                streams.follows + 1 + at,
+            )[1]
+            for memory in pair
+        ]
+        written = [
+            (one != one[:1]).any(dim=0) | (other != other[:1]).any(dim=0)
+            for one, other in zip(*after, strict=True)
+        ]
+        one = [x[:1] for x in after[0]]
+        pair = one, [torch.where(*x) for x in zip(written, one, [x[:1] for x in after[1]], strict=True)]
+        at += length
+    answers = [streams.feed(text[:1, at:], [1], memory, streams.follows + 1 + at)[0] for memory in pair]
+    return _Trace(held=_differ(*pair), read=_differ(answers[:1], answers[1:]))
+
+
+def _is_recurrent(streams: _Streams, held: int) -> bool:
+    """Whether a token still matters where layers that look back `held` tokens can no longer pass it on.
+
+    So each token writes anew what it has read, and the memory has no length.
+    """
+    segment = max(1, min(held, streams.rule.segment))
+    layers = max(streams.module.sizes.layers, len(streams.full))
+    text = streams.random_text(1, layers * (held + segment - 1) + 1)
+    lengths = [segment] * (text.shape[1] // segment) + [1] * (text.shape[1] % segment)
+    one, other = (streams.feed(text, lengths, x, streams.follows + 1) for x in _two_texts(streams))
+    return _differ([one[0][:, -1:], *one[1]], [other[0][:, -1:], *other[1]])
+
+
+def _two_texts(streams: _Streams) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The memories [1, …] after two texts of which only the last token differs."""
+    token, full = streams.tokens[:1, :1], [x[:1] for x in streams.full]
+    one, other = (
+        streams.feed(last, [1], full, streams.follows)[1]
+        for last in (token, (token + 1) % streams.vocab_size)
+    )
+    return one, other
+
+
+def _differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether any bit differs: both come from computations of the same shape, so rounding does not."""
+    return not all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+def _largest(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number from low to high for which something holds, by bisection; it holds for low."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
 
 
 def _uneven_rows(streams: _Streams) -> None:

@@ -16,6 +16,7 @@ from xl_export.tracing.ring import ring_distances, ring_write
 VOCAB, D, HEADS, M, T = ByteVocab(), 8, 2, 6, 4
 RULE = MemoryRule(mem_len=M, segment=T)
 LARGE = IdsVocab(9000)
+PADDING = 250  # the first id of the padding of a vocabulary
 
 
 class Base(nn.Module):
@@ -118,6 +119,48 @@ class Gru(nn.Module):
         carried = state[:, None] * decay ** (torch.arange(length)[:, None] + 1)
         h = torch.einsum("ijd,bjd->bid", weights, x * text * (1 - decay)) + carried
         return self.out(h), [h[:, -1]]
+
+
+class Stack(Base):
+    """Layers of one head, each with a memory of its last inputs [B, held, D].
+
+    window: how far each layer looks back. full: a token looks further by its place in the segment.
+    """
+
+    def __init__(self, held: int, window: int, *, full: bool = False, layers: int = 2) -> None:
+        super().__init__()
+        self.sizes = Sizes(vocab_size=VOCAB.size, layers=layers, d_model=D)
+        self.held, self.window, self.full = held, window, full
+        self.layers = nn.ModuleList(nn.Linear(D, 3 * D) for _ in range(layers))
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, self.held, D) for _ in self.layers]
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        x, after, length = self.table(tokens), [], tokens.shape[1]
+        distance = torch.arange(length)[:, None] + self.held - torch.arange(self.held + length)
+        reach = self.window + (torch.arange(length)[:, None] if self.full else 0)
+        seen = (distance >= 0) & (distance <= reach) & (distance <= positions[:, :, None].clamp(min=0))
+        for layer, past in zip(self.layers, memory, strict=True):
+            context = torch.cat([past, x], dim=1)
+            after.append(context[:, length:])
+            query, key, value = (
+                part[:, -length:] if not i else part for i, part in enumerate(layer(context).chunk(3, dim=-1))
+            )
+            x = x + F.relu(F.scaled_dot_product_attention(query, key, value, attn_mask=seen))
+        return self.out(x), after
+
+
+class Padded(Base):
+    """Right: the last ids of its vocabulary are padding, and can never follow."""
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return logits.masked_fill(torch.arange(VOCAB.size) >= PADDING, float("-inf")), after
 
 
 class MemoryNotAdvanced(Base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,7 +55,7 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
             r"gives a memory of float32 \[3, 10, 8\], and .*start one of float32 \[3, 6, 8\]",
         ),
         (modules.OtherVocabulary, "gives logits .* 257.*expected .*256"),
-        (modules.NotFinite, "gives log-probabilities that are not finite"),
+        (modules.NotFinite, "gives log-probabilities that are not numbers"),
         (modules.NotZero, "is not zero, and every stream starts with zeros"),
         (modules.NoStep, "NoStep has no `step`"),
     ],
@@ -64,6 +65,69 @@ def test_wrong_modules_are_refused(kind: type[nn.Module], message: str, tmp_path
         trace(kind(), tmp_path / "artefact", vocab=VOCAB, rule=RULE)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+Stack = modules.Stack
+PLAIN, FULL_8 = MemoryRule(mem_len=8, segment=4), MemoryRule(mem_len=8, segment=4, mask="full")
+
+
+@pytest.mark.parametrize(
+    ("module", "rule"),
+    [
+        (Stack(8, 8), PLAIN),
+        (Stack(11, 8), PLAIN),
+        (Stack(8, 8, full=True), FULL_8),
+        (modules.Gru(), MemoryRule(mem_len=64, segment=4)),  # a recurrent memory has no length
+    ],
+)
+def test_the_rule_may_say_how_far_a_module_looks(module: nn.Module, rule: MemoryRule) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_module(module.eval(), rule, "own")
+
+
+@pytest.mark.parametrize(
+    ("module", "rule", "message"),
+    [
+        (
+            Stack(6, 6),
+            PLAIN,
+            "the memory of Stack holds 6 tokens and the rule says mem_len=8; give mem_len=6",
+        ),
+        (Stack(6, 6, full=True), FULL_8, "the memory of Stack holds 6 tokens and the rule says mem_len=8"),
+        (Stack(11, 11), PLAIN, "Stack looks back 11 tokens and the rule says mem_len=8; give mem_len=11"),
+        (Stack(9, 9, full=True), FULL_8, "Stack looks back 9 tokens and the rule says mem_len=8"),
+        (
+            Stack(8, 8),
+            MemoryRule(mem_len=0, segment=4),
+            "Stack looks back 8 tokens and the rule says mem_len=0",
+        ),
+        (Stack(0, 0), PLAIN, "the memory of Stack holds 0 tokens and the rule says mem_len=8"),
+        (
+            Stack(8, 8),
+            FULL_8,
+            r"looks back 8 tokens, however a text is cut; with mask=\"full\" the last one .* looks back 11",
+        ),
+    ],
+)
+def test_a_rule_that_the_module_does_not_have_is_refused(
+    module: nn.Module, rule: MemoryRule, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        trace(module, tmp_path / "artefact", vocab=VOCAB, rule=rule)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_that_is_held_and_not_read_is_warned_about() -> None:
+    """Weights that decay to zero, as those of a learned span, are no other rule."""
+    with pytest.warns(UserWarning, match="Stack looks back 5 tokens and the rule says mem_len=8"):
+        check_module(Stack(8, 5).eval(), PLAIN, "hidden")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_module_in_half_precision_is_told_to_call_float(dtype: torch.dtype) -> None:
+    with pytest.raises(UserError, match=r"bias of Base is b?float16; .*call module.float\(\) first"):
+        refuse_other_modules(modules.Base().to(dtype))
 
 
 FULL = MemoryRule(mem_len=modules.M, segment=modules.T, mask="full")
