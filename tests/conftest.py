@@ -108,6 +108,16 @@ def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="session")
+def padded_artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A traced artefact whose vocabulary has padding: ids with the logit -inf."""
+    from tests.xl_export.tracing import modules
+    from xl_export import trace
+
+    folder = tmp_path_factory.mktemp("padded") / "artefact"
+    return trace(modules.Padded(), folder, vocab=modules.VOCAB, rule=modules.RULE)
+
+
+@pytest.fixture(scope="session")
 def tokens(text: str) -> np.ndarray:
     """The corpus as character ids, int64 [N]."""
     from runtimes.contract.vocabulary import CharVocab

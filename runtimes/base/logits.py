@@ -17,3 +17,18 @@ def log_sum_exp(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         result: np.ndarray = top[..., 0] + np.log(np.exp(logits - top).sum(axis=-1))
     return result
+
+
+def differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """How far log-probabilities are apart, in nats; 0 where both are -inf, which a padded vocabulary has.
+
+    NaN where either is no log-probability, so that no comparison with a tolerance holds.
+    """
+    impossible = (mine == -np.inf) & (theirs == -np.inf)
+    with np.errstate(invalid="ignore"):
+        return np.where(impossible, 0, np.abs(mine - theirs))
+
+
+def are_log_probs(values: np.ndarray) -> bool:
+    """Whether no value is NaN or +inf. The log-probability of an impossible token is -inf."""
+    return bool((values < np.inf).all())

@@ -18,7 +18,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_file, read_json, read_npz
-from runtimes.base.logits import log_probability, log_sum_exp
+from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp
 from runtimes.base.records import from_json, to_json
 from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
@@ -167,8 +167,8 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
     tokens = reference.tokens
     if not fits or reference.segments.min() < 1 or tokens.min() < 0 or tokens.max() >= spec.model.vocab_size:
         raise ArtefactError(f"{path} does not hold a reference of this model; export the artefact again.")
-    if not (np.isfinite(reference.log_probs).all() and np.isfinite(reference.last).all()):
-        raise ArtefactError(f"{path} has answers that are not finite; export the artefact again.")
+    if not (are_log_probs(reference.log_probs) and are_log_probs(reference.last)):
+        raise ArtefactError(f"{path} has answers that are not log-probabilities; export the artefact again.")
     return reference
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.logits import differences
 from runtimes.base.progress import say_once
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
@@ -73,7 +74,7 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
         trials.append(_one_by_one(reference, SINGLE_TOKENS))
     for trial in trials:
         log_probs, _ = replay(session, trial.tokens, trial.segments.tolist(), trial.restarts)
-        difference = float(np.abs(log_probs - trial.log_probs).max())
+        difference = float(differences(log_probs, trial.log_probs).max())
         if not difference <= spec.tolerance:  # nor for a NaN
             raise ArtefactError(
                 f"{session.computed_by} differs from the reference by {difference:.2g} nats (tolerance "

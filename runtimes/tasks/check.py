@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.logits import differences
 from runtimes.contract.device import Device
 from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.reference import Reference, load_reference, replay
@@ -95,9 +96,9 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
     began = time.perf_counter()
     replays = list(_replays(session, reference))
     seconds = time.perf_counter() - began
-    differences = np.concatenate([np.abs(mine - theirs).ravel() for mine, theirs in replays])
+    apart = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
     # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
-    worst, mean = float(differences.max()), float(differences.mean())
+    worst, mean = float(apart.max()), float(apart.mean())
     missing = session.paths.missing if session.paths else ()
     return CheckReport(
         passed=worst <= spec.tolerance and mean <= spec.mean_tolerance and not missing,

@@ -115,7 +115,7 @@ def test_an_artefact_with_an_empty_weights_file_opens(
     compare(driver, artefact, tmp_path)
 
 
-def test_fp8_has_its_limit_and_a_reference_is_finite(
+def test_fp8_has_its_limit_and_a_reference_holds_log_probabilities(
     driver: Driver, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
     eighth = changed(artefacts["ring"], tmp_path / "fp8", lambda spec: spec.update(precision="fp8"))
@@ -123,9 +123,13 @@ def test_fp8_has_its_limit_and_a_reference_is_finite(
     assert (report["tolerance"], report["mean_tolerance"]) == (0.5, 2e-2)
     vocabulary = json.loads((artefacts["ring"] / "vocab.json").read_text())
     answers = bytearray((artefacts["ring"] / "reference.bin").read_bytes())
-    answers[:4] = np.array(-np.inf, "<f4").tobytes()
+    answers[:4] = np.array(np.inf, "<f4").tobytes()
     spoiled = with_vocabulary(artefacts["ring"], tmp_path / "inf", vocabulary, reference_bin=bytes(answers))
-    assert "one of its answers is not finite" in driver.refusal("check", spoiled)
+    assert "one of its answers is not a log-probability" in driver.refusal("check", spoiled)
+
+
+def test_a_padded_vocabulary_passes_its_check(driver: Driver, padded_artefact: Path) -> None:
+    assert driver.ask("check", padded_artefact)["passed"]
 
 
 def test_a_stream_that_claims_too_much_is_refused_before_memory_is_taken(

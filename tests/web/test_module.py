@@ -31,7 +31,12 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def given(
-    module: Path, artefacts: dict[str, Path], make_run: Callable[..., Path], text: str, tmp_path_factory: Any
+    module: Path,
+    artefacts: dict[str, Path],
+    padded_artefact: Path,
+    make_run: Callable[..., Path],
+    text: str,
+    tmp_path_factory: Any,
 ) -> dict[str, Any]:
     """What the tests in Node are given: artefacts, and Python's answers."""
     scratch = tmp_path_factory.mktemp("scratch")
@@ -40,6 +45,7 @@ def given(
     return {
         "scratch": str(scratch),
         "chunks": cases.long_text(),
+        "padded": str(padded_artefact),
         "cases": [cases.model_case(name, folder, scratch) for name, folder in folders.items()],
         "vocabularies": [
             cases.vocabulary_case(name, vocab, scratch / f"vocabulary-{name}")

@@ -68,8 +68,9 @@ export async function loadReference(spec, read) {
     throw fail("its restarts");
   if (logProbs.length !== tokens.length * fed || !fed) throw fail("its log-probabilities");
   if (last.length !== tokens.length * size) throw fail("its last answers");
-  if (![logProbs, last].every((answers) => answers.every(Number.isFinite)))
-    throw fail("a number is not finite");
+  // A token that cannot occur, as in a padded vocabulary, has the answer -Infinity.
+  if (![logProbs, last].every((answers) => answers.every((value) => value < Infinity)))
+    throw fail("a number is not a log-probability");
   return found;
 }
 
@@ -180,9 +181,17 @@ function compareTokens(found, { logits, logProbs }, targets, size, right) {
     row.forEach((target, t) => {
       const i = b * row.length + t;
       const mine = logProbs ? logProbs[i] : logits[i * size + target] - logSumExp(logits, i * size, size);
-      found[i] = Math.abs(mine - right(b, t));
+      found[i] = difference(mine, right(b, t));
     }),
   );
+}
+
+/**
+ * How far two log-probabilities are apart; 0 where both are -Infinity.
+ * @param {number} mine @param {number} right
+ */
+function difference(mine, right) {
+  return mine === right ? 0 : Math.abs(mine - right);
 }
 
 /**
@@ -193,6 +202,6 @@ function compareTokens(found, { logits, logProbs }, targets, size, right) {
 function compareLast(found, logits, last, size) {
   for (let from = 0; from < last.length; from += size) {
     const sum = logSumExp(logits, from, size);
-    for (let i = from; i < from + size; i++) found[i] = Math.abs(logits[i] - sum - last[i]);
+    for (let i = from; i < from + size; i++) found[i] = difference(logits[i] - sum, last[i]);
   }
 }

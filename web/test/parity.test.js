@@ -63,6 +63,13 @@ async function continuesBothWays(model, example, device) {
   await Promise.all([python.dispose(), own.dispose()]);
 }
 
+test("a padded vocabulary passes its check", async () => {
+  const model = await open(given.padded, { device: "wasm" });
+  const report = await model.check();
+  assert.ok(report.passed, report.sentence);
+  await model.close();
+});
+
 for (const old of given.old) {
   test(`the artefact ${old.name} of version 0.1 still opens`, async () => {
     const model = await open(old.folder, { device: "wasm" });

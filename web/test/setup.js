@@ -10,7 +10,7 @@ if (!path)
 
 /**
  * @type {{
- *   scratch: string, chunks: string[],
+ *   scratch: string, chunks: string[], padded: string,
  *   cases: {name: string, folder: string, prompt: number[], greedy: number[], pieces: string[], draw: object,
  *     drawn: number[], scored: number[], nats: number[], stream: string, next: number[], logits: number[]}[],
  *   vocabularies: {name: string, folder: string, texts: {text: string, ids: number[] | null}[],

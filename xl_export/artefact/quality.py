@@ -59,8 +59,14 @@ def measure(
         low, full = (_log_probs(session.step(inputs, memory)[0][0]) for session, memory in streams)
         rows = np.arange(len(targets))
         nats -= [low[rows, targets].sum(), full[rows, targets].sum()]
-        divergence += float((np.exp(full) * (full - low)).sum())
+        possible = full > -np.inf  # the others, as in a padded vocabulary, add nothing
+        divergence += float((np.exp(full[possible]) * (full[possible] - low[possible])).sum())
         agreed += int((low.argmax(axis=1) == full.argmax(axis=1)).sum())
+    if not np.isfinite(nats[1]):
+        raise TextError(
+            "the text to measure on has a token that the model gives the probability zero; give a --text "
+            "without it."
+        )
     seconds = _seconds_per_token(streams)
     sizes = [sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)) for folder in folders]
     bits = nats / most / math.log(2)

@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError
-from runtimes.base.logits import log_sum_exp
+from runtimes.base.logits import are_log_probs, differences, log_sum_exp
 from runtimes.contract.precision import named
 from runtimes.contract.reference import Reference, replay
 from runtimes.contract.rule import MemoryRule
@@ -41,17 +41,15 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     on a ring, in a step whose rows have unequal lengths.
 
     Raises ArtefactError when any log-probability differs by more than `tolerance` (nats), and DivergedError
-    when PyTorch's are not finite.
+    when PyTorch's are not numbers.
     """
     draw = np.random.default_rng(seed)
     rule, vocab_size = exported.rule, exported.vocab.size
     for batch, segment in ((1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)):
         tokens = draw.integers(0, vocab_size, (batch, segment))
         logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
-        differences = [x - log_sum_exp(x)[..., None] for x in logits]
-        _compare(
-            *differences, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory"
-        )
+        log_probs = [x - log_sum_exp(x)[..., None] for x in logits]
+        _compare(*log_probs, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory")
     segments = chained_segments(rule)
     tokens = draw.integers(0, vocab_size, (2, int(segments.sum()) + 1))
     restarts = np.zeros((len(segments), 2), bool)
@@ -98,20 +96,21 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
     for session, what in ((stored, "answers of the stored weights"), (lowered, f"answers in {name}")):
         shown = _shown(reference.segments.tolist(), what)
         log_probs, last = replay(session, reference.tokens, shown, reference.restarts)
-        if not (np.isfinite(log_probs).all() and np.isfinite(last).all()):
+        if not (are_log_probs(log_probs) and are_log_probs(last)):
             raise ArtefactError(
                 f"in {name} the graph gives probabilities that are not finite; give a --precision with more "
                 "bits."
             )
-        apart = float(np.abs(log_probs - reference.log_probs).mean())
-        if apart > max(ANOTHER_MODEL, float(reference.log_probs.std()) / 2):
+        apart = float(differences(log_probs, reference.log_probs).mean())
+        spread = float(reference.log_probs[np.isfinite(reference.log_probs)].std())
+        if apart > max(ANOTHER_MODEL, spread / 2):
             raise ArtefactError(
                 f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, as "
                 "those of another model would; give a --precision with more bits."
             )
         both.append(dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last))
     pairs = [(both[0].log_probs, both[1].log_probs), (both[0].last, both[1].last)]
-    difference = np.concatenate([np.abs(mine - theirs).ravel() for mine, theirs in pairs])
+    difference = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in pairs])
     worst, mean, spec = float(difference.max()), float(difference.mean()), lowered.spec
     if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
         sentence = (
@@ -147,7 +146,7 @@ def check_again(lowered: OrtSession, reference: Reference) -> None:
             tolerance=lowered.spec.tolerance,
             what=f"{log_probs.size} tokens in {name}",
         )
-    apart = float(np.abs(log_probs - reference.log_probs).mean())
+    apart = float(differences(log_probs, reference.log_probs).mean())
     if not apart <= lowered.spec.mean_tolerance:
         raise ArtefactError(
             f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, more "
@@ -164,7 +163,7 @@ def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Refer
     for session in (packed, whole):
         shown = _shown(reference.segments.tolist(), f"answers of {session.spec.graph_file}")
         answers.append(np.hstack(replay(session, reference.tokens, shown, reference.restarts)))
-    difference = np.abs(answers[0] - answers[1])
+    difference = differences(*answers)
     worst, mean, spec = float(difference.max()), float(difference.mean()), packed.spec
     if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
         raise ArtefactError(
@@ -247,13 +246,13 @@ def _shown(lengths: list[int], what: str) -> tqdm[int]:
 
 
 def _compare(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: str) -> None:
-    if not np.isfinite(theirs).all():
+    if not are_log_probs(theirs):
         raise DivergedError(
-            f"PyTorch itself gives log-probabilities that are not finite over {what}, so there is nothing "
+            f"PyTorch itself gives log-probabilities that are not numbers over {what}, so there is nothing "
             "to compare the graph with; nothing was written: export a checkpoint from before the loss "
             "diverged."
         )
-    worst = float(np.abs(mine - theirs).max())
+    worst = float(differences(mine, theirs).max())
     if not worst <= tolerance:
         raise ArtefactError(
             f"the exported graph differs from PyTorch by {worst:.3g} nats over {what}, more than "

@@ -115,8 +115,8 @@ def test_a_reference_that_is_no_json_or_has_too_few_or_infinite_answers_is_refus
         (REFERENCE, b'{"tokens": ' + b"9" * 100_000 + b"}", "not valid JSON"),
         (REFERENCE, b"[]", "expected a JSON object"),
         (ANSWERS, whole[ANSWERS][:-4], "does not hold"),
-        (ANSWERS, whole[ANSWERS][:-4] + np.float32("nan").tobytes(), "not finite"),
-        (ANSWERS, np.float32("-inf").tobytes() + whole[ANSWERS][4:], "not finite"),
+        (ANSWERS, whole[ANSWERS][:-4] + np.float32("nan").tobytes(), "not log-probabilities"),
+        (ANSWERS, np.float32("inf").tobytes() + whole[ANSWERS][4:], "not log-probabilities"),
     ):
         (artefact / name).write_bytes(content)
         reseal(artefact, name)

@@ -12,7 +12,9 @@ import pytest
 from torch import nn
 
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory
-from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.base.errors import DivergedError, MissingPackageError, UserError
+from runtimes.contract.precision import Precision
+from runtimes.contract.reference import load_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, WEIGHTS, load_spec
 from tests.xl_export.tracing import modules
@@ -51,6 +53,34 @@ def test_modules_of_each_form_run_as_every_artefact(traced: dict[str, Path], tmp
         again = load_memory(tmp_path / f"{name}.npz", session)
         ahead = [session.step(tokens[None, T : 2 * T], state)[0] for state in (memory, again)]
         assert np.array_equal(*ahead)
+
+
+def test_a_padded_vocabulary_is_legal_without_its_ids(padded_artefact: Path) -> None:
+    report, session = check(padded_artefact), open_session(padded_artefact)
+    assert report.passed
+    assert report.max_difference < 1e-5
+    assert np.isneginf(
+        load_reference(padded_artefact, load_spec(padded_artefact)).last[:, modules.PADDING :]
+    ).all()
+    assert evaluate(session, VOCAB.encode(TEXT)).bits_per_token < 20
+    with pytest.raises(DivergedError, match=r"\(id 255\) the probability zero"):
+        evaluate(session, np.array([1, 255, 1]))
+
+
+@pytest.mark.slow  # one more trace in each precision; `measure` and the reference are what differs
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-stored"])
+def test_a_padded_vocabulary_is_measured_in_fewer_bits(precision: Precision, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT)
+    options = {"vocab": VOCAB, "rule": RULE, "precision": precision}
+    artefact = trace(modules.Padded(), tmp_path / "a", text=path, **options)  # type: ignore[arg-type]
+    measured = load_spec(artefact).measured
+    assert measured is not None
+    assert 0 <= measured.kl_nats < 0.1
+    assert check(artefact).passed
+    path.write_bytes(b"a\xff" + TEXT)
+    with pytest.raises(UserError, match="a token that the model gives the probability zero"):
+        trace(modules.Padded(), tmp_path / "b", text=path, **options)  # type: ignore[arg-type]
 
 
 def test_the_graph_has_standard_operators_and_nothing_of_this_machine(traced: dict[str, Path]) -> None:
