@@ -75,7 +75,11 @@ class Storages:
         return flat
 
     def view(self, flat: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
-        """Returns a tensor over a storage; it has no more elements than the storage and none outside."""
+        """Returns a tensor over a storage, with no element outside it.
+
+        With a stride of 0, as `expand` makes it, a tensor has more elements than its storage. `VIEWS` bounds
+        what copies of all tensors would take.
+        """
         if (
             not isinstance(flat, Tensor)
             or flat.dim() != 1
@@ -91,12 +95,10 @@ class Storages:
         count = 1
         for size in shape:
             count *= size
-        last = (
-            offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            if count
-            else offset
-        )
-        if count > len(flat) or (count and last >= len(flat)) or offset > len(flat):
+        end = offset  # one behind the last element
+        if count:
+            end += 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        if end > len(flat):
             raise PickleError(f"makes a tensor {list(shape)} of a storage of {len(flat)} elements")
         self.left_of_views -= count * flat.element_size()
         self.tensors += 1
