@@ -58,7 +58,9 @@ class OwnStep(nn.Module):
         with torch.no_grad():
             # Tables for the longest segment that is traced: a rule of two tokens is traced with more.
             wide = dataclasses.replace(rule, segment=longest_traced(rule))
-            rows = wide.slots if form != "ring" or model.spans() else model.positions.table_rows(wide)
+            rows = wide.slots
+            if form == "ring":  # a gate has one row for each slot, and is added to the other terms
+                rows = rule.slots if model.spans() else model.positions.table_rows(wide)
             vectors = model.positions.vectors(rows, wide)
             for layer in range(len(self.blocks)):
                 terms = model.positions.terms(layer, vectors)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from runtimes import check, open_session
 from runtimes.base.errors import UserError
@@ -16,7 +17,9 @@ from runtimes.contract.spec import GRAPH, load_spec
 from tests.architectures import ARCHITECTURES
 from tests.commands import refused, xl
 from tests.streams import feed, rows
+from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
+from xl_export.tracing.steps import OwnStep
 
 FORMS = ("ring", "shift", "hidden")
 T = 8
@@ -99,6 +102,31 @@ def test_every_rule_can_be_traced(
         cut = [length for length in CUT if length <= rule.segment] or [rule.segment] * 9
         answers.append(feed(open_session(source), stream[:, : sum(cut)], cut)[0])
     assert np.abs(answers[0] - answers[1]).max() < 1e-4
+
+
+@pytest.mark.parametrize("segment", [1, 2])
+def test_spans_run_on_a_ring_with_the_shortest_segments(
+    segment: int, make_run: Callable[..., Path], tokens: np.ndarray
+) -> None:
+    rule = MemoryRule(mem_len=6, segment=segment)
+    run = make_run(**{**ARCHITECTURES["adaptive-span"], "layers": 1})
+    step = OwnStep(load_run(run).model.eval(), rule, "ring")
+    fed, positions = torch.from_numpy(tokens[None, :segment]), torch.arange(segment)[None]
+    expected = open_session(run).with_rule(rule)
+    with torch.no_grad():
+        hidden, _ = step.step(fed, positions, step.start(1))
+        logits = step.logits(hidden).numpy()
+    assert np.abs(logits - expected.step(fed.numpy(), expected.start(1))[0]).max() < 1e-4
+
+
+@pytest.mark.slow  # a trace takes seconds
+@pytest.mark.parametrize("segment", [1, 2])
+def test_spans_can_be_traced_with_the_shortest_segments(
+    segment: int, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    rule = MemoryRule(mem_len=6, segment=segment)
+    run = make_run(**{**ARCHITECTURES["adaptive-span"], "layers": 1})
+    assert check(export(run, tmp_path / "traced", exporter="trace", rule=rule)).passed
 
 
 @pytest.mark.parametrize(
