@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import get_args
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.folders import refuse_existing
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
@@ -108,15 +108,25 @@ def export(
     spec = dataclasses.replace(spec, concern=concern_about(run), storage=storage)
     model: Exportable = WrittenRun(trained, attention)
     if exporter == "trace":
-        from xl_export.artefact.traced import TracedRun, refuse_bytes  # torch.export is slow to import
+        from xl_export.artefact.traced import TracedRun, refuse_precisions  # torch.export is slow to import
 
-        refuse_bytes(memory_precision)
+        refuse_precisions(target, precision, memory_precision)
         model = TracedRun(trained)
         spec = model.traced(spec)
     refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None
-    write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
+    try:
+        write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
+    except ArtefactError as error:
+        span = trained.config.model.span
+        if target == "tensorrt" and exporter == "graph" and span is not None and span.epsilon:
+            raise ArtefactError(
+                f"{str(error).partition(';')[0]}; graphs for engines leave out span.epsilon, which is "
+                f"{span.epsilon:g} here: give --exporter trace, which keeps it, or leave out --target "
+                "tensorrt."
+            ) from error
+        raise
     return out
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
-from runtimes.contract.precision import MemoryPrecision, MemoryType, Precision
+from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
@@ -78,7 +78,7 @@ def trace(
     sources = [text] if text else []
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
-    refuse_bytes(memory_precision)
+    refuse_precisions(target, precision, memory_precision)
     refuse_other_modules(module)
     refuse_other_rules(rule)
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
@@ -107,8 +107,15 @@ def refuse_other_rules(rule: MemoryRule) -> None:
             )
 
 
-def refuse_bytes(memory_precision: MemoryPrecision) -> None:
-    """Raises ConfigError for memory in int8, whose scales a traced step knows nothing of."""
+def refuse_precisions(target: Target, precision: Precision, memory_precision: MemoryPrecision) -> None:
+    """Raises ConfigError for memory in int8, whose scales a traced step knows nothing of, and for quantised
+    weights in a graph for engines, where the matrices of the layers are known by names that a trace lacks.
+    """
+    if target == "tensorrt" and precision in QUANTISED:
+        raise ConfigError(
+            f"precision is {precision}, and a traced step for TensorRT has its weights in fp16 or fp32; give "
+            "one of them, or export the run with --exporter graph."
+        )
     if memory_precision == "int8":
         raise ConfigError(
             "memory_precision is int8, and a traced step has no scales for it; give fp16, or export the run "
@@ -201,11 +208,12 @@ class _Graphs:
 def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSession:
     """Lowers a traced graph to the precision of its spec, and writes it."""
     if spec.target == "tensorrt":
-        from xl_export.tensorrt.half import to_half
+        if spec.precision != "fp32":
+            from xl_export.tensorrt.half import to_half
 
-        graph = to_half(
-            graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.graph_inputs, *spec.graph_outputs)}
-        )
+            graph = to_half(
+                graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.graph_inputs, *spec.graph_outputs)}
+            )
     else:
         graph = lowered(graph, spec.precision)
     save_model(stamp(graph, spec, vocab), folder)

@@ -46,6 +46,20 @@ def types_of(folder: Path) -> tuple[list[onnx.NodeProto], dict[str, int]]:
     return list(graph.node), types | {i.name: i.data_type for i in graph.initializer}
 
 
+def test_an_epsilon_that_engines_leave_out_is_named(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run(**ARCHITECTURES["adaptive-span-gated-full"], layers=1)
+    with pytest.raises(UserError, match=r"leave out span.epsilon, which is 0.01 here: give --exporter trace"):
+        export(run, tmp_path / "a", target="tensorrt", precision="fp32")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow  # a trace takes seconds
+def test_a_traced_graph_for_engines_keeps_the_epsilon(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run(**ARCHITECTURES["adaptive-span-gated-full"], layers=1)
+    traced = export(run, tmp_path / "b", target="tensorrt", precision="fp32", exporter="trace")
+    assert check(traced).passed
+
+
 @pytest.mark.parametrize(
     ("name", "attention"), [(n, "plugin") for n in ARCHITECTURES] + [(n, "native") for n in NATIVE]
 )

@@ -12,6 +12,7 @@ import torch
 
 from runtimes import check, open_session
 from runtimes.base.errors import UserError
+from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from tests.architectures import ARCHITECTURES
@@ -191,6 +192,14 @@ def test_rows_of_a_traced_ring_advance_together_where_positions_count_from_the_e
 ) -> None:
     run = make_run(**ARCHITECTURES["per-layer-from-segment-end"], layers=1)
     assert check(export(run, tmp_path / "traced", exporter="trace", memory="ring")).passed
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
+def test_quantised_weights_are_refused_in_a_trace_for_tensorrt(
+    precision: Precision, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"precision is {precision}, and a traced step for TensorRT has"):
+        export(run, tmp_path / "a", exporter="trace", target="tensorrt", precision=precision)
 
 
 @pytest.mark.slow
