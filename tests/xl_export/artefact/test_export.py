@@ -117,6 +117,16 @@ def test_rule_options_reach_the_artefact(run: Path, tmp_path: Path) -> None:
     assert "11, segment 5, full mask, clamp 6" in result.output
 
 
+@pytest.mark.parametrize(("given", "kept"), [((), 5), (("0",), None), (("1",), 1), (("3",), 3)])
+def test_the_clamp_of_the_command_reaches_the_spec(
+    given: tuple[str, ...], kept: int | None, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(layers=1, rule=MemoryRule(mem_len=8, segment=4, clamp_len=5))
+    options = ("--clamp-len", *given) if given else ()
+    assert xl("export", run, "--out", tmp_path / "a", *options).exit_code == 0
+    assert json.loads((tmp_path / "a" / "spec.json").read_text())["rule"]["clamp_len"] == kept
+
+
 def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "xl_export", "onnx", str(run), "--out", str(tmp_path / "artefact")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,30 @@ def test_the_network_has_the_tensors_of_the_configuration(
     assert {tensor.name: (tensor.dtype.name, tuple(tensor.shape)) for tensor in found} == promised
     made = {network.get_output(at).name for at in range(network.num_outputs)}
     assert made == {"logits", *(state["output_name"][0] for state in states)}
+
+
+def test_a_model_that_exists_is_refused_before_the_engine_is_built(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "build", lambda *_, **__: pytest.fail("an engine was built"))
+    there = tmp_path / "models" / "e" / "config.pbtxt"
+    there.parent.mkdir(parents=True)
+    there.write_text("mine")
+    made = xl("build", artefacts["shift"], "--out", tmp_path / "e", "--triton", tmp_path / "models")
+    refused(made, f"{there.parent} exists already")
+    assert there.read_text() == "mine"
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_missing_onnx_ir_is_named_before_the_engine_is_built(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "build", lambda *_, **__: pytest.fail("an engine was built"))
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    monkeypatch.delitem(sys.modules, "xl_export.deployment.model_repository")
+    made = xl("build", artefacts["shift"], "--out", tmp_path / "e", "--triton", tmp_path / "models")
+    refused(made, "onnx_ir is not installed", "pip install 'xl-export[tensorrt,export]'")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_the_server_cannot_run_is_refused_before_it_is_built(
