@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = tuple(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if path.name != "log.md"  # the log keeps what once was; nobody is asked to run it
 )
 # The pages on the artefact's format, which are a specification together.
 FORMAT = "\n".join(

@@ -2,7 +2,7 @@
 
 Every step takes and frees the same tensors. glibc gives larger ones back to the system at once, and the
 system clears each page again when it is next written. On a virtual machine this was a tenth of a step in fp32
-and more in bf16, where tensors are cast (`docs/log.md`).
+and more in bf16, where tensors are cast (`docs/decisions/training.md`).
 """
 
 from __future__ import annotations

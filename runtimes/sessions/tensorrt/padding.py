@@ -10,7 +10,7 @@ see what they saw the first time, since S = M + T, and write what is there alrea
 
 In shift memory padding takes the places of tokens that are still seen, and what was pushed out cannot be fed
 again. Only where no row has begun its text, padding may stand before the segment, at negative positions.
-`docs/log.md` has the arithmetic.
+`docs/decisions/ring-memory.md` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Padding:
 
     def __init__(self, spec: Spec, profile: Profile) -> None:
         self.widths = profile.tokens[1:]
-        self.rings = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
+        self.rings = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
         # Keys before the text count as zeros under the other rule, and padding would take their place.
         self.before_texts = spec.form == "shift" and spec.rule.initial_memory == "masked"
 
