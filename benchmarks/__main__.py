@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from benchmarks.cases.registry import CASES, OLD_NAMES, Case, find_case, refuse_unsuitable_options
+from benchmarks.cases.registry import CASES, Case, find_case, refuse_unsuitable_options
 from benchmarks.compare import compare, find_results, read_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
 from benchmarks.first_hour.command import first_hour_command
@@ -30,7 +30,7 @@ class Cases(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        is_case = bool(args) and (args[0] in CASES or args[0] in OLD_NAMES)
+        is_case = bool(args) and args[0] in CASES
         return super().resolve_command(ctx, ["run", *args] if is_case else args)
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.registry import CASES, OLD_NAMES
+from benchmarks.cases.registry import CASES
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
 
 SHORTEST = 4  # characters of a commit or date
 MACHINE = ("cpu", "cpus", "system", "memory_bytes")
-OLD_FIELDS = {"operators": "kernel"}  # names that fields of a row had before
 Document = dict[str, Any]
 Key = tuple[str, str, int, str]  # case, configuration, threads, and what names the row
 
@@ -165,7 +164,6 @@ def _newest(documents: Sequence[Document]) -> dict[Key, tuple[Document, Document
     newest: dict[Key, tuple[Document, Document]] = {}
     for document in sorted(documents, key=lambda document: str(document["time"])):
         case = str(document["case"])
-        case = OLD_NAMES.get(case, case)
         for at, row in enumerate(document["rows"]):
             key = (case, document["config"], document["threads"], _row_name(case, row, at))
             newest[key] = (row, document)
@@ -173,12 +171,12 @@ def _newest(documents: Sequence[Document]) -> dict[Key, tuple[Document, Document
 
 
 def _row_name(case: str, row: Document, at: int) -> str:
-    """What tells a row from others of its case; the oldest rows name no operators and are `standard`."""
+    """What tells a row from others of its case; a row that names no operators is `standard`."""
     if case not in CASES:  # of another version of this project
         return f"row {at + 1}"
     parts = []
     for name in CASES[case].keys:
-        value = row.get(name, row.get(OLD_FIELDS.get(name, name)))
+        value = row.get(name)
         if isinstance(value, dict):
             value = " ".join(f"{letter} {size}" for letter, size in value.items())
         if value not in (None, "standard"):

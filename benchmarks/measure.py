@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from benchmarks.checked_sessions import open_graph
 from benchmarks.machine import cache_bytes
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from xl_export.graph.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # what is read at least to measure the memory's rate
@@ -193,8 +193,8 @@ def _read_rate(threads: int) -> float:
 
 def _matrix_rate(threads: int) -> float:
     """Multiply-adds per second of a large square matrix product in ONNX Runtime, one side constant."""
-    op, shape = Ops(), (str(MATRIX), str(MATRIX))
-    facts = [TensorFacts(name=name, dtype="float32", shape=shape) for name in ("x", "y")]
+    op, shape = Ops(), (MATRIX, MATRIX)
+    facts = [TensorSpec(name=name, dtype="float32", shape=shape) for name in ("x", "y")]
     x = graph_input(facts[0])
     ones = np.ones((MATRIX, MATRIX), np.float32)
     model = op.model([x], [op.MatMul(x, op.constant(ones))], (facts[1],), opset=23)

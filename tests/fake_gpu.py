@@ -228,8 +228,8 @@ class _Context:
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         node = self.engine.tensors[name][0]
-        most = {"batch": self.profile["batch"][2], "segment": self.profile["tokens"][2]}
-        most["rows"] = most["batch"] * most["segment"]
+        most = {"batch": self.profile["batch"][2], "tokens": self.profile["tokens"][2]}
+        most["rows"] = most["batch"] * most["tokens"]
         fits = len(shape) == len(node.shape) and all(
             1 <= size <= most[axis] if isinstance(axis, str) else size == axis
             for size, axis in zip(shape, node.shape, strict=True)

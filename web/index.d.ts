@@ -245,7 +245,9 @@ export interface TensorFacts {
   name: string;
   dtype: "int64" | "int32" | "float32" | "float16" | "int8";
   shape: (number | string)[];
-  optional?: boolean;
+  /** Of an input that is memory: the output that the next step reads in its place. */
+  present?: string;
+  /** Of a tensor that a step can do without: when it is needed. */
   when?: string;
 }
 
@@ -277,13 +279,16 @@ export interface Spec {
   };
   form: "ring" | "shift" | "hidden" | "own";
   precision: string;
-  memory_precision?: string;
-  answers?: string;
-  target?: string;
+  memory_precision: string;
+  target: string;
   opset: number;
-  concern?: string;
-  state: { past: string; present: string; dtype: MemoryType; shape: string[] }[];
+  concern: string | null;
+  /** The largest and the mean difference from the reference, in nats, that `check` accepts. */
+  tolerance: number;
+  mean_tolerance: number;
+  inputs: TensorFacts[];
+  outputs: TensorFacts[];
+  /** The inputs that are memory; `spec.json` has them among `inputs` only. */
+  state: (TensorFacts & { present: string; dtype: MemoryType })[];
   files: Record<string, { sha256: string; num_bytes: number }>;
-  inputs?: TensorFacts[];
-  outputs?: TensorFacts[];
 }

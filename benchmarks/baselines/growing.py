@@ -22,7 +22,7 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.model.terms import ModelTerms
@@ -106,10 +106,10 @@ class _GrowingGraph(Layers):
 
     def build(self) -> ir.Model:
         op, model = self.op, self.model
-        ids = graph_input(TensorFacts(name="input_ids", dtype="int64", shape=("1", "1")))
-        shape = ("1", str(model.heads), "past", str(model.head_dim))
+        ids = graph_input(TensorSpec(name="input_ids", dtype="int64", shape=(1, 1)))
+        shape = (1, model.heads, "past", model.head_dim)
         past = [
-            graph_input(TensorFacts(name=f"past.{at}", dtype="float32", shape=shape))
+            graph_input(TensorSpec(name=f"past.{at}", dtype="float32", shape=shape))
             for at in range(2 * model.layers)
         ]
         x, present = embed(self, model, ids), []
@@ -120,10 +120,10 @@ class _GrowingGraph(Layers):
             out = op.MatMul(answers, self.weight(name + "out.weight", transpose=True))
             x = self.norm(name + "attention_norm", op.Add(x, out))
             x = self.norm(name + "feed_forward_norm", op.Add(x, self.feed_forward(layer, x)))
-        facts = [TensorFacts(name="logits", dtype="float32", shape=("1", "1", str(model.vocab_size)))]
+        facts = [TensorSpec(name="logits", dtype="float32", shape=(1, 1, model.vocab_size))]
         longer = (*shape[:2], "present", shape[3])
         facts += [
-            TensorFacts(name=f"present.{at}", dtype="float32", shape=longer) for at in range(2 * model.layers)
+            TensorSpec(name=f"present.{at}", dtype="float32", shape=longer) for at in range(2 * model.layers)
         ]
         return op.model([ids, *past], [all_logits(self, model, x), *present], tuple(facts), opset=OPSET)
 

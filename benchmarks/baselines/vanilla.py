@@ -24,7 +24,7 @@ from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
 from runtimes.contract.spec import GRAPH
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from trainer.model.config import ModelConfig
 from trainer.model.positions import sinusoids
 from xl_export.graph.fused_cpu import DOMAIN, OPERATORS
@@ -96,7 +96,7 @@ class _WindowGraph(Layers):
 
     def build(self) -> ir.Model:
         op, model = self.op, self.model
-        ids = graph_input(TensorFacts(name="input_ids", dtype="int64", shape=("1", str(self.window))))
+        ids = graph_input(TensorSpec(name="input_ids", dtype="int64", shape=(1, self.window)))
         positions = sinusoids(torch.arange(self.window), model.d_model).float().numpy()
         x = op.Add(embed(self, model, ids), op.constant(positions, "positions"))
         for layer in range(model.layers - 1):
@@ -104,7 +104,7 @@ class _WindowGraph(Layers):
         last = self.slice(x, self.window - 1, self.window, axis=1)
         last = self.rest_of_block(model.layers - 1, last, self.attention_of_last(model.layers - 1, x, last))
         logits = all_logits(self, model, op.Squeeze(last, op.constant(np.array([1]))))
-        facts = TensorFacts(name="logits", dtype="float32", shape=("1", str(model.vocab_size)))
+        facts = TensorSpec(name="logits", dtype="float32", shape=(1, model.vocab_size))
         return op.model([ids], [logits], (facts,), opset=OPSET, domains=self.domains)
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:

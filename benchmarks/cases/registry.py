@@ -221,7 +221,6 @@ CASES = {
         ),
     )
 }
-OLD_NAMES = {"kernel": "triton-kernel"}  # names that cases had before
 FLAGS = {
     "names": "only",
     "references": "reference",
@@ -230,8 +229,7 @@ FLAGS = {
 
 
 def find_case(name: str) -> Case:
-    """The case of that name or of that old name; raises ConfigError for any other."""
-    name = OLD_NAMES.get(name, name)
+    """The case of that name; raises ConfigError for any other."""
     if name not in CASES:
         raise ConfigError(f"{name} is not a case; give one of {', '.join(CASES)}.")
     return CASES[name]

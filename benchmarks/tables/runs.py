@@ -135,8 +135,8 @@ class History:
 
 
 def operators(row: Row) -> str:
-    """`fused` or `standard`; older runs call the field `kernel`, and the oldest have neither."""
-    return str(row.get("operators", row.get("kernel", "standard")))
+    """`fused` or `standard`; a row that does not say is of the standard operators."""
+    return str(row.get("operators", "standard"))
 
 
 def _commit(commit: str | None) -> str:

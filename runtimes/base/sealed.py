@@ -3,66 +3,68 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import Content, open_file, reading, sha256, write_json
+from runtimes.base.files import Content, atomic_file, open_file, read_bytes, read_json, reading, sha256
 from runtimes.base.records import from_json, to_json
 
 Record = TypeVar("Record")
 BLOCK = 1 << 23  # bytes that are read at a time
+LAST_LINE = re.compile(rb'\s*:\s*"[0-9a-f]{64}"\s*}\s*')  # of a sealed file, after the key "digest"
 
 
-def identity_of(document: Any) -> str:
-    """Hexadecimal SHA-256 of a JSON document. The order of its keys does not matter."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+def write_sealed(path: Path, record: Record) -> Record:
+    """Writes a record with the field `identity` as JSON, atomically; returns it with the identity it has now.
 
-
-def write_sealed(path: Path, document: dict[str, Any]) -> None:
-    """Writes a JSON document together with its digest, atomically."""
-    write_json(path, {**document, "digest": identity_of(document)})
-
-
-def parse_sealed(
-    cls: type[Record],
-    data: Any,
-    *,
-    where: str,
-    schema: int,
-    what: str,
-    again: str,
-    document: Callable[[Record], dict[str, Any]] = to_json,
-) -> Record:
-    """The record in a sealed JSON document, its schema, keys, types and digest verified.
-
-    where: the source, for messages. schema: the newest that this version reads. what: a noun for the folder.
-    again: the imperative that makes it again. document: the JSON of a record, over which its digest is taken.
-    Raises ArtefactError.
+    The last line of the file is a digest: the SHA-256 of all bytes before the key `"digest"`. The identity
+    is the SHA-256 of the whole file, as `sha256sum` prints it; the file does not hold it. So neither depends
+    on how a parser reads numbers.
     """
+    document = record.to_json() if hasattr(record, "to_json") else to_json(record)
+    del document["identity"]
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    head = text.removesuffix("\n}").encode() + b",\n  "
+    content = head + f'"digest": "{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+    return dataclasses.replace(record, identity=hashlib.sha256(content).hexdigest())  # type: ignore[type-var]
+
+
+def read_sealed(cls: type[Record], path: Path, *, schema: int, what: str, again: str) -> Record:
+    """The record in a sealed JSON file, its schema, keys, types and digest verified, with its `identity`.
+
+    cls: has the field `identity`, which the file does not have. schema: the newest that this version reads.
+    what: a noun for the folder. again: the imperative that makes it again. Raises ArtefactError.
+    """
+    content = read_bytes(path)
+    data = read_json(path, content)
     stated = data.get("schema") if isinstance(data, dict) else None
     if isinstance(stated, int) and stated > schema:
         raise ArtefactError(
-            f"{where} has schema {stated}, and this version reads up to {schema}; "
+            f"{path} has schema {stated}, and this version reads up to {schema}; "
             "update with `pip install -U xl-export`."
         )
+    other = f"the {what} is damaged or of another version of xl-export: {again}."
+    if not isinstance(data, dict) or "identity" in data:
+        raise ArtefactError(f"{path} is not the JSON of the {what}; {other}")
+    head, _, tail = bytes(content).rpartition(b'"digest"')
+    if data.pop("digest", None) != hashlib.sha256(head).hexdigest() or not LAST_LINE.fullmatch(tail):
+        raise ArtefactError(f"{path} was altered: its digest does not match its content; {again}.")
     try:
-        content = {k: v for k, v in data.items() if k != "digest"} if isinstance(data, dict) else data
-        record = from_json(cls, content, where=where)
+        return from_json(cls, data | {"identity": hashlib.sha256(content).hexdigest()}, where=str(path))
     except ConfigError as error:
-        raise ArtefactError(
-            f"{str(error).rstrip('.')}; the {what} is damaged or of another version of xl-export: {again}."
-        ) from error
-    if data.get("digest") != identity_of(document(record)):
-        raise ArtefactError(f"{where} was altered: its digest does not match its content; {again}.")
-    return record
+        raise ArtefactError(f"{str(error).rstrip('.')}; {other}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,7 @@ from runtimes.tasks.sample import Sampler
     "--save-memory",
     "save_to",
     type=click.Path(path_type=Path),
-    help="Write the memory of the streams to this file at the end. Other languages read it too, unless its "
-    "name ends in .npz.",
+    help="Write the memory of the streams to this file at the end. Other languages read it too.",
 )
 @click.option(
     "--load-memory",

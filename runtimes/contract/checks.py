@@ -12,24 +12,22 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError, TextError
-from runtimes.base.files import read_npz, reading
 from runtimes.base.tensors_file import read_tensors
 from runtimes.contract.memory import (
     MAX_POSITION,
     STREAMS,
     DeviceTensor,
     Memory,
-    is_archive,
     refuse_batch,
     refuse_no_memory,
 )
 from runtimes.contract.session import Session
-from runtimes.contract.tensors import MAX_SCALE
+from runtimes.contract.tensors import MAX_SCALE, row_bytes
 
 
 def new_memory(session: Session, batch: int) -> Memory:
     """A memory of zeros for `batch` streams at position 0; raises StreamError for an impossible batch."""
-    refuse_batch(batch, row_bytes=sum(tensor.num_bytes(batch=1) for tensor in session.state))
+    refuse_batch(batch, row_bytes=row_bytes(session.state))
     tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
     memory = Memory(np.zeros(batch, np.int64), tensors, session.identity)
     memory.unsure = False
@@ -197,15 +195,9 @@ def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, pa
 
 
 def _saved_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """Owner and arrays, `positions` among them, of a file in either layout of `save_memory`."""
-    with reading(path):
-        archived = path.suffix == ".npz" or is_archive(path)
-    if archived:
-        arrays = {name.removeprefix("tensor/"): array for name, array in read_npz(path).items()}
-        owner = str(arrays.pop("owner")) if "owner" in arrays else None
-    else:
-        arrays, facts = read_tensors(path)
-        owner = facts.get("owner") if facts.get("format") == STREAMS else None
+    """Owner and arrays, `positions` among them, of a file that `save_memory` wrote."""
+    arrays, facts = read_tensors(path)
+    owner = facts.get("owner") if facts.get("format") == STREAMS else None
     if owner is None or "positions" not in arrays:
         raise ArtefactError(f"{path} holds no stream memory; expected a file written by save_memory.")
     return owner, arrays
@@ -247,7 +239,7 @@ def check_memory(session: Session, memory: Memory) -> None:
         )
     for tensor in session.state:
         array = tensors[tensor.name]
-        shape = tensor.sizes(batch=len(positions))
+        shape = (len(positions), *tensor.row)
         if not (isinstance(array, DeviceTensor) or _is_own(array)):
             raise StreamError(
                 f"the memory's {tensor.name} is read-only, a view of another array, or no array; "

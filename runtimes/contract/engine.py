@@ -12,14 +12,12 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import read_json
 from runtimes.base.machine import DRIVER_VERSION
-from runtimes.base.records import to_json
-from runtimes.base.sealed import FileFacts, identity_of, parse_sealed, verify_file, write_sealed
-from runtimes.contract.spec import SPEC, VOCAB, Spec, parse_spec
+from runtimes.base.sealed import FileFacts, read_sealed, verify_file, write_sealed
+from runtimes.contract.spec import ANSWERS, REFERENCE, SPEC, VOCAB, Spec, read_spec
 from runtimes.contract.vocabulary import VOCAB_FILES
 
 BUILD, PLAN = "build.json", "step.plan"
@@ -63,7 +61,7 @@ class Profile:
     def axes(self, which: int) -> dict[str, int]:
         """The sizes of the named axes of graph inputs at the least (0), usual (1) or most (2) shapes."""
         batch, tokens = self.batch[which], self.tokens[which]
-        return {"batch": batch, "segment": tokens, "rows": (1, batch, batch * tokens)[which]}
+        return {"batch": batch, "tokens": tokens, "rows": (1, batch, batch * tokens)[which]}
 
     def takes(self, *, batch: int, tokens: int) -> bool:
         return self.batch[0] <= batch <= self.batch[2] and self.tokens[0] <= tokens <= self.tokens[2]
@@ -105,54 +103,30 @@ class TacticFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The contract of one engine. The spec of the artefact that it was built from lies next to it.
-
-    artefact: the identity of that artefact. version: that of the TensorRT that built the engine.
-    compute_capabilities: those of the GPUs that it runs on. gpu: the GPU that it was tuned on; None where it
-    was built ahead of time. version_compatible: whether newer releases of the same major version run it too.
-    layers: how many layers of each kind the parsed network has. plugin_layers: how many of them are those of
-    this project's plugin, two for each attention. driver_version: that of the GPU's driver during the build,
-    such as 580.65.06; None where no GPU built, and where the machine does not tell it. driver_cuda: the
-    newest CUDA that this driver served, such as 13.0; None where no GPU built. driver: the same in engines
-    that were built before it was called so; none is written any more. tactics: the kernels of the plugin, for
-    each kind of attention in each profile.
-    """
+    """The contract of one engine. The spec of the artefact that it was built from lies next to it."""
 
     schema: int = SCHEMA
-    artefact: str
+    artefact: str  # the identity of the artefact that it was built from
     flavour: Flavour
-    version: str
+    version: str  # of the TensorRT that built it
     attention: Attention
-    compute_capabilities: tuple[str, ...]
-    gpu: Gpu | None
+    compute_capabilities: tuple[str, ...]  # of the GPUs that it runs on
+    gpu: Gpu | None  # that it was tuned on; None if it was built ahead of time
     hardware: Hardware
-    version_compatible: bool
+    version_compatible: bool  # whether newer releases of the same major version run it too
     refit: bool
     profiles: tuple[Profile, ...]
-    layers: dict[str, int]
+    layers: dict[str, int]  # how many of each kind the parsed network has
     types: dict[str, int]
-    plugin_layers: int
+    plugin_layers: int  # those of this project's plugin, two for each attention
     seconds: float
     producer: dict[str, str]
     files: dict[str, FileFacts]
-    driver: str | None = None
+    # Of the GPU's driver during the build, such as 580.65.06; None if no GPU built, or the machine hides it.
     driver_version: str | None = None
-    driver_cuda: str | None = None
-    tactics: tuple[TacticFacts, ...] = ()
-
-    @property
-    def identity(self) -> str:
-        """SHA-256 over the whole contract, the plan's hash included."""
-        return identity_of(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """The contract as it is written and hashed.
-
-        `driver`, `driver_version`, `driver_cuda` and `tactics` were added to schema 1, and are left out where
-        they are not known: so older engines load and keep their identity.
-        """
-        added = ("driver", "driver_version", "driver_cuda", "tactics")
-        return {name: value for name, value in to_json(self).items() if name not in added or value}
+    driver_cuda: str | None = None  # the newest CUDA that this driver serves, such as 13.0
+    tactics: tuple[TacticFacts, ...] = ()  # the plugin's kernels, for each kind of attention in each profile
+    identity: str = ""  # SHA-256 of the bytes of `build.json`, which does not hold it
 
     @property
     def largest_batch(self) -> int:
@@ -162,12 +136,12 @@ class EngineFacts:
 def side_files(spec: Spec) -> tuple[str, ...]:
     """The names of the files that an engine has of its artefact as they are, a tokenizer's file included."""
     tokenizers = (name for name in VOCAB_FILES if name in spec.files)
-    return tuple(dict.fromkeys((SPEC, VOCAB, *spec.reference_files, *tokenizers)))
+    return tuple(dict.fromkeys((SPEC, VOCAB, REFERENCE, ANSWERS, *tokenizers)))
 
 
-def save_engine(folder: Path, facts: EngineFacts) -> None:
-    """Writes `build.json` with its own digest."""
-    write_sealed(folder / BUILD, facts.to_json())
+def save_engine(folder: Path, facts: EngineFacts) -> EngineFacts:
+    """Writes `build.json`; returns the facts with the identity that they have now."""
+    return write_sealed(folder / BUILD, facts)
 
 
 def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
@@ -182,7 +156,7 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
         raise ArtefactError(
             f"{where} has more than {MAX_FACTS_BYTES} bytes; build the engine again with `xl-export build`."
         )
-    facts = _parse(read_json(where), where=str(where))
+    facts = _read(where)
     again = f"build it again: {rebuild_command(folder, facts)}"
 
     def verify(*names: str) -> None:
@@ -191,9 +165,8 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
                 raise ArtefactError(f"{where} does not list {name}; {again}.")
             verify_file(folder / name, facts.files[name], record=BUILD, again=again)
 
-    verify(PLAN, SPEC, VOCAB)
-    spec = parse_spec(read_json(folder / SPEC), where=str(folder / SPEC))
-    verify(*spec.reference_files)
+    verify(PLAN, SPEC, VOCAB, REFERENCE, ANSWERS)
+    spec = read_spec(folder / SPEC)
     if spec.identity != facts.artefact:
         raise ArtefactError(
             f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is that of "
@@ -202,28 +175,20 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
     return facts, spec
 
 
-def _parse(data: Any, *, where: str) -> EngineFacts:
+def _read(path: Path) -> EngineFacts:
     again = "build the engine again with `xl-export build`"
-    facts = parse_sealed(
-        EngineFacts,
-        data,
-        where=where,
-        schema=SCHEMA,
-        what="engine",
-        again=again,
-        document=EngineFacts.to_json,
-    )
+    facts = read_sealed(EngineFacts, path, schema=SCHEMA, what="engine", again=again)
     names = [profile.name for profile in facts.profiles]
     capabilities = facts.compute_capabilities
     printable = bool(capabilities) and all(CAPABILITY.fullmatch(capability) for capability in capabilities)
     printable = printable and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
-    printable = printable and all(CUDA_VERSION.fullmatch(x) for x in (facts.driver, facts.driver_cuda) if x)
+    printable = printable and all(CUDA_VERSION.fullmatch(x) for x in (facts.driver_cuda,) if x)
     printable = printable and (
         not facts.driver_version or bool(DRIVER_VERSION.fullmatch(facts.driver_version))
     )
     if facts.schema != SCHEMA or names != ["segment", "token"] or not printable:
         raise ArtefactError(
-            f"{where} was altered: its schema, profiles, versions or layers are none of an engine; {again}."
+            f"{path} was altered: its schema, profiles, versions or layers are none of an engine; {again}."
         )
     return facts
 

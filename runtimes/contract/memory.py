@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +14,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from runtimes.base.errors import StreamError
-from runtimes.base.files import NPZ_ERRORS, atomic_file, open_file
+from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.files import atomic_file
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.tensors_file import read_metadata, write_tensors
 
 MAX_POSITION = 1 << 62
 MAX_BATCH = 1 << 16  # rows
-ZIP = b"PK\x03\x04"
 STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
 MOST_PARTS = 256  # of a memory, kept with their bindings
 
@@ -326,16 +324,12 @@ def refuse_batch(batch: int, *, row_bytes: int) -> None:
 def save_memory(memory: Memory, path: Path | str) -> None:
     """Writes the streams to a file, atomically. Streams from `load_memory` continue bit for bit.
 
-    The file has the layout of safetensors, which other languages read and write too; where its name ends in
-    `.npz` it is NumPy's archive instead. Both are specified in docs/reference/saved-streams.md. Raises
-    StreamError where a row that has begun holds values that are not finite: it could not be loaded.
+    The file has the layout of safetensors, which other languages read and write too: see
+    docs/reference/saved-streams.md. Raises StreamError where a row that has begun holds values that are not
+    finite: it could not be loaded.
     """
     with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
-        if Path(path).suffix == ".npz":
-            archived = {f"tensor/{name}": array for name, array in _arrays_to_save(memory).items()}
-            np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **archived)
-        else:
-            write_memory(memory, stream)
+        write_memory(memory, stream)
 
 
 def write_memory(memory: Memory, stream: BinaryIO, notes: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -362,20 +356,11 @@ def _arrays_to_save(memory: Memory) -> dict[str, np.ndarray]:
     return arrays
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file begins as a zip archive does; raises OSError where it cannot be read."""
-    with open_file(path) as stream:
-        return stream.read(len(ZIP)) == ZIP
-
-
 def holds_streams(path: Path) -> bool:
-    """Whether a file is what `save_memory` writes, as far as its beginning or its directory say."""
+    """Whether a file is what `save_memory` writes, as far as its beginning says."""
     try:
         if not path.is_file():  # reading from a pipe would wait for its other end
             return False
-        if is_archive(path):
-            with zipfile.ZipFile(path) as archive:
-                return {"owner.npy", "positions.npy"} <= set(archive.namelist())
         return read_metadata(path).get("format") == STREAMS
-    except (*NPZ_ERRORS, OSError):
+    except (ArtefactError, OSError):
         return False

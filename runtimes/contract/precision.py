@@ -41,9 +41,6 @@ MEAN_TOLERANCES: dict[Precision, float] = {
     "int4": 5e-2,
     "fp8": 5e-2,
 }
-# Of older artefacts, whose reference holds answers of the machine that exported. Another machine, or the
-# fused operator, rounds some activations otherwise. The most that was measured is 0.0186 in the mean.
-OLDER_MEAN_TOLERANCES = MEAN_TOLERANCES | {"int8": 2e-2, "int4": 2e-2, "fp8": 2e-2}
 # The largest and the mean difference from PyTorch with memory in int8, which rounds as the artefact does:
 # only a value between two bytes may go either way. The trained model of stories differed by 0.0027 at most,
 # and by 0.00006 in the mean. Where the reference holds other answers, memory in int8 has the limits of int8

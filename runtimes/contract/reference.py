@@ -17,12 +17,12 @@ from typing import Literal
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import atomic_file, read_json, read_npz
+from runtimes.base.files import atomic_file, read_json
 from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp
 from runtimes.base.records import from_json, to_json
 from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
-from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, OLD_REFERENCE, REFERENCE, SPEC, Spec
+from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, REFERENCE, SPEC, Spec
 
 Ints = tuple[int, ...]
 Bools = tuple[bool, ...]
@@ -132,23 +132,15 @@ def save_reference(folder: Path, reference: Reference) -> None:
 def load_reference(folder: Path, spec: Spec) -> Reference:
     """The reference in the folder of an artefact or of an engine, its hashes, shapes and values checked.
 
-    Older artefacts have it in one file of NumPy's format. Raises ArtefactError where anything does not fit.
+    Raises ArtefactError where anything does not fit.
     """
-    names = spec.reference_files
-    path = folder / names[0]
+    path = folder / REFERENCE
     contents = {
         name: read_verified(folder / name, spec.files[name], record=SPEC, again=EXPORT_AGAIN)
-        for name in names
+        for name in (REFERENCE, ANSWERS)
     }
-    arrays = (
-        read_npz(path, contents[OLD_REFERENCE]) if names == (OLD_REFERENCE,) else _read_arrays(path, contents)
-    )
-    try:
-        reference = Reference(**arrays)
-    except TypeError as error:
-        raise ArtefactError(
-            f"{path} does not hold the arrays of a reference; export the artefact again."
-        ) from error
+    arrays = _read_arrays(path, contents)
+    reference = Reference(**arrays)
     batch, length = reference.log_probs.shape if reference.log_probs.ndim == 2 else (0, 0)
     expected = {
         "tokens": ("int64", (batch, length + 1)),

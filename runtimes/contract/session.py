@@ -18,7 +18,7 @@ from runtimes.contract.device import AUTO, Device
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from runtimes.contract.vocabulary import Vocab
 
 
@@ -59,7 +59,7 @@ class Session(Protocol):
     identity: str
     rule: MemoryRule
     vocab: Vocab
-    state: tuple[TensorFacts, ...]
+    state: tuple[TensorSpec, ...]
     before_run: Callable[[], object] | None
 
     @property

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -29,76 +29,76 @@ Shapes = tuple[tuple[int, ...], ...]  # of memory tensors, without the axis of t
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorFacts:
-    """One input or output of the graph. `shape` has decimal numbers, and names for the axes that vary."""
+class TensorSpec:
+    """One input or output of a step graph, as `spec.json` lists it."""
 
     name: str
     dtype: Literal["int64", "int32", "float32", "float16", "int8"]
-    shape: tuple[str, ...]  # the names are "batch", "segment" and "rows"
+    # Numbers, and "batch", "tokens" or "rows" for the axes that vary.
+    shape: tuple[int | str, ...]
+    # Of an input that is memory: the output of the same type and shape that the next step reads in its place.
+    present: str | None = None
+    # Of a tensor that a step may do without: one sentence on when it is needed.
+    when: str | None = field(default=None, compare=False)
 
     @property
     def is_scale(self) -> bool:
         """Whether it holds the scales of a memory tensor of bytes."""
         return self.name.startswith("past_key_values.") and self.name.endswith(SCALE)
 
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The sizes of a memory tensor for one row."""
+        return tuple(int(size) for size in self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes that a memory tensor takes for one row."""
+        return math.prod(self.row) * int(np.dtype(self.dtype).itemsize)
+
     def sizes(self, **axes: int) -> tuple[int, ...]:
         """The shape as numbers, with these sizes for its named axes."""
-        return tuple(axes[size] if size in axes else int(size) for size in self.shape)
-
-    def num_bytes(self, **axes: int) -> int:
-        """The size in bytes, with these sizes for the named axes."""
-        return math.prod(self.sizes(**axes)) * int(np.dtype(self.dtype).itemsize)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListedTensor:
-    """One input or output as `spec.json` lists it for readers in any language.
-
-    shape: numbers, and the names "batch", "tokens" and "rows" for the axes that vary. optional: whether a
-    step may do without its content. when: one sentence on when it has any; None where `optional` is false.
-    """
-
-    name: str
-    dtype: Literal["int64", "float32", "float16", "int8"]
-    shape: tuple[int | str, ...]
-    optional: bool = False
-    when: str | None = None
+        return tuple(axes[size] if isinstance(size, str) else size for size in self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as it is written: without `when` where there is nothing to say."""
-        return {name: value for name, value in self.__dict__.items() if name != "when" or value is not None}
+        """The entry as it is written, without what does not apply."""
+        return {name: value for name, value in self.__dict__.items() if value is not None}
 
 
-# The graph calls the axis of tokens `segment`.
-LISTED_AXES = {"segment": "tokens"}
-# What may be left out of a step of a graph with a large vocabulary, and when it is wanted.
+# What may be left out of a step of a graph with a large vocabulary, and when it is needed.
 OPTIONAL_WHEN = {
     "targets": "Give the next tokens whose log-probabilities are wanted, and -1 everywhere else.",
     "logit_rows": "Give b * T + t of each token whose whole distribution is wanted; the list may be empty.",
-    "logits": "Read it where logit_rows is not empty.",
-    "log_probs": "Read it where targets holds a token.",
+    "logits": "Read it if logit_rows is not empty.",
+    "log_probs": "Read it if targets holds a token.",
 }
 
 
-def listed(facts: TensorFacts, *, selective: bool) -> ListedTensor:
-    """The entry of a graph's tensor in `spec.json`; selective: see `ModelFacts.selective`."""
-    when = OPTIONAL_WHEN.get(facts.name) if selective else None
-    shape = tuple(int(size) if size.isdecimal() else LISTED_AXES.get(size, size) for size in facts.shape)
-    assert facts.dtype != "int32", "no step graph has such a tensor"
-    return ListedTensor(name=facts.name, dtype=facts.dtype, shape=shape, optional=when is not None, when=when)
+def graph_tensors(
+    model: ModelFacts, memory: Sequence[TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and the outputs of a step graph, in order.
 
+    inputs: tokens and positions; with a large vocabulary (`ModelFacts.selective`) `targets`, the tokens whose
+    log-probability is wanted (-1 for none), and `logit_rows`, the positions whose logits are wanted, as
+    b T + t for row b and token t; then the memory. outputs: logits, with a large vocabulary
+    log-probabilities, then the memory after the step.
+    """
+    selective = model.selective
 
-@dataclass(frozen=True, kw_only=True)
-class StateFacts:
-    """One memory tensor. The graph reads it as `past` and returns it as `present`, in the same shape."""
+    def tensor(name: str, dtype: Literal["int64", "float32"], *shape: int | str) -> TensorSpec:
+        return TensorSpec(
+            name=name, dtype=dtype, shape=shape, when=OPTIONAL_WHEN.get(name) if selective else None
+        )
 
-    past: str
-    present: str
-    dtype: MemoryType
-    shape: tuple[str, ...]
-
-    def tensor(self) -> TensorFacts:
-        return TensorFacts(name=self.past, dtype=self.dtype, shape=self.shape)
+    each = ("batch", "tokens")
+    inputs = [tensor(name, "int64", *each) for name in ("input_ids", "position_ids")]
+    outputs = [tensor("logits", "float32", *(["rows"] if selective else each), model.vocab_size)]
+    if selective:
+        inputs += [tensor("targets", "int64", *each), tensor("logit_rows", "int64", "rows")]
+        outputs.append(tensor("log_probs", "float32", *each))
+    after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in memory]
+    return (*inputs, *memory), (*outputs, *after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def head_groups(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> tuple[tup
 
 def state_tensors(
     model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: MemoryType = "float32", shapes: Shapes = ()
-) -> tuple[StateFacts, ...]:
+) -> tuple[TensorSpec, ...]:
     """The memory tensors of a form, layer by layer.
 
     shapes: those of the form `own`, in order. They must be empty with every other form, whose tensors follow
@@ -161,7 +161,7 @@ def state_tensors(
         for number, group in enumerate(groups):
             if form == "hidden":
                 names = [(f"past_hidden.{layer}", f"present_hidden.{layer}")]
-                shape: tuple[str, ...] = ("batch", str(group.mem_len), str(model.d_model))
+                row: tuple[int, ...] = (group.mem_len, model.d_model)
             else:
                 slots = group.mem_len + (rule.segment if form == "ring" else 0)
                 where = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
@@ -169,16 +169,16 @@ def state_tensors(
                     (f"past_key_values.{where}.{kind}", f"present.{where}.{kind}")
                     for kind in ("key", "value")
                 ]
-                shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
+                row = (len(group.heads), slots, model.head_dim)
             for past, present in names:
-                states.append(StateFacts(past=past, present=present, dtype=dtype, shape=shape))
+                states.append(TensorSpec(name=past, present=present, dtype=dtype, shape=("batch", *row)))
                 if dtype == "int8":
-                    pair = {"past": past + SCALE, "present": present + SCALE}
-                    states.append(StateFacts(**pair, dtype="float32", shape=(*shape[:-1], "1")))
+                    scale = {"name": past + SCALE, "present": present + SCALE}
+                    states.append(TensorSpec(**scale, dtype="float32", shape=("batch", *row[:-1], 1)))
     return tuple(states)
 
 
-def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[StateFacts, ...]:
+def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[TensorSpec, ...]:
     """Memory tensors [B, …] that a module defines itself, called by their numbers."""
     if len(shapes) > MAX_STATES:
         raise ConfigError(f"memory_shapes has {len(shapes)} tensors; expected at most {MAX_STATES}.")
@@ -189,11 +189,11 @@ def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[StateFacts, ...]:
                 f"{MAX_SIZE}."
             )
     return tuple(
-        StateFacts(
-            past=f"past_state.{number}",
+        TensorSpec(
+            name=f"past_state.{number}",
             present=f"present_state.{number}",
             dtype=dtype,
-            shape=("batch", *map(str, shape)),
+            shape=("batch", *shape),
         )
         for number, shape in enumerate(shapes)
     )
@@ -209,6 +209,6 @@ def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: Memor
     return row_bytes(whole) - row_bytes(state_tensors(model, rule, form, dtype))
 
 
-def row_bytes(states: Sequence[StateFacts]) -> int:
+def row_bytes(states: Iterable[TensorSpec]) -> int:
     """The bytes that memory tensors take for one row."""
-    return sum(state.tensor().num_bytes(batch=1) for state in states)
+    return sum(state.row_bytes for state in states)

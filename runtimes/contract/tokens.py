@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ import numpy as np
 from runtimes.base.errors import MissingPackageError, NoTextError, TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.folders import DATA as DATA
-from runtimes.base.sealed import identity_of
 from runtimes.base.text import text_pieces
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
@@ -143,9 +143,14 @@ def side_file(ids: str) -> str:
     return str(Path(ids).with_suffix(".json"))
 
 
+def vocabulary_sha256(vocab: Vocab) -> str:
+    """Hexadecimal SHA-256 of a vocabulary, whatever the order of the keys in its file."""
+    return hashlib.sha256(json.dumps(vocab.to_json(), sort_keys=True).encode()).hexdigest()
+
+
 def side_bytes(vocab: Vocab) -> bytes:
     """The content of a side file: the SHA-256 of the vocabulary, as JSON."""
-    return (json.dumps({"vocabulary_sha256": identity_of(vocab.to_json())}) + "\n").encode()
+    return (json.dumps({"vocabulary_sha256": vocabulary_sha256(vocab)}) + "\n").encode()
 
 
 def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:

@@ -8,7 +8,6 @@ from typing import Any
 from runtimes.base.records import to_json
 from runtimes.base.sealed import verify_file
 from runtimes.contract.spec import SPEC, VOCAB, Spec
-from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import VOCAB_FILES, SubwordVocab, Vocab, load_vocab
 
 
@@ -45,14 +44,9 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "tolerance": spec.tolerance,
         "mean_tolerance": spec.mean_tolerance,
         "opset": spec.opset,
-        "inputs": [_tensor(tensor) for tensor in spec.graph_inputs],
-        "outputs": [_tensor(tensor) for tensor in spec.graph_outputs],
+        "inputs": [tensor.to_json() for tensor in spec.inputs],
+        "outputs": [tensor.to_json() for tensor in spec.outputs],
         "files": {name: to_json(facts) for name, facts in spec.files.items()},
         "producer": spec.producer,
         "source": spec.source,
     }
-
-
-def _tensor(tensor: TensorFacts) -> dict[str, Any]:
-    shape = [int(size) if size.isdigit() else size for size in tensor.shape]
-    return {"name": tensor.name, "dtype": tensor.dtype, "shape": shape}

@@ -25,7 +25,7 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import VOCAB, Spec
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec, row_bytes
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.from_logits import FromLogits
 from runtimes.sessions.pieces import cut, run_in_pieces
@@ -51,9 +51,9 @@ class GraphSession(FromLogits, ABC):
         self._process = os.getpid()
         self._tried, self._counts_from_end = False, False
         self.rule: MemoryRule = spec.rule
-        self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
+        self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.
-        self._ring_sizes = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
+        self._ring_sizes = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
         if vocab.size != spec.model.vocab_size:
             raise ArtefactError(
                 f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again."
@@ -98,7 +98,7 @@ class GraphSession(FromLogits, ABC):
         )
 
     def step_bytes(self, *, segment: int) -> int:
-        state = sum(tensor.num_bytes(batch=1) for tensor in self.state)
+        state = row_bytes(self.state)
         logits = 4 * segment * self.vocab.size
         return 2 * state + 3 * logits  # memory before and after the step; logits, and two arrays made of them
 

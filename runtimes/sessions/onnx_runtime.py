@@ -25,7 +25,7 @@ from runtimes.contract.spec import (
     load_spec,
     open_artefact,
 )
-from runtimes.contract.tensors import LISTED_AXES, AnyForm
+from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
@@ -230,8 +230,8 @@ class _Binding:
     def _bind(self, ort: Any, spec: Spec, past: dict[str, np.ndarray], present: dict[str, np.ndarray]) -> Any:
         io = self.session.io_binding()
         for state in spec.state:
-            io.bind_ortvalue_input(state.past, ort.OrtValue.ortvalue_from_numpy(past[state.past]))
-            io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.past]))
+            io.bind_ortvalue_input(state.name, ort.OrtValue.ortvalue_from_numpy(past[state.name]))
+            io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.name]))
         return io
 
 
@@ -325,16 +325,12 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
     """
     kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
     kinds["tensor(int8)"] = "int8"
-    inputs, outputs = spec.lists()
     for what, promised, found in (
-        ("inputs", inputs, session.get_inputs()),
-        ("outputs", outputs, session.get_outputs()),
+        ("inputs", spec.inputs, session.get_inputs()),
+        ("outputs", spec.outputs, session.get_outputs()),
     ):
         expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in promised]
-        actual = [
-            (node.name, kinds.get(node.type, node.type), [LISTED_AXES.get(size, size) for size in node.shape])
-            for node in found
-        ]
+        actual = [(node.name, kinds.get(node.type, node.type), node.shape) for node in found]
         for want, have in zip(expected, actual, strict=False):
             if want != have:
                 raise ArtefactError(

@@ -33,7 +33,7 @@ class BatchLimits:
         rows: the largest number of rows, where the user gives one.
         """
         if rows is None:
-            row_bytes = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+            row_bytes = sum(tensor.row_bytes for tensor in session.state)
             rows = max(1, min(MOST_ROWS, STATE_BYTES // max(1, row_bytes)))
         tokens = MOST_TOKENS
         if session.spec is None or not session.spec.model.selective:  # such a graph computes fewer logits

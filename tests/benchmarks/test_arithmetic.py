@@ -183,7 +183,7 @@ def test_window_counts_what_the_graph_computes(window, monkeypatch):
 @pytest.mark.parametrize("segment", [1, 3])
 def test_step_counts_what_the_graph_computes(form, segment):
     graph, spec = step_model(form)
-    feeds = {state.past: np.zeros(state.tensor().sizes(batch=1), np.float32) for state in spec.state}
+    feeds = {state.name: np.zeros((1, *state.row), np.float32) for state in spec.state}
     ids = {name: np.zeros((1, segment), np.int64) for name in ("input_ids", "position_ids")}
     assert counted(graph, {**feeds, **ids}) == step_multiply_adds(MODEL, RULE, form, segment)
 

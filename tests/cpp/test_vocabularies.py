@@ -17,6 +17,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.generate import generate
 from tests.cpp.program import ROOT, Driver
 from tests.decoding import pieces_and_rest, random_ids
+from tests.sealing import sealed
 
 TALES = ROOT / "examples" / "stories" / "tales"
 WHITE = (0x09, 0x0A, 0x0B, 0x1C, 0x1F, 0x20, 0x20, 0x85, 0xA0, 0x200B, 0x2028, 0x3000, 0x2581)
@@ -29,12 +30,7 @@ def with_vocabulary(artefact: Path, folder: Path, vocabulary: dict[str, Any], **
     for name, content in files.items():
         (folder / name.replace("_", ".")).write_bytes(content)
     spec = json.loads((folder / "spec.json").read_text())
-    del spec["digest"]
-    for name in spec["files"]:
-        data = (folder / name).read_bytes()
-        spec["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-    (folder / "spec.json").write_text(json.dumps({**spec, "digest": digest}))
+    (folder / "spec.json").write_bytes(sealed(spec, folder, *spec["files"]))
     return folder
 
 

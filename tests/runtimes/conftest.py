@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
+from tests.sealing import sealed
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -67,11 +67,6 @@ def reseal() -> Callable[..., None]:
 
     def seal(folder: Path, *names: str, **changes: object) -> None:
         document = {**json.loads((folder / "spec.json").read_text()), **changes}
-        document.pop("digest", None)
-        for name in names:
-            data = (folder / name).read_bytes()
-            document["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
-        digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-        (folder / "spec.json").write_text(json.dumps({**document, "digest": digest}))
+        (folder / "spec.json").write_bytes(sealed(document, folder, *names))
 
     return seal

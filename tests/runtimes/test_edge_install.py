@@ -90,7 +90,7 @@ def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: 
         (("info", run), "pip install 'xl-export[train]'"),
         (("generate", run, "--prompt", "a"), "pip install 'xl-export[train]'"),
         (("train", "--out", tmp_path / "run"), "pip install 'xl-export[train]'"),
-        (("onnx", run, "--out", tmp_path / "artefact"), "pip install 'xl-export[cpu,export]'"),
+        (("export", run, "--out", tmp_path / "artefact"), "pip install 'xl-export[cpu,export]'"),
         (("demo", "--train", "--out", tmp_path / "demo"), "pip install 'xl-export[demo]'"),
     ]
     for arguments, advice in cases:

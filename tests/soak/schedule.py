@@ -30,14 +30,14 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from runtimes.base.files import read_npz
+from runtimes.base.tensors_file import read_tensors
 from runtimes.contract.memory import Memory, save_memory
 
-arrays = read_npz(Path(sys.argv[1]))
-owner, number = str(arrays.pop("owner")), 0
+arrays, facts = read_tensors(Path(sys.argv[1]))
+owner, number = facts["owner"], 0
 while True:
     number += 1
-    whole = {name.removeprefix("tensor/"): np.full_like(old, number % 1000) for name, old in arrays.items()}
+    whole = {name: np.full(old.shape, number % 1000, old.dtype) for name, old in arrays.items()}
     save_memory(Memory(whole.pop("positions"), whole, owner), sys.argv[1])
     if number == 1:
         print("writing", flush=True)
@@ -195,7 +195,7 @@ class Schedule:
         ]
 
     def save(self, streams: Streams) -> None:
-        file = self.folder / "streams.npz"
+        file = self.folder / "streams"
         begun = streams.memory.positions > 0
         finite = all(np.isfinite(array[begun]).all() for array in streams.memory.tensors.values())
         try:
@@ -273,7 +273,7 @@ class Schedule:
 
     def kill(self, streams: Streams) -> None:
         """A child that saves streams is killed: the file is whole, and the next save removes the rest."""
-        file = self.folder / "killed.npz"
+        file = self.folder / "killed"
         save_memory(self.fresh().memory, file)
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE, text=True

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.base.files import read_npz
+from runtimes.base.tensors_file import read_tensors
 from tests.soak.writers import Writer, wait_for_handlers, writers
 from xl_export.artefact.export import export
 
@@ -77,7 +77,7 @@ def test_saving_streams_ends_well_at_a_signal(
     number: signal.Signals, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
     """For the command that starts fastest; `make soak` has all commands and random moments."""
-    file = tmp_path / "streams.npz"
+    file = tmp_path / "streams"
     endless = (
         "generate",
         artefacts["ring"],
@@ -88,7 +88,7 @@ def test_saving_streams_ends_well_at_a_signal(
         "--save-memory",
         file,
     )
-    writer = Writer(name="memory", arguments=endless, out=file, whole=read_npz, again=())
+    writer = Writer(name="memory", arguments=endless, out=file, whole=read_tensors, again=())
     assert interrupt(writer, number, 0.2) == "stopped"
     assert list(tmp_path.iterdir()) == []
 

@@ -119,7 +119,7 @@ def writers(run: Path, artefact: Path, shift: Path, text: Path, folder: Path) ->
         writer("losses-csv", "losses.csv", "--losses", losses, _table),
         writer(
             "memory",
-            "streams.npz",
+            "streams",
             "--save-memory",
             ("generate", artefact, "--prompt", "the ", "--tokens", "1000"),
             lambda path: load_memory(path, open_session(artefact)),

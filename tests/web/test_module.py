@@ -19,9 +19,6 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from tests.web import cases
 from tests.web.npm import copied_module, node, packages, run_node
 
-PROMPT = " and"  # of version 0.1's expected answers
-OLD = Path(__file__).resolve().parents[1] / "data" / "version-0.1"
-
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,7 +38,6 @@ def given(
     """What the tests in Node are given: artefacts, and Python's answers."""
     scratch = tmp_path_factory.mktemp("scratch")
     folders = artefacts | cases.artefacts_of_kinds(make_run, scratch)
-    expected = json.loads((OLD / "expected.json").read_text())
     return {
         "scratch": str(scratch),
         "chunks": cases.long_text(),
@@ -50,16 +46,6 @@ def given(
         "vocabularies": [
             cases.vocabulary_case(name, vocab, scratch / f"vocabulary-{name}")
             for name, vocab in cases.vocabularies(text).items()
-        ],
-        "old": [
-            {
-                "name": name,
-                "folder": str(OLD / name),
-                "prompt": PROMPT,
-                "continued": expected[name]["continued"].removeprefix(PROMPT).removesuffix("\n"),
-                "stream": str(OLD / f"{name}-stream.npz"),
-            }
-            for name in ("ring", "hidden", "span")
         ],
     }
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import runtimes
-from runtimes.base.sealed import identity_of
 from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
 from tests.browsers import FIREFOX, SWIFTSHADER
 from tests.runtimes.contract.test_subword import trained
+from tests.sealing import sealed
 from tests.web.test_page import a_reader_types_and_the_model_goes_on, greedy, same_bits
 from xl_export.artefact.export import export
 
@@ -331,8 +331,7 @@ def test_a_model_that_may_be_of_no_use_is_named(
     site = make_site(artefacts["ring"])
     file = site / "models" / "ring" / "spec.json"
     spec = json.loads(file.read_text()) | {"concern": "this run was never validated."}
-    del spec["digest"]
-    file.write_text(json.dumps(spec | {"digest": identity_of(spec)}))
+    file.write_bytes(sealed(spec))
     page = open_page(site, viewport={"width": 1280, "height": 900})
     assert page.page.inner_text("#concern") == "Warning: this run was never validated."
     assert page.error is None

@@ -16,10 +16,8 @@ from typing import Literal
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, TextError
-from runtimes.base.files import read_json
 from runtimes.base.folders import refuse_no_folder
-from runtimes.base.records import to_json
-from runtimes.base.sealed import FileFacts, file_facts, identity_of, parse_sealed, write_sealed
+from runtimes.base.sealed import FileFacts, file_facts, read_sealed, write_sealed
 from runtimes.contract.id_files import CHECKED
 from runtimes.contract.model_facts import MAX_SIZE
 from runtimes.contract.spec import VOCAB
@@ -48,11 +46,7 @@ class DatasetFacts:
     tokens: dict[str, int]
     files: dict[str, FileFacts]
     sources: dict[str, FileFacts] = field(default_factory=dict)
-
-    @property
-    def identity(self) -> str:
-        """SHA-256 over all of it, file hashes included."""
-        return identity_of(to_json(self))
+    identity: str = ""  # SHA-256 of the bytes of `data.json`, which does not hold it
 
 
 @dataclass(frozen=True)
@@ -94,9 +88,9 @@ def write_part(path: Path, pieces: Iterable[np.ndarray], vocab_size: int) -> tup
     return count, FileFacts(sha256=digest.hexdigest(), num_bytes=num_bytes)
 
 
-def save_facts(folder: Path, facts: DatasetFacts) -> None:
-    """Writes `data.json` with its own digest."""
-    write_sealed(folder / DATA, to_json(facts))
+def save_facts(folder: Path, facts: DatasetFacts) -> DatasetFacts:
+    """Writes `data.json`; returns the facts with the identity that they have now."""
+    return write_sealed(folder / DATA, facts)
 
 
 def open_dataset(path: Path | str) -> Dataset:
@@ -112,7 +106,7 @@ def open_dataset(path: Path | str) -> Dataset:
             f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare text` from texts "
             "of your own, `prepare tokens` from token ids, or `prepare NAME --from PATH` of a public corpus."
         )
-    facts = _parse(read_json(folder / DATA), where=str(folder / DATA))
+    facts = _read(folder / DATA)
     for name, expected in facts.files.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != expected.num_bytes:
@@ -132,9 +126,9 @@ def open_dataset(path: Path | str) -> Dataset:
     return Dataset(facts, vocab, *(_map(folder / f"{split}.bin", facts, split) for split in SPLITS))
 
 
-def _parse(data: object, *, where: str) -> DatasetFacts:
+def _read(path: Path) -> DatasetFacts:
     again = "prepare the dataset again"
-    facts = parse_sealed(DatasetFacts, data, where=where, schema=SCHEMA, what="dataset", again=again)
+    facts = read_sealed(DatasetFacts, path, schema=SCHEMA, what="dataset", again=again)
     itemsize = np.dtype(facts.dtype).itemsize
     consistent = (
         facts.schema == SCHEMA
@@ -149,7 +143,7 @@ def _parse(data: object, *, where: str) -> DatasetFacts:
     )
     if not consistent:
         raise ArtefactError(
-            f"{where} contradicts itself or has another schema than {SCHEMA}; prepare the dataset again."
+            f"{path} contradicts itself or has another schema than {SCHEMA}; prepare the dataset again."
         )
     return facts
 

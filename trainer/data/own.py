@@ -127,7 +127,7 @@ def write_dataset(
             files=facts,
             sources=sources,
         )
-        save_facts(folder, made)
+        made = save_facts(folder, made)
     return Prepared(facts=made, notes=notes)
 
 

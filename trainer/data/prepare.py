@@ -82,8 +82,7 @@ def prepare(
             files=files,
             sources=found.sources,
         )
-        save_facts(folder, facts)
-    return facts
+        return save_facts(folder, facts)
 
 
 def word_vocab(counts: Counter[str], *, min_count: int, unknown: str, end_of_line: str) -> WordVocab:

@@ -49,7 +49,7 @@ RUN_FILES = frozenset(
     }
     | {*VOCAB_FILES}
 )
-SHA256 = "tensors_sha256"  # in the metadata of a file of tensors; older files have none
+SHA256 = "tensors_sha256"  # in the metadata of a file of tensors
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
 from trainer.run.choices import CorpusName, refuse_vocab_name
-from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig, in_sections
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
@@ -310,11 +310,11 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, data: Any, *, where: str) -> TrainConfig:
-        """A configuration from parsed JSON, also in the form that version 0.1 wrote.
+        """A configuration from parsed JSON.
 
         where: the source, for messages. Raises ConfigError for unknown keys, wrong types and wrong values.
         """
-        return from_json(cls, in_sections(data, where=where), where=where)
+        return from_json(cls, data, where=where)
 
     @classmethod
     def load(cls, name: str | Path) -> TrainConfig:

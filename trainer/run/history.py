@@ -32,13 +32,12 @@ class Facts:
     at: index in the lanes where the next segment begins. position: stream position of that segment. epoch:
     how often the streams have started again.
     lanes, limit: of every validation of the run, the number of lanes and the most tokens, or None for all.
-    They stay as they were when the run began, because its scores are compared. The defaults are those of
-    version 0.1.
+    They stay as they were when the run began, because its scores are compared.
     final: bits per token of the whole held-out text at the end of training; None before.
     averaged: number of weights in the average.
     scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
     ranks: number of processes whose random states are stored.
-    held_out: the SHA-256 of the held-out text, as `Source` has it; None in older checkpoints.
+    held_out: the SHA-256 of the held-out text, as `Source` has it.
     """
 
     text: str
@@ -50,11 +49,11 @@ class Facts:
     scale_steps: int
     ranks: int
     validations: tuple[Validation, ...]
-    epoch: int = 0
-    lanes: int = 8
-    limit: int | None = None
-    final: float | None = None
-    held_out: str | None = None
+    epoch: int
+    lanes: int
+    limit: int | None
+    final: float | None
+    held_out: str | None
 
 
 def best(history: Sequence[Validation]) -> Validation | None:

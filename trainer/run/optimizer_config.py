@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from runtimes.base.errors import ConfigError
 
 MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
-# Until version 0.1, these keys stood at the top of a configuration. Each is now in one of the two sections.
-MOVED = {
-    "learning_rate": ("optimizer", "lr"),
-    "clip": ("optimizer", "clip"),
-    "warmup_steps": ("schedule", "warmup_steps"),
-    "min_learning_rate": ("schedule", "min_lr"),
-    "plateau_patience": ("schedule", "plateau_patience"),
-    "plateau_decay": ("schedule", "plateau_decay"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,34 +90,3 @@ class ScheduleConfig:
             raise ConfigError(
                 f"schedule.plateau_patience is {self.plateau_patience}; expected 0 or more validations."
             )
-
-
-def in_sections(data: Any, *, where: str) -> Any:
-    """The JSON of a configuration in its present form; `data` itself is not changed.
-
-    Until version 0.1, `optimizer` and `schedule` were names, and the keys in `MOVED` stood beside them. Every
-    run of before has such a file. Raises ConfigError where a key is given in both forms.
-    """
-    if not isinstance(data, dict):
-        return data
-    moved = {
-        place: data[key]
-        for key, place in {
-            **MOVED,
-            "optimizer": ("optimizer", "kind"),
-            "schedule": ("schedule", "kind"),
-        }.items()
-        if key in data and (key in MOVED or isinstance(data[key], str))
-    }
-    if not moved:
-        return data
-    data = {key: value for key, value in data.items() if key not in MOVED}
-    for (section, key), value in moved.items():
-        inside = {} if isinstance(data.get(section), str) else data.get(section, {})
-        if not isinstance(inside, dict):
-            return data  # `from_json` says what is wrong with it
-        if key in inside:
-            old = next(name for name, place in MOVED.items() if place == (section, key))
-            raise ConfigError(f"{where}: {old} is the older name of {section}.{key}; give only the latter.")
-        data[section] = {**inside, key: value}
-    return data

@@ -28,7 +28,7 @@ from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
 from runtimes.contract.memory import Memory
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import TensorFacts, state_tensors
+from runtimes.contract.tensors import TensorSpec, row_bytes, state_tensors
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.description import describe_vocab
 
@@ -80,9 +80,7 @@ class TorchSession:
         self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
         self._process = os.getpid()
         facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
-        self.state: tuple[TensorFacts, ...] = tuple(
-            state.tensor() for state in state_tensors(facts, rule, "hidden")
-        )
+        self.state = state_tensors(facts, rule, "hidden")
 
     @property
     def computed_by(self) -> str:
@@ -164,7 +162,7 @@ class TorchSession:
         return other
 
     def step_bytes(self, *, segment: int) -> int:
-        state = sum(tensor.num_bytes(batch=1) for tensor in self.state)
+        state = row_bytes(self.state)
         scores = 4 * self.model.facts().heads * segment * (self.rule.mem_len + segment)
         logits = 4 * segment * self.vocab.size
         # Memory before and after the step; logits, and two arrays made of them; scores of one layer, and four
@@ -301,9 +299,9 @@ class ProjectedTorchSession(TorchSession):
 
         super().__init__(model, vocab, rule, identity=f"{identity} projected")
         config, self._projected = model.config, ProjectedModel(model, rule, write=write)
-        shape = ("batch", str(config.heads), str(rule.mem_len), str(config.head_dim))
+        shape = ("batch", config.heads, rule.mem_len, config.head_dim)
         names = [f"{kind}.{layer}" for layer in range(config.layers) for kind in ("key", "value")]
-        self.state = tuple(TensorFacts(name=name, dtype="float32", shape=shape) for name in names)
+        self.state = tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name in names)
 
     def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         return self._projected.step(tokens, past, positions)

@@ -4,7 +4,7 @@ import { feed } from "./feed.js";
 import { checkedOptions, pieces } from "./generate.js";
 import { newMemory, refuseForeign } from "./memory.js";
 import { pauses } from "./pause.js";
-import { limits, replay } from "./reference.js";
+import { replay } from "./reference.js";
 import { plain } from "./files/source.js";
 import { loadMemory, saveMemory } from "./saved.js";
 import { surprisals, unitFactor } from "./score.js";
@@ -176,7 +176,7 @@ export class Model {
     try {
       const found = await replay(this.stepper, reference, memory, { signal, pause: pauses() });
       const seconds = (performance.now() - began) / 1000;
-      return report(found, reference.logProbs.length, seconds, limits(this.spec), this.facts.computedBy);
+      return report(found, reference.logProbs.length, seconds, this.spec, this.facts.computedBy);
     } finally {
       await memory.dispose();
     }
@@ -246,9 +246,9 @@ function refuseSeveral(memory) {
 
 /**
  * @param {Float64Array[]} found @param {number} tokens @param {number} seconds
- * @param {{most: number, mean: number}} limit @param {string} computedBy
+ * @param {import("../index.js").Spec} spec @param {string} computedBy
  */
-function report(found, tokens, seconds, limit, computedBy) {
+function report(found, tokens, seconds, spec, computedBy) {
   let [sum, count, worst] = [0, 0, 0];
   for (const differences of found) {
     for (const value of differences) {
@@ -259,18 +259,20 @@ function report(found, tokens, seconds, limit, computedBy) {
   }
   const mean = sum / count;
   const means =
-    limit.mean < limit.most ? `, ${mean.toExponential(2)} in the mean (tolerance ${limit.mean})` : "";
+    spec.mean_tolerance < spec.tolerance
+      ? `, ${mean.toExponential(2)} in the mean (tolerance ${spec.mean_tolerance})`
+      : "";
   return {
-    passed: worst <= limit.most && mean <= limit.mean,
+    passed: worst <= spec.tolerance && mean <= spec.mean_tolerance,
     maxDifference: worst,
-    tolerance: limit.most,
+    tolerance: spec.tolerance,
     meanDifference: mean,
-    meanTolerance: limit.mean,
+    meanTolerance: spec.mean_tolerance,
     tokens,
     seconds,
     computedBy,
     sentence:
       `${tokens} log-probabilities differ from the reference by at most ${worst.toExponential(2)} nats ` +
-      `(tolerance ${limit.most})${means}`,
+      `(tolerance ${spec.tolerance})${means}`,
   };
 }

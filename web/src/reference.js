@@ -1,11 +1,8 @@
 /**
  * The reference of an artefact: tokens and the trained model's answers, which any engine can replay.
- *
- * New artefacts have `reference.json` and plain float32 arrays beside it, older ones `reference.npz`.
  */
 import { XLExportError, refuseStopped, shown } from "./errors.js";
 import { parseJson } from "./files/json.js";
-import { readNpz } from "./files/npz.js";
 import { logSumExp } from "./text/logits.js";
 
 /**
@@ -17,29 +14,9 @@ import { logSumExp } from "./text/logits.js";
  */
 
 const JSON_FILE = "reference.json";
-const NPZ_FILE = "reference.npz";
-/** The largest difference, and the largest mean difference, that may pass (docs/reference/answers.md). */
-const LIMITS = /** @type {Record<string, [number, number]>} */ ({
-  fp32: [1e-4, 1e-4],
-  fp16: [5e-2, 1e-2],
-  "int8-stored": [1e-4, 1e-4],
-});
-const LOSSY = /** @type {[number, number]} */ ([0.5, 5e-2]);
-/** Of older artefacts, whose reference holds the answers of the machine that exported. */
-const OLDER_LOSSY = /** @type {[number, number]} */ ([0.5, 2e-2]);
-/** Of memory in int8 beside PyTorch's answers with such memory. */
-const MEMORY_IN_BYTES = /** @type {[number, number]} */ ([2e-2, 2e-3]);
-
-/** The limits of an artefact: those of the coarser of weights and memory. @param {Spec} spec */
-export function limits(spec) {
-  const lossy = spec.answers === "stored-weights" ? LOSSY : OLDER_LOSSY;
-  const pair = [spec.precision, spec.memory_precision ?? "fp32"].map((name) => LIMITS[name] ?? lossy);
-  if (spec.answers === "memory-in-bytes") pair[1] = MEMORY_IN_BYTES;
-  return { most: Math.max(pair[0][0], pair[1][0]), mean: Math.max(pair[0][1], pair[1][1]) };
-}
 
 /**
- * The names of the files in which an artefact keeps its reference.
+ * The reference of an artefact.
  * @param {Spec} spec @param {(file: string) => Promise<Uint8Array>} read
  * @returns {Promise<Reference>}
  */
@@ -48,14 +25,8 @@ export async function loadReference(spec, read) {
     new XLExportError(
       `the reference of the artefact does not hold answers of this model (${why}); export it again.`,
     );
-  let found;
-  if (Object.hasOwn(spec.files, JSON_FILE)) {
-    found = await fromJson(parseJson(await read(JSON_FILE), JSON_FILE), read, fail);
-  } else if (Object.hasOwn(spec.files, NPZ_FILE)) {
-    found = await fromNpz(await read(NPZ_FILE), fail);
-  } else {
-    throw fail("it has no reference.json");
-  }
+  if (!Object.hasOwn(spec.files, JSON_FILE)) throw fail("it has no reference.json");
+  const found = await fromJson(parseJson(await read(JSON_FILE), JSON_FILE), read, fail);
   const { tokens, segments, restarts, logProbs, last } = found;
   const size = spec.model.vocab_size;
   const fed = segments.reduce((a, b) => a + b, 0);
@@ -102,29 +73,6 @@ async function fromJson(data, read, fail) {
     restarts,
     logProbs: await floats(data.log_probs),
     last: await floats(data.last),
-  };
-}
-
-/** @param {Uint8Array} bytes @param {(why: string) => Error} fail @returns {Promise<Reference>} */
-async function fromNpz(bytes, fail) {
-  const arrays = await readNpz(bytes, NPZ_FILE);
-  const get = (/** @type {string} */ name, /** @type {string} */ dtype, /** @type {number} */ rank) => {
-    const array = arrays.get(name);
-    if (!array || array.dtype !== dtype || array.shape.length !== rank) throw fail(`its ${name}`);
-    return array;
-  };
-  const integers = (/** @type {Uint8Array} */ data) =>
-    Array.from(new BigInt64Array(data.buffer, data.byteOffset, data.length / 8), Number);
-  const rows = (/** @type {any[]} */ values, /** @type {number[]} */ [count, width]) =>
-    Array.from({ length: count }, (_, i) => values.slice(i * width, (i + 1) * width));
-  const tokens = get("tokens", "<i8", 2);
-  const restarts = get("restarts", "|b1", 2);
-  return {
-    tokens: rows(integers(tokens.data), tokens.shape),
-    segments: integers(get("segments", "<i8", 1).data),
-    restarts: rows(Array.from(restarts.data, Boolean), restarts.shape),
-    logProbs: littleEndian(get("log_probs", "<f4", 2).data),
-    last: littleEndian(get("last", "<f4", 2).data),
   };
 }
 

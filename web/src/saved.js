@@ -3,7 +3,6 @@
  * (docs/reference/saved-streams.md).
  */
 import { XLExportError } from "./errors.js";
-import { readNpz, textOf } from "./files/npz.js";
 import { readTensors, writeTensors } from "./files/safetensors.js";
 import { newMemory } from "./memory.js";
 import { isScale, stateShape } from "./spec.js";
@@ -12,13 +11,6 @@ const FORMAT = "xl-export stream 1";
 const TYPES = { float32: "F32", float16: "F16", int8: "I8" };
 /** With a larger scale, its bytes would not be finite numbers. */
 const MOST_SCALE = (2 - 2 ** -23) * 2 ** 120;
-/** Types of NumPy's older form. */
-const NUMPY = /** @type {Record<string, string>} */ ({
-  "<f4": "F32",
-  "<f2": "F16",
-  "<i8": "I64",
-  "|i1": "I8",
-});
 const MOST_POSITION = 1n << 62n;
 const WHERE = "the saved stream";
 
@@ -46,7 +38,7 @@ export async function saveMemory(memory, spec) {
           `row ${bad} of the memory holds values that are not finite; restart it before saving.`,
         );
       }
-      arrays.set(state.past, {
+      arrays.set(state.name, {
         dtype: TYPES[state.dtype],
         shape: stateShape(state, memory.batch),
         data: tensors[i],
@@ -65,7 +57,7 @@ export async function saveMemory(memory, spec) {
  * @returns {Promise<Memory>}
  */
 export async function loadMemory(bytes, engine, spec, identity) {
-  const { arrays, owner, furthest } = await (isZip(bytes) ? fromNpz(bytes) : fromTensors(bytes));
+  const { arrays, owner, furthest } = await fromTensors(bytes);
   const damaged = (/** @type {string} */ why) =>
     new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
   if (owner !== identity) {
@@ -84,10 +76,10 @@ export async function loadMemory(bytes, engine, spec, identity) {
   }
   if (arrays.size !== spec.state.length + 1) throw damaged("its arrays are not those of this model");
   const tensors = spec.state.map((state) => {
-    const array = arrays.get(state.past);
+    const array = arrays.get(state.name);
     const shape = stateShape(state, found.length).join();
     if (array?.dtype !== TYPES[state.dtype] || array.shape.join() !== shape)
-      throw damaged(`${state.past} does not fit`);
+      throw damaged(`${state.name} does not fit`);
     if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
     if (isScale(spec, state) && !floats(array.data).every((x) => x >= 0 && x <= MOST_SCALE))
       throw damaged("it holds scales that no key or value has");
@@ -104,30 +96,10 @@ export async function loadMemory(bytes, engine, spec, identity) {
 }
 
 /** @param {Uint8Array} bytes */
-function isZip(bytes) {
-  return [0x50, 0x4b, 3, 4].every((byte, i) => bytes[i] === byte);
-}
-
-/** @param {Uint8Array} bytes */
 async function fromTensors(bytes) {
   const { arrays, metadata } = await readTensors(bytes, WHERE);
   if (metadata.format !== FORMAT || metadata.owner === undefined) throw noStream();
   return { arrays, owner: metadata.owner, furthest: metadata.furthest };
-}
-
-/** @param {Uint8Array} bytes */
-async function fromNpz(bytes) {
-  const stored = await readNpz(bytes, WHERE);
-  const owner = stored.get("owner");
-  stored.delete("owner");
-  if (!owner) throw noStream();
-  const arrays = new Map(
-    [...stored].map(([name, array]) => [
-      name.replace(/^tensor\//, ""),
-      { ...array, dtype: NUMPY[array.dtype] ?? "" },
-    ]),
-  );
-  return { arrays, owner: textOf(owner), furthest: undefined };
 }
 
 function noStream() {

@@ -3,7 +3,6 @@ import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
-import { canonical, parseExact } from "../src/files/json.js";
 import { ownSha256 } from "../src/files/sha256.js";
 import { XLExportError, open } from "../src/index.js";
 import { Random } from "../src/text/random.js";
@@ -35,17 +34,14 @@ const below = (/** @type {number} */ n) => Math.floor(random.next() * n);
 
 /** The files with hashes and digest computed again. @param {Record<string, Uint8Array>} files */
 function sealed(files) {
-  const spec = /** @type {Map<string, any>} */ (
-    parseExact(new TextDecoder().decode(files["spec.json"]), "spec")
-  );
-  for (const [name, facts] of spec.get("files") instanceof Map ? spec.get("files") : []) {
-    if (!(facts instanceof Map) || !files[name]) continue;
-    facts.set("sha256", ownSha256(files[name]));
-    facts.set("num_bytes", parseExact(String(files[name].length), "number"));
+  const { digest: _, ...spec } = JSON.parse(new TextDecoder().decode(files["spec.json"]));
+  for (const [name, facts] of Object.entries(spec.files ?? {})) {
+    if (!facts || typeof facts !== "object" || !files[name]) continue;
+    Object.assign(facts, { sha256: ownSha256(files[name]), num_bytes: files[name].length });
   }
-  spec.delete("digest");
-  spec.set("digest", ownSha256(new TextEncoder().encode(canonical(spec))));
-  return { ...files, "spec.json": new TextEncoder().encode(canonical(spec)) };
+  const head = `${JSON.stringify(spec).slice(0, -1)}, `;
+  const digest = ownSha256(new TextEncoder().encode(head));
+  return { ...files, "spec.json": new TextEncoder().encode(`${head}"digest": "${digest}"}`) };
 }
 
 /** A file with a byte changed, cut off, or with more at its end. @param {Uint8Array} bytes */
@@ -92,7 +88,7 @@ test("a damaged artefact never ends in anything but a sentence", async () => {
     try {
       if (n % 3) made = sealed(files);
     } catch (error) {
-      assert.ok(error instanceof XLExportError); // what is no JSON has no digest
+      assert.ok(error instanceof SyntaxError || error instanceof TypeError); // what is no JSON has no digest
     }
     counts[await outcome(made)]++;
   }

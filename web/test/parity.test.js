@@ -70,19 +70,6 @@ test("a padded vocabulary passes its check", async () => {
   await model.close();
 });
 
-for (const old of given.old) {
-  test(`the artefact ${old.name} of version 0.1 still opens`, async () => {
-    const model = await open(old.folder, { device: "wasm" });
-    assert.ok((await model.check()).passed);
-    const memory = await model.loadMemory(readFileSync(old.stream));
-    const pieces = await all(
-      model.generate(old.prompt, { memory, temperature: 0, maxTokens: old.continued.length }),
-    );
-    assert.equal(pieces.map((piece) => piece.text).join(""), old.continued);
-    await model.close();
-  });
-}
-
 test("copying the memory gives the same answers, and the facts say so", async () => {
   const [example] = given.cases;
   const model = await open(example.folder, { device: "wasm", inPlace: false });

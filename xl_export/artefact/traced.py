@@ -175,7 +175,7 @@ class TracedRun:
         spec = dataclasses.replace(
             spec, model=traced_facts(self.run.model), opset=OPSETS[spec.form], exporter="trace"
         )
-        return spec.with_tensors()
+        return spec.completed()
 
     def reference(self, rule: MemoryRule) -> Session:
         return reference_of(self.run, rule)
@@ -197,7 +197,7 @@ class _Graphs:
     def of(self, module: nn.Module, spec: Spec) -> ir.Model:
         """The graph of a spec, in float32 throughout for an engine; the caller may change it."""
         if spec.target == "tensorrt":
-            spec = dataclasses.replace(spec, precision="fp32", state=spec.state_in("float32"))
+            spec = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
         key = spec.target, spec.state_dtype
         assert key[1] != "int8", "refused before"
         if self._last is None or self._last[0] != key:
@@ -211,9 +211,7 @@ def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSessio
         if spec.precision != "fp32":
             from xl_export.tensorrt.half import to_half
 
-            graph = to_half(
-                graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.graph_inputs, *spec.graph_outputs)}
-            )
+            graph = to_half(graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     else:
         graph = lowered(graph, spec.precision)
     save_model(stamp(graph, spec, vocab), folder)

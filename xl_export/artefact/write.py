@@ -77,13 +77,12 @@ def spec_of(
         memory_precision=memory_precision,
         opset=opset,
         target=target,
-        state=(),
         producer=package_versions(),
         source=source,
         exporter=exporter,
         memory_shapes=shapes,
         answers=_answers_of(precision, memory_precision),
-    ).with_tensors()
+    ).completed()
 
 
 def _answers_of(precision: Precision, memory_precision: MemoryPrecision) -> Answers:
@@ -199,7 +198,7 @@ def write_lowered(
     target = "onnxruntime" if spec.target == "tensorrt" else spec.target
     exact_spec = dataclasses.replace(
         spec, target=target, precision="fp32", memory_precision="fp32", answers="exported"
-    ).with_tensors()
+    ).completed()
     with tempfile.TemporaryDirectory() as name:
         exact = model.write_graphs(exact_spec, Path(name))
         reference = compare(model, exact)

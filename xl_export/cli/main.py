@@ -5,8 +5,6 @@ Heavy packages are imported only by the commands that need them.
 
 from __future__ import annotations
 
-import copy
-
 import click
 
 from runtimes.cli.check import check_command
@@ -52,13 +50,6 @@ COMMANDS = [
     polygraphy_command,
     refit_command,
 ]
-# The names of version 0.1. Scripts may still use them; the help shows the new names alone.
-OLD_NAMES = {
-    "data": prepare_command,
-    "onnx": export_command,
-    "tensorrt": build_command,
-    "kernel": fused_kernel_command,
-}
 
 
 @click.group("xl-export", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,14 +74,5 @@ def main() -> None:
     """
 
 
-def hidden_alias(command: click.Command) -> click.Command:
-    """The same command, left out of the list of commands."""
-    alias = copy.copy(command)
-    alias.hidden = True
-    return alias
-
-
 for command in COMMANDS:
     main.add_command(command)
-for old_name, command in OLD_NAMES.items():
-    main.add_command(hidden_alias(command), old_name)

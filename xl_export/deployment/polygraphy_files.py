@@ -20,7 +20,7 @@ from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import GRAPH, load_spec, refuse_ort_format
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.onnx_runtime import OrtSession
 
 INPUTS, ANSWERS, COMMANDS = "inputs.json", "answers.json", "polygraphy.txt"
@@ -91,10 +91,10 @@ def recorded_step(
         fed["targets"] = np.roll(tokens, -1, axis=1)
         fed["logit_rows"] = np.arange(1, batch + 1) * length - 1
     before = {name: np.array(array) for name, array in memory.tensors.items()}
-    pasts = {state.present: state.past for state in spec.state}
+    pasts = {str(state.present): state.name for state in spec.state}
     answers = {
         fact.name: np.empty(_sizes(fact, batch, length), fact.dtype)
-        for fact in spec.graph_outputs
+        for fact in spec.outputs
         if fact.name not in pasts
     }
     session.run(fed, answers, memory)
@@ -103,8 +103,8 @@ def recorded_step(
     return fed | before, answers | after
 
 
-def _sizes(fact: TensorFacts, batch: int, length: int) -> tuple[int, ...]:
-    return fact.sizes(batch=batch, segment=length, rows=batch)
+def _sizes(fact: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
+    return fact.sizes(batch=batch, tokens=length, rows=batch)
 
 
 def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, following: int) -> int:
@@ -114,7 +114,7 @@ def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, fol
     across the end of its ring.
     """
     spec = session.spec
-    rings = {int(state.shape[2]) for state in spec.state} if spec.form == "ring" else set[int]()
+    rings = {state.row[1] for state in spec.state} if spec.form == "ring" else set[int]()
     wanted, room = roomy_position(int(memory.positions[0]) + spec.rule.slots, rings, following)
     while (left := wanted - int(memory.positions[0])) > 0:
         shape = memory.batch, min(left, spec.rule.segment)

@@ -32,10 +32,12 @@ from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import parser_errors, read_model, take_plugins
 
-# Fields of a spec in which two artefacts of one step may differ.
-# The lists of tensors follow from the others, and older artefacts have none. Whose answers a reference holds,
-# and in which files the graph is, are no part of the step.
-FREE = {"source", "producer", "measured", "concern", "files", "inputs", "outputs", "answers", "storage"}
+# Fields of a spec in which two artefacts of one step may differ. Whose answers a reference holds, and in
+# which files the graph is, are not part of the step.
+FREE = {
+    *("source", "producer", "measured", "concern", "files", "answers", "storage", "identity"),
+    *("tolerance", "mean_tolerance"),
+}
 
 
 def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> EngineFacts:
@@ -73,13 +75,11 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
             artefact=spec.identity,
             seconds=time.perf_counter() - began,
             producer=package_versions(),
-            driver=None,
             driver_version=driver_version(),
             driver_cuda=cuda.driver_cuda,
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
         )
-        save_engine(folder, made)
-    return made
+        return save_engine(folder, made)
 
 
 def refuse_other_steps(before: Spec, after: Spec, engine: Path, artefact: Path) -> None:

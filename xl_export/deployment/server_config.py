@@ -107,7 +107,7 @@ def _tensor(fact: Any) -> dict[str, Any]:
 
 def _dims(fact: Any) -> list[int]:
     """The sizes of a tensor without its batch; -1 for one that varies."""
-    return [int(size) if size.isdecimal() else -1 for size in fact.shape[1:]]
+    return [size if isinstance(size, int) else -1 for size in fact.shape[1:]]
 
 
 def _state(read: Any, written: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from xl_export.graph.ops import TYPES, Ops, graph_input
 
 START = "START"  # the control input: 1 for the first request of a sequence
@@ -39,13 +39,13 @@ class SequenceGraph:
     """
 
     model: ir.Model
-    inputs: tuple[TensorFacts, ...]
-    outputs: tuple[TensorFacts, ...]
-    control: TensorFacts
-    states: tuple[tuple[TensorFacts, TensorFacts], ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    control: TensorSpec
+    states: tuple[tuple[TensorSpec, TensorSpec], ...]
 
     @property
-    def all_inputs(self) -> tuple[TensorFacts, ...]:
+    def all_inputs(self) -> tuple[TensorSpec, ...]:
         """Every input of the graph."""
         return (*self.inputs, self.control, *(read for read, _ in self.states))
 
@@ -63,15 +63,15 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
             "the artefact has a ring for TensorRT, whose segments are cut at its end, and Triton Inference "
             "Server cuts none; export it with --memory shift."
         )
-    if any("0" in state.shape for state in spec.state):
+    if any(0 in state.shape for state in spec.state):
         raise ConfigError(
             "the artefact has memory tensors of no tokens, which Triton Inference Server does not take; "
             "export it with --memory ring."
         )
     graph, op = model.graph, Ops()
     values = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
-    control = TensorFacts(name=START, dtype="int32", shape=("batch", "1"))
-    position = _state("position", "int64", ("batch", "1"))
+    control = TensorSpec(name=START, dtype="int32", shape=("batch", 1))
+    position = _state("position", "int64", ("batch", 1))
     start, past_position = graph_input(control), graph_input(position[0])
 
     tokens = values["input_ids"]
@@ -85,20 +85,20 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     following = op.Add(at, length)
     _typed(following, position[1])
     values["position_ids"].replace_all_uses_with(ids)
-    inputs = [fact for fact in spec.graph_inputs if fact.name in ("input_ids", "targets")]
-    outputs = [fact for fact in spec.graph_outputs if fact.name in ("logits", "log_probs")]
+    inputs = [fact for fact in spec.inputs if fact.name in ("input_ids", "targets")]
+    outputs = [fact for fact in spec.outputs if fact.name in ("logits", "log_probs")]
     if spec.model.selective:  # the last token of each row; other rows cannot be batched by the server
         one = op.constant(np.array(1))
         rows = op.Range(one, op.Add(op.Squeeze(op.Shape(tokens, start=0, end=1)), one), one)
         last = op.Sub(op.Mul(rows, op.Squeeze(length)), one)
         values["logit_rows"].replace_all_uses_with(last)
-        outputs[0] = TensorFacts(name="logits", dtype="float32", shape=("batch", outputs[0].shape[1]))
-        values["logits"].shape = ir.Shape(["batch", int(outputs[0].shape[1])])
+        outputs[0] = TensorSpec(name="logits", dtype="float32", shape=("batch", outputs[0].shape[1]))
+        values["logits"].shape = ir.Shape(["batch", outputs[0].shape[1]])
 
     states = []
     for state in spec.state:
-        pair = _state(_key(state.past), state.dtype, state.shape)
-        values[state.past].name, values[state.present].name = pair[0].name, pair[1].name
+        pair = _state(_key(state.name), state.dtype, state.shape)
+        values[state.name].name, values[str(state.present)].name = pair[0].name, pair[1].name
         states.append(pair)
     _take_over(graph, op)
     dropped = {"position_ids", "logit_rows"}
@@ -121,15 +121,15 @@ def _key(past: str) -> str:
     return re.sub(r"\d+", lambda number: number[0].zfill(NUMBER_WIDTH), key)
 
 
-def _state(key: str, dtype: str, shape: tuple[str, ...]) -> tuple[TensorFacts, TensorFacts]:
+def _state(key: str, dtype: str, shape: tuple[int | str, ...]) -> tuple[TensorSpec, TensorSpec]:
     read, written = (
-        TensorFacts(name=beginning + key, dtype=dtype, shape=shape)  # type: ignore[arg-type]
+        TensorSpec(name=beginning + key, dtype=dtype, shape=shape)  # type: ignore[arg-type]
         for beginning in (READ, WRITTEN)
     )
     return read, written
 
 
-def _typed(value: ir.Value, fact: TensorFacts) -> None:
+def _typed(value: ir.Value, fact: TensorSpec) -> None:
     made = graph_input(fact)
     value.name, value.shape = made.name, made.shape
     value.dtype = TYPES[fact.dtype]

@@ -27,9 +27,7 @@ DOMAIN = "xl_export"
 # The operator's inputs that may be of halves or bytes, by index: the position table, and persistent keys and
 # values. Each has the index of its scales, which bytes need.
 SCALES_OF = {4: 12, 13: 15, 14: 16}
-INPUTS_OF_0_1 = 9  # a graph that needs no more has no more, so that older releases run it
-# By type of the memory tensors. Artefacts of version 0.1 call the operators RelativeAttention and
-# RelativeAttentionOverHalves.
+# By type of the memory tensors.
 OPERATORS: dict[MemoryType, str] = {
     "float32": "RingRelativeAttention",
     "float16": "RingRelativeAttentionOverHalves",
@@ -79,7 +77,7 @@ class _FusedStepGraph(StepGraph):
             # ONNX Runtime knows no shapes behind an operator of another library. Where they are declared, it
             # makes one node of a residual addition, its bias and the LayerNormalization behind it.
             answer.dtype = ir.DataType.FLOAT
-            answer.shape = ir.Shape(["batch", "segment", len(group.heads) * config.head_dim])
+            answer.shape = ir.Shape(["batch", "tokens", len(group.heads) * config.head_dim])
             answers.append(answer)
             # The operator gives keys, values and the scales of both; the spec has scales behind their bytes.
             present += [kept[at] for at in (0, 2, 1, 3)] if in_bytes else kept
@@ -124,7 +122,7 @@ class _FusedStepGraph(StepGraph):
         if self.spec.state_dtype == "int8":
             names = [f"past_key_values.{group.name}.{kind}{SCALE}" for kind in ("key", "value")]
             inputs += [None, None, *(self.inputs[name] for name in names)]
-        while len(inputs) > INPUTS_OF_0_1 and inputs[-1] is None:
+        while inputs[-1] is None:
             inputs.pop()
         return inputs
 

@@ -49,7 +49,7 @@ class MemoryLayers(Layers):
         )
         self.spec, self.config, self.rule = spec, config, spec.rule
         self.terms = ModelTerms(config, weights, spec.rule)
-        self.inputs = {facts.name: graph_input(facts) for facts in spec.graph_inputs}
+        self.inputs = {facts.name: graph_input(facts) for facts in spec.inputs}
         self.masks: dict[int, StepMask] = {}
 
     def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.contract.spec import GRAPH, WEIGHTS
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 
 UNNAMED = "constant_"  # and a number that is counted in each graph: two graphs use one name for two arrays
 IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
@@ -79,14 +79,14 @@ class Ops:
         self,
         inputs: list[ir.Value],
         outputs: list[ir.Value],
-        facts: tuple[TensorFacts, ...],
+        facts: tuple[TensorSpec, ...],
         *,
         opset: int,
         domains: Mapping[str, int] = MappingProxyType({}),
     ) -> ir.Model:
         """Returns the finished model; `facts` are the names, types and shapes of the outputs."""
         for value, fact in zip(outputs, facts, strict=True):
-            value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
+            value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], ir.Shape(fact.shape)
         graph = ir.Graph(
             inputs,
             outputs,
@@ -98,9 +98,9 @@ class Ops:
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="xl-export")
 
 
-def graph_input(fact: TensorFacts) -> ir.Value:
+def graph_input(fact: TensorSpec) -> ir.Value:
     """Returns a graph input with its name, type and shape."""
-    return ir.val(fact.name, dtype=TYPES[fact.dtype], shape=_shape(fact))
+    return ir.val(fact.name, dtype=TYPES[fact.dtype], shape=ir.Shape(fact.shape))
 
 
 def save_model(model: ir.Model, folder: Path, *, name: str = GRAPH) -> None:
@@ -130,10 +130,6 @@ def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
         if shared and isinstance(stored[name].const_value, ir.ExternalTensor):
             value.const_value = stored[name].const_value
     ir.save(model, path)
-
-
-def _shape(fact: TensorFacts) -> ir.Shape:
-    return ir.Shape([int(size) if size.isdigit() else size for size in fact.shape])
 
 
 def remove_unused_nodes(model: ir.Model) -> None:

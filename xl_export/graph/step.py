@@ -53,14 +53,14 @@ class StepGraph(MemoryLayers):
             x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
         if self.spec.in_place:
             # Past and present are bound to one buffer, which is right only where nothing else reads the past.
-            assert all(len(self.inputs[state.past].uses()) == 1 for state in self.spec.state), (
+            assert all(len(self.inputs[state.name].uses()) == 1 for state in self.spec.state), (
                 "a ring tensor has two readers"
             )
         head = self.selected(x) if self.spec.model.selective else [all_logits(self, self.config, x)]
         model = op.model(
             list(self.inputs.values()),
             [*head, *present],
-            self.spec.graph_outputs,
+            self.spec.outputs,
             opset=self.spec.opset,
             domains=self.domains,
         )

@@ -30,7 +30,7 @@ from runtimes.contract.engine import (
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
 from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse, read_model
@@ -102,8 +102,7 @@ def build(
             driver_cuda=cuda,
             tactics=tactics,
         )
-        save_engine(folder, facts)
-    return facts
+        return save_engine(folder, facts)
 
 
 def chosen_tactics(
@@ -183,7 +182,7 @@ def serialize(
     profiles: tuple[Profile, ...],
     options: BuildOptions,
     *,
-    inputs: Sequence[TensorFacts] | None = None,
+    inputs: Sequence[TensorSpec] | None = None,
 ) -> memoryview:
     """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where it builds none.
 
@@ -210,11 +209,11 @@ def serialize(
 
 
 def optimization_profile(
-    builder: Any, spec: Spec, profile: Profile, inputs: Sequence[TensorFacts] | None = None
+    builder: Any, spec: Spec, profile: Profile, inputs: Sequence[TensorSpec] | None = None
 ) -> Any:
     """A profile as TensorRT's own object, with the least, usual and most shape of every input."""
     made = builder.create_optimization_profile()
-    for fact in spec.graph_inputs if inputs is None else inputs:
+    for fact in spec.inputs if inputs is None else inputs:
         made.set_shape(fact.name, *(fact.sizes(**profile.axes(which)) for which in range(3)))
     return made
 

@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import state_tensors
 from trainer.model.config import ModelConfig
 from xl_export.graph.head import selected_densely
 from xl_export.graph.layers import Weights
@@ -33,18 +32,14 @@ from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME, VERSION, Attrib
 def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attention: Attention) -> ir.Model:
     """The ONNX model of one step for TensorRT, in the spec's precision."""
     # The graph is first made in float32 throughout; `to_half` is one pass over all of it.
-    single = dataclasses.replace(
-        spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form)
-    )
+    single = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
     model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
     if attention == "plugin":
         model.graph.opset_imports[DOMAIN] = VERSION
     if spec.precision in FORMATS:
         model = dequantised(model, spec.precision)
     if spec.precision != "fp32":
-        model = to_half(
-            model, {fact.name: TYPES[fact.dtype] for fact in (*spec.graph_inputs, *spec.graph_outputs)}
-        )
+        model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":
         body = ir.serde.deserialize_function(function_body(spec.opset, ring=spec.form == "ring"))
         model.functions[body.identifier()] = body
@@ -80,7 +75,7 @@ class _OperatorStep(_EngineStep):
         answer = self.op.custom(DOMAIN, name, inputs, attributes, outputs=1)[0]
         answer.dtype, answer.shape = (
             ir.DataType.FLOAT,
-            ir.Shape(["batch", len(group.heads), "segment", self.head_dim]),
+            ir.Shape(["batch", len(group.heads), "tokens", self.head_dim]),
         )
         return answer
 

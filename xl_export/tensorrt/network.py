@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import GRAPH
-from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, OLD_DOMAIN, PLUGIN, SIGNATURES
+from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, PLUGIN, SIGNATURES
 from xl_export.tensorrt.private_parts import allow_decomposition
 
 
@@ -92,24 +92,13 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
 
 
 def read_model(graph: Path) -> onnx.ModelProto:
-    """The ONNX model of a file without its weights; operators of this project have their present names."""
+    """The ONNX model of a file without its weights."""
     try:
-        model = onnx.load(graph, load_external_data=False)
+        return onnx.load(graph, load_external_data=False)
     except DecodeError as error:
         raise ArtefactError(
             f"{graph} is not an ONNX model ({first_line(error)}); export the artefact again."
         ) from error
-    rename_old_domain(model)
-    return model
-
-
-def rename_old_domain(model: onnx.ModelProto) -> None:
-    """Gives the operator of an older artefact, its function body and its operator set today's domain, in
-    place.
-    """
-    for item in (*model.graph.node, *model.functions, *model.opset_import):
-        if item.domain == OLD_DOMAIN:
-            item.domain = DOMAIN
 
 
 def take_plugins(model: onnx.ModelProto) -> int:

@@ -49,7 +49,6 @@ from runtimes.contract.rule import MemoryRule
 
 DOMAIN, NAME, VERSION = "xl_export", "RelativeAttention", 1
 RING_NAME = "RelativeAttentionInRing"
-OLD_DOMAIN = "xl"  # that the same operator has in artefacts of earlier versions
 # The two plugins that do a node's work, one after the other.
 PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"
 RING_PARTS = "RelativeAttentionPartsInRing"  # the first of them over a ring

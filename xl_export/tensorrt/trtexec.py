@@ -68,7 +68,7 @@ def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: M
 def shapes(spec: Spec, profile: Profile, which: int) -> str:
     """Every input's shape in one profile as trtexec reads it: `name:1x2x3,name:…`. Names may hold dots."""
     axes = profile.axes(which)
-    return ",".join(f"{fact.name}:{'x'.join(map(str, fact.sizes(**axes)))}" for fact in spec.graph_inputs)
+    return ",".join(f"{fact.name}:{'x'.join(map(str, fact.sizes(**axes)))}" for fact in spec.inputs)
 
 
 def timing_commands(spec: Spec, options: BuildOptions, reference: Reference, folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str
     batch, length = profile.batch[1], profile.tokens[1]
     columns = np.arange(length + 1) % reference.tokens.shape[1]
     tokens = reference.tokens[np.arange(batch) % len(reference.tokens)][:, columns]
-    rings = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
+    rings = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
     position = full_position(spec.rule.slots, rings)
     inputs = {
         "input_ids": tokens[:, :-1],
@@ -106,7 +106,7 @@ def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str
         "targets": tokens[:, 1:],
         "logit_rows": np.arange(1, batch + 1) * length - 1,
     }
-    names = {fact.name for fact in spec.graph_inputs}
+    names = {fact.name for fact in spec.inputs}
     return {name: np.ascontiguousarray(x, np.int64) for name, x in inputs.items() if name in names}
 
 

@@ -95,14 +95,14 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
     batch, segment, rows = EXAMPLE
     longest = longest_traced(spec.rule)
     segment = min(segment, longest)
-    axes = {"batch": batch, "segment": segment, "rows": rows}
+    axes = {"batch": batch, "tokens": segment, "rows": rows}
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
-    examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.graph_inputs]
+    examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
-    dims["segment"] = torch.export.Dim("segment", max=longest)
+    dims["tokens"] = torch.export.Dim("tokens", max=longest)
     shapes = [
-        {axis: dims[size] for axis, size in enumerate(fact.shape) if size in dims}
-        for fact in spec.graph_inputs
+        {axis: dims[size] for axis, size in enumerate(fact.shape) if isinstance(size, str)}
+        for fact in spec.inputs
     ]
     two, rest = shapes[:2], tuple(shapes[2:])
     try:
@@ -160,44 +160,44 @@ def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
 def _name(model: ir.Model, spec: Spec) -> None:
     """Gives inputs and outputs the names, types and shapes of the contract."""
     graph = model.graph
-    if len(graph.inputs) != len(spec.graph_inputs) or len(graph.outputs) != len(spec.graph_outputs):
+    if len(graph.inputs) != len(spec.inputs) or len(graph.outputs) != len(spec.outputs):
         raise ArtefactError(
             f"the step gives {len(graph.outputs)} tensors and takes {len(graph.inputs)}; expected "
-            f"{len(spec.graph_outputs)} and {len(spec.graph_inputs)}: as many memory tensors as `start` "
+            f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` "
             "gives."
         )
     _separate_outputs(graph)
-    taken: set[str | None] = {fact.name for fact in (*spec.graph_inputs, *spec.graph_outputs)}
+    taken: set[str | None] = {fact.name for fact in (*spec.inputs, *spec.outputs)}
     for number, value in enumerate(list(_values(graph))):
         if value.name in taken:
             _rename(value, f"{value.name}.{number}")
         taken.add(value.name)
-    for value, fact in zip(graph.inputs, spec.graph_inputs, strict=True):
-        value.name, value.shape = fact.name, _shape(fact.shape)
-    for value, fact in zip(graph.outputs, spec.graph_outputs, strict=True):
+    for value, fact in zip(graph.inputs, spec.inputs, strict=True):
+        value.name, value.shape = fact.name, ir.Shape(fact.shape)
+    for value, fact in zip(graph.outputs, spec.outputs, strict=True):
         if value.dtype not in (None, TYPES[fact.dtype]):
             raise ArtefactError(
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
                 "module."
             )
         _refuse_other_shape(value, fact.name, fact.shape)
-        value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact.shape)
+        value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], ir.Shape(fact.shape)
     graph.name = "step"
 
 
-def _refuse_other_shape(value: ir.Value, name: str, expected: Sequence[str]) -> None:
+def _refuse_other_shape(value: ir.Value, name: str, expected: Sequence[int | str]) -> None:
     """Raises ArtefactError where PyTorch knows a size of an output, and it is not the one of the contract."""
     if value.shape is None:
         return
     found = [size if isinstance(size, int) else None for size in value.shape]
-    wanted = [int(size) if size.isdigit() else None for size in expected]
+    wanted = [size if isinstance(size, int) else None for size in expected]
     wrong = len(found) != len(wanted) or any(
         have is not None and have != want for have, want in zip(found, wanted, strict=False)
     )
     if wrong:
         raise ArtefactError(
-            f"the step gives {name} as {value.shape}; expected [{', '.join(expected)}]: a size that the spec "
-            "names must vary, and the others must not change from step to step."
+            f"the step gives {name} as {value.shape}; expected [{', '.join(map(str, expected))}]: a size "
+            "that the spec names must vary, and the others must not change from step to step."
         )
 
 
@@ -218,10 +218,6 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.initializers.values()
     for node in graph:
         yield from node.outputs
-
-
-def _shape(sizes: Sequence[str]) -> ir.Shape:
-    return ir.Shape([int(size) if size.isdigit() else size for size in sizes])
 
 
 def _read_sizes_of_tokens(graph: ir.Graph, *, memory: int) -> None:

@@ -238,7 +238,7 @@ class ModuleSession(TorchSession):
         self.model: Any = self  # what the methods of TorchSession ask for: `facts` and `vocabulary`
         self.identity, self._process = f"module {digest_of(module)} {rule}", os.getpid()
         dtype: Float = "float32"
-        self.state = tuple(state.tensor() for state in state_tensors(facts, rule, form, dtype, shapes))
+        self.state = state_tensors(facts, rule, form, dtype, shapes)
 
     def facts(self) -> ModelFacts:
         return self._facts

@@ -72,7 +72,7 @@ class OwnStep(nn.Module):
                 self.register_buffer(f"input_table_{layer}", table)
 
     def start(self, batch: int) -> tuple[Tensor, ...]:
-        return tuple(torch.zeros(state.tensor().sizes(batch=batch)) for state in self._states)
+        return tuple(torch.zeros(batch, *state.row) for state in self._states)
 
     def step(
         self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]

@@ -112,10 +112,7 @@ class _CudaStream:
         )
         self._ids, self._positions = (_on_device(np.zeros((1, tokens), np.int64)) for _ in range(2))
         self._logits = _on_device(np.zeros((1, tokens, spec.model.vocab_size), np.float32))
-        sets = [
-            {s.past: _on_device(np.zeros(s.tensor().sizes(batch=1), np.float32)) for s in spec.state}
-            for _ in range(2)
-        ]
+        sets = [{s.name: _on_device(np.zeros((1, *s.row), np.float32)) for s in spec.state} for _ in range(2)]
         self._turns = [self._bind(spec, *sets, graph="1"), self._bind(spec, *sets[::-1], graph="2")]
         self._next = np.arange(tokens)[None]
 
@@ -140,8 +137,8 @@ class _CudaStream:
         io.bind_ortvalue_input("position_ids", self._positions)
         io.bind_ortvalue_output("logits", self._logits)
         for state in spec.state:
-            io.bind_ortvalue_input(state.past, past[state.past])
-            io.bind_ortvalue_output(state.present, present[state.past])
+            io.bind_ortvalue_input(state.name, past[state.name])
+            io.bind_ortvalue_output(state.present, present[state.name])
         return io, options
 
 

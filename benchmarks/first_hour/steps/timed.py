@@ -108,7 +108,7 @@ def _compare(record: Record, name: str, session: Session, reference: Session, *,
 def _continue(record: Record, name: str, session: Session) -> None:
     """Keeps whether a stream that is saved and opened again goes on as the stream itself."""
     with tempfile.TemporaryDirectory() as folder:
-        T, path = session.rule.segment, Path(folder) / "stream.npz"
+        T, path = session.rule.segment, Path(folder) / "stream.safetensors"
         draw = np.random.default_rng(1).integers(0, session.vocab.size, (2, 2 * T + 1))
         _, memory = session.score(draw[:, :T], draw[:, 1 : T + 1], session.start(2))
         save_memory(memory, path)

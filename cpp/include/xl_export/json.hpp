@@ -1,13 +1,12 @@
-// A strict reader of JSON that keeps the text of numbers, and the canonical text from which an artefact's
-// identity is computed. No number is ever printed again, so the identity does not depend on how a language
-// writes a fraction.
+// A strict reader of JSON with a bound on the number of values and on their nesting, and a writer of strings.
 #ifndef XL_EXPORT_JSON_HPP
 #define XL_EXPORT_JSON_HPP
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <numeric>
+#include <locale>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +64,16 @@ class Value {
         value > most)
       throw wrong("an integer from " + std::to_string(least) + " to " + std::to_string(most) +
                   " was expected where " + shown_kind() + " stands");
+    return value;
+  }
+
+  double number() const {
+    // A stream, since std::from_chars of a double is missing in some compilers' libraries.
+    std::istringstream stream(text);
+    stream.imbue(std::locale::classic());
+    double value = 0;
+    if (kind != Kind::number || !(stream >> value) || !stream.eof())
+      throw wrong("a number was expected where " + shown_kind() + " stands");
     return value;
   }
 
@@ -253,38 +262,6 @@ inline void append_string(std::string& out, std::string_view text) {
     }
   }
   out += '"';
-}
-
-// What Python's json.dumps(value, sort_keys=True) writes. omitted: a key of the value that is left out.
-inline void append_canonical(std::string& out, const Value& value, std::string_view omitted = {}) {
-  if (value.kind == Kind::list) {
-    out += '[';
-    for (std::size_t index = 0; index < value.items.size(); ++index) {
-      if (index) out += ", ";
-      append_canonical(out, value.items[index]);
-    }
-    out += ']';
-  } else if (value.kind == Kind::object) {
-    std::vector<std::size_t> order(value.keys.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    // Bytes of UTF-8 sort as the characters do.
-    std::sort(order.begin(), order.end(), [&](auto a, auto b) { return value.keys[a] < value.keys[b]; });
-    out += '{';
-    bool first = true;
-    for (const std::size_t index : order) {
-      if (!omitted.empty() && value.keys[index] == omitted) continue;
-      if (!first) out += ", ";
-      first = false;
-      append_string(out, value.keys[index]);
-      out += ": ";
-      append_canonical(out, value.items[index]);
-    }
-    out += '}';
-  } else if (value.kind == Kind::string) {
-    append_string(out, value.text);
-  } else {
-    out += value.kind == Kind::null ? "null" : value.text;
-  }
 }
 
 }  // namespace xl_export::detail::json

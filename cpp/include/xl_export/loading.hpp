@@ -59,7 +59,7 @@ inline void add_signatures(Loaded& loaded) {
     std::vector<std::int64_t> sizes = state.sizes;
     sizes.insert(sizes.begin(), -1);
     const auto type = onnx_type(state.dtype);
-    loaded.inputs.push_back({state.past, type, sizes});
+    loaded.inputs.push_back({state.name, type, sizes});
     loaded.outputs.push_back({state.present, type, sizes});
   }
 }

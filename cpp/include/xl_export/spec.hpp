@@ -18,9 +18,9 @@ namespace xl_export {
 
 enum class ElementType { float32, float16, int8 };
 
-// One memory tensor: the graph reads `past` and returns `present`, of the same type and shape.
+// One memory tensor: the graph reads `name` and returns `present`, of the same type and shape.
 struct State {
-  std::string past, present;
+  std::string name, present;
   ElementType dtype = ElementType::float32;
   std::vector<std::int64_t> sizes;  // of one row; the axis of the batch comes before them
 
@@ -33,10 +33,12 @@ struct State {
 
 // The contract of one artefact, as far as a loop needs it.
 struct Spec {
-  std::string identity;  // the digest, by which saved streams name the artefact
+  std::string identity;  // the SHA-256 of spec.json, by which saved streams name the artefact
   std::string form;      // of the memory: ring, shift, hidden or own
-  std::string precision, memory_precision, target, answers;
-  std::string storage;          // where graph and weights are: external, single-file or ort
+  std::string precision;  // of the weights
+  std::string target;    // onnxruntime, tensorrt or web
+  std::string storage;   // where graph and weights are: external, single-file or ort
+  double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats
   std::int64_t vocabulary = 0;  // V, the number of tokens
   std::int64_t segment = 0;     // the most tokens of one step
   std::int64_t memory = 0;      // the tokens that are remembered
@@ -53,7 +55,7 @@ struct Spec {
   // Whether a memory tensor holds the scales of the tensor of bytes before it.
   bool is_scale(std::size_t index) const {
     return index > 0 && state[index - 1].dtype == ElementType::int8 &&
-           state[index].past == state[index - 1].past + "_scale";
+           state[index].name == state[index - 1].name + "_scale";
   }
 
   // One buffer may be read and written by the same step: the ring's only reader writes in place.
@@ -68,7 +70,6 @@ struct Spec {
 
 namespace detail {
 
-constexpr std::int64_t selective_from = 8192;  // tokens of a vocabulary
 constexpr std::uint64_t max_spec_bytes = 1 << 24;
 constexpr std::int64_t max_layers = 4096;
 constexpr std::size_t max_state = 4 * max_layers;  // memory tensors
@@ -83,7 +84,7 @@ inline bool is_plain_name(const std::string& name) {
 
 inline State parse_state(const json::Value& entry) {
   State state;
-  state.past = entry.at("past").string();
+  state.name = entry.at("name").string();
   state.present = entry.at("present").string();
   const std::string& dtype = entry.at("dtype").string();
   if (dtype == "float16") state.dtype = ElementType::float16;
@@ -92,24 +93,14 @@ inline State parse_state(const json::Value& entry) {
   const auto& shape = entry.at("shape").list();
   if (shape.empty() || shape.size() > 9 || shape[0].string() != "batch")
     throw json::Value::wrong("the shape of a memory tensor does not begin with its batch");
-  for (std::size_t axis = 1; axis < shape.size(); ++axis) {
-    json::Value number = shape[axis];  // sizes are written as strings of digits
-    if (number.string().empty() || number.text.find_first_not_of("0123456789") != std::string::npos)
-      throw json::Value::wrong("a size of a memory tensor is " + shown(number.text, 40));
-    number.kind = json::Kind::number;
-    state.sizes.push_back(number.integer(0, max_size));
-  }
+  for (std::size_t axis = 1; axis < shape.size(); ++axis)
+    state.sizes.push_back(shape[axis].integer(0, max_size));
   // One row of one tensor stays below 2^40 bytes, also without the sizes that are 0, so no product of sizes
   // overflows in any order.
   double bytes = 4;
   for (const std::int64_t size : state.sizes) bytes *= static_cast<double>(std::max<std::int64_t>(1, size));
   if (bytes > 1e12) throw json::Value::wrong("a memory tensor has more than 10^12 bytes");
   return state;
-}
-
-inline std::string text_or(const json::Value& object, const char* key, const char* absent) {
-  const json::Value* found = object.find(key);
-  return found ? found->string() : absent;
 }
 
 // Throws unless a value is one of those that the format names.
@@ -124,30 +115,29 @@ inline Spec parse_fields(const json::Value& document) {
   Spec spec;
   const json::Value& model = document.at("model");
   const json::Value& rule = document.at("rule");
+  const auto word = [&](const char* field, std::initializer_list<const char*> known) {
+    return one_of(field, document.at(field).string(), known);
+  };
   spec.vocabulary = model.at("vocab_size").integer(1, max_size);
-  spec.selective = !model.at("cutoffs").list().empty() || spec.vocabulary > selective_from;
   model.at("layers").integer(1, max_layers);
   spec.segment = rule.at("segment").integer(1, max_size);
   spec.memory = rule.at("mem_len").integer(0, max_size);
   spec.opset = document.at("opset").integer(1, 1000);
-  spec.form = one_of("form", document.at("form").string(), {"ring", "shift", "hidden", "own"});
-  spec.precision = one_of("precision", document.at("precision").string(),
-                          {"fp32", "fp16", "int8-stored", "int8", "int4", "fp8"});
-  spec.memory_precision =
-      one_of("memory_precision", text_or(document, "memory_precision", "fp32"), {"fp32", "fp16", "int8"});
-  spec.answers = one_of("answers", text_or(document, "answers", "exported"),
-                        {"exported", "stored-weights", "memory-in-bytes"});
-  spec.storage =
-      one_of("storage", text_or(document, "storage", "external"), {"external", "single-file", "ort"});
-  spec.target =
-      one_of("target", text_or(document, "target", "onnxruntime"), {"onnxruntime", "tensorrt", "web"});
+  spec.precision = document.at("precision").string();
+  spec.form = word("form", {"ring", "shift", "hidden", "own"});
+  spec.storage = word("storage", {"external", "single-file", "ort"});
+  spec.target = word("target", {"onnxruntime", "tensorrt", "web"});
+  spec.tolerance = document.at("tolerance").number();
+  spec.mean_tolerance = document.at("mean_tolerance").number();
   // Saved streams use these two names for other things.
   std::set<std::string> names = {"positions", "__metadata__"};
-  if (document.at("state").list().size() > max_state)
-    throw json::Value::wrong("it has more memory tensors than any model");
-  for (const json::Value& entry : document.at("state").list()) {
+  const auto& inputs = document.at("inputs").list();
+  if (inputs.size() > max_state) throw json::Value::wrong("it has more memory tensors than any model");
+  for (const json::Value& entry : inputs) {
+    if (entry.at("name").string() == "logit_rows") spec.selective = true;
+    if (!entry.find("present")) continue;
     spec.state.push_back(parse_state(entry));
-    if (!names.insert(spec.state.back().past).second || !names.insert(spec.state.back().present).second)
+    if (!names.insert(spec.state.back().name).second || !names.insert(spec.state.back().present).second)
       throw json::Value::wrong("two memory tensors have one name, or one has a name of saved streams");
   }
   const json::Value& files = document.at("files");
@@ -159,7 +149,7 @@ inline Spec parse_fields(const json::Value& document) {
     spec.files[name] = {facts.at("sha256").string(),
                         static_cast<std::uint64_t>(facts.at("num_bytes").integer(0, INT64_MAX))};
   }
-  std::set<std::string> needed = {spec.graph_file(), "vocab.json"};
+  std::set<std::string> needed = {spec.graph_file(), "vocab.json", "reference.json", "reference.bin"};
   if (spec.storage == "external") needed.insert("weights.bin");
   for (const std::string& name : needed)
     if (!spec.has(name)) throw json::Value::wrong("it does not list " + name);
@@ -194,11 +184,14 @@ inline Spec read_spec(const std::filesystem::path& folder) {
                                      "export the artefact with an older one.");
   return naming(path, [&] {
     Spec spec = parse_fields(document);
-    spec.identity = document.at("digest").string();
-    std::string canonical;
-    json::append_canonical(canonical, document, "digest");
-    if (sha256(canonical.data(), canonical.size()) != spec.identity)
+    // The digest is over all bytes before it, so it does not depend on how a parser reads numbers.
+    const std::string& stated = document.at("digest").string();
+    const std::size_t head = std::min(as_text(bytes).rfind("\"digest\""), bytes.size());
+    // Nothing stands behind the digest, because nothing there would be covered by it.
+    const bool last = as_text(bytes).find(',', head) == std::string_view::npos;
+    if (!last || sha256(bytes.data(), head) != stated)
       throw json::Value::wrong("it was altered: its digest does not match its content");
+    spec.identity = sha256(bytes.data(), bytes.size());
     return spec;
   });
 }

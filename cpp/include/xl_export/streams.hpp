@@ -56,9 +56,6 @@ inline std::string header_entry(const std::string& name, const char* dtype,
 class StreamFile {
  public:
   explicit StreamFile(const Bytes& bytes) : bytes_(bytes) {
-    if (as_text(bytes).substr(0, 4) == "PK\x03\x04")
-      throw json::Value::wrong(
-          "it is in the older form .npz; load it in Python and save it under another name");
     std::uint64_t length = 0;
     for (std::size_t byte = 8; byte-- > 0;) length = length << 8 | (byte < bytes.size() ? bytes[byte] : 0);
     if (bytes.size() < 8 || length > most_header_bytes || length > bytes.size() - 8)
@@ -147,9 +144,6 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
   if (batch != static_cast<std::size_t>(memory.batch()))
     throw Error(Fault::stream,
                 "the memory has not one position for each stream; give as many positions as it has streams.");
-  if (path.extension() == ".npz")
-    throw Error(Fault::option, path.string() + " ends in .npz, as files of an older form do, which are not "
-                                               "written here; choose another name.");
   Bytes numbers;
   const auto add = [&](const void* data, std::size_t num_bytes) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);
@@ -173,7 +167,7 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
     }
     std::vector<std::int64_t> shape = state.sizes;
     shape.insert(shape.begin(), memory.batch());
-    entries += ", " + header_entry(state.past, stored_type(state.dtype), shape, at, row * batch);
+    entries += ", " + header_entry(state.name, stored_type(state.dtype), shape, at, row * batch);
   }
   std::string header = "{\"__metadata__\": {\"format\": \"" + std::string(stream_format) +
                        "\", \"owner\": \"" + memory.owner() + "\", \"sha256\": \"" +
@@ -216,7 +210,7 @@ inline Memory Streams::load(const Session& session, const std::filesystem::path&
       const std::size_t num_bytes = batch * state.row_bytes();
       std::vector<std::int64_t> shape = state.sizes;
       shape.insert(shape.begin(), streams[0]);
-      contents.emplace_back(file.numbers(state.past, stored_type(state.dtype), shape, num_bytes), num_bytes);
+      contents.emplace_back(file.numbers(state.name, stored_type(state.dtype), shape, num_bytes), num_bytes);
       if (!is_finite(contents.back().data(), num_bytes, state.dtype))
         throw wrong("it holds values that are not finite");
       if (spec.is_scale(index) && !are_scales(contents.back().data(), num_bytes))

@@ -2,12 +2,10 @@
 //
 // RingRelativeAttention keeps its ring in floats, RingRelativeAttentionOverHalves in half precision, and
 // RingRelativeAttentionOverBytes in bytes, with a scale for each slot of a head. The type is part of the name
-// because ONNX Runtime wants a declared type for each output. The first two are also registered under the
-// names that artefacts exported with version 0.1 use: RelativeAttention and RelativeAttentionOverHalves.
+// because ONNX Runtime wants a declared type for each output.
 //
 // Shapes: B batch rows, T tokens of the segment, h heads, K head width, S slots of the ring, R table rows, N
-// persistent vectors. The inputs 2, 3, 4 and those from 6 on are optional: a graph of an older release gives
-// none from 9 on, and gets the answers that it always got.
+// persistent vectors. The inputs 2, 3, 4 and those from 6 on are optional.
 //
 // inputs   0 query      float [B, T, …]  a token's row holds the queries of all heads, from column `query_at`
 //          1 context    float [B, T, …]  likewise its new keys from `key_at` and its values from `value_at`
@@ -102,9 +100,6 @@ const Operator OPERATORS[] = {
     described<float>("RingRelativeAttention"),
     described<xl::half>("RingRelativeAttentionOverHalves"),
     described<int8_t>("RingRelativeAttentionOverBytes"),
-    // The names of version 0.1: artefacts that were exported with it must still load.
-    described<float>("RelativeAttention"),
-    described<xl::half>("RelativeAttentionOverHalves"),
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ import numpy as np
 from runtimes.base.errors import StreamError, first_line
 from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 
 # Single tokens that a memory steps before a CUDA graph is captured. A capture costs several steps, and a fork
 # in a beam search may live for one.
@@ -76,7 +76,7 @@ class Runner(Protocol):
     """What the buffers of a memory need of the session that runs the steps (see `session.py`)."""
 
     spec: Spec
-    state: tuple[TensorFacts, ...]
+    state: tuple[TensorSpec, ...]
     in_place: bool  # whether past and present of the memory are one buffer
     captures: bool  # whether single tokens are captured as CUDA graphs
 
@@ -206,6 +206,6 @@ class _Step:
                 bind = io.bind_ortvalue_input if name in self._inputs else io.bind_ortvalue_output
                 bind(name, buffer.value)
             for state in self.session.spec.state:
-                io.bind_ortvalue_input(state.past, past[state.past].value)
-                io.bind_ortvalue_output(state.present, present[state.past].value)
+                io.bind_ortvalue_input(state.name, past[state.name].value)
+                io.bind_ortvalue_output(state.present, present[state.name].value)
             return io

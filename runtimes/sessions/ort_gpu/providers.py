@@ -250,8 +250,8 @@ def profile_shapes(spec: Spec, *, prefix: str) -> dict[str, str]:
     return {
         f"{prefix}_profile_{which}_shapes": ",".join(
             f"{fact.name}:"
-            + "x".join(map(str, fact.sizes(batch=batch, segment=tokens, rows=max(1, batch * tokens))))
-            for fact in spec.graph_inputs
+            + "x".join(map(str, fact.sizes(batch=batch, tokens=tokens, rows=max(1, batch * tokens))))
+            for fact in spec.inputs
         )
         for which, (batch, tokens) in sizes.items()
     }

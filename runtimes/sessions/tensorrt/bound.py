@@ -11,7 +11,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.engine import Profile
 from runtimes.contract.memory import Memory, refuse_part
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
 from runtimes.sessions.tensorrt.padding import History
@@ -55,7 +55,7 @@ class Context:
 class Io:
     """The buffers of one graph input or output: one on the device and one in pinned host memory."""
 
-    def __init__(self, cuda: Cuda, fact: TensorFacts, shape: tuple[int, ...]) -> None:
+    def __init__(self, cuda: Cuda, fact: TensorSpec, shape: tuple[int, ...]) -> None:
         self.device: DeviceArray = cuda.empty(shape, fact.dtype)
         self.pinned: PinnedArray = cuda.pinned(shape, fact.dtype)
 
@@ -110,10 +110,7 @@ class Bound:
         arrays = inputs | outputs
         key = tuple(size for array in arrays.values() for size in array.shape)
         if key not in self._io:
-            facts = {
-                fact.name: fact
-                for fact in (*self.session.spec.graph_inputs, *self.session.spec.graph_outputs)
-            }
+            facts = {fact.name: fact for fact in (*self.session.spec.inputs, *self.session.spec.outputs)}
             single = inputs["input_ids"].shape[1] == 1
             self._io = {kept: io for kept, io in self._io.items() if single or kept[1] == 1}
             self._io[key] = {name: Io(self.cuda, facts[name], array.shape) for name, array in arrays.items()}
@@ -132,8 +129,8 @@ class Bound:
         addresses = {name: buffer.device.address for name, buffer in io.items()}
         for state in self.session.spec.state:
             addresses |= {
-                state.past: self._front[state.past].address,
-                state.present: self._back[state.past].address,
+                state.name: self._front[state.name].address,
+                str(state.present): self._back[state.name].address,
             }
         context.queue(addresses, self.cuda.stream)
         for name in outputs:

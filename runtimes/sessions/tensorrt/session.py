@@ -218,8 +218,8 @@ class TrtSession(GraphSession):
             dtype = TYPES.get(engine.get_tensor_dtype(name).name, "of another type")
             found[name] = (modes[engine.get_tensor_mode(name)], dtype, tuple(engine.get_tensor_shape(name)))
         promised = {
-            fact.name: (mode, fact.dtype, tuple(int(size) if size.isdigit() else -1 for size in fact.shape))
-            for mode, facts in (("input", self.spec.graph_inputs), ("output", self.spec.graph_outputs))
+            fact.name: (mode, fact.dtype, tuple(size if isinstance(size, int) else -1 for size in fact.shape))
+            for mode, facts in (("input", self.spec.inputs), ("output", self.spec.outputs))
             for fact in facts
         }
         for name in (*promised, *found):
@@ -231,7 +231,7 @@ class TrtSession(GraphSession):
 
         for state in self.spec.state:
             written = engine.get_aliased_input_tensor(state.present) or None
-            wanted = state.past if self.spec.linear_ring else None
+            wanted = state.name if self.spec.linear_ring else None
             if written != wanted:
                 is_so, should = (
                     "in a tensor of its own" if x is None else f"over {x}" for x in (written, wanted)

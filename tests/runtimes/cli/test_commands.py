@@ -146,7 +146,7 @@ def test_generate_prints_prompt_and_continuation(kind: str, folders: dict[str, P
 def test_generate_continues_a_saved_stream(artefacts: dict[str, Path], tmp_path: Path) -> None:
     options = ("--temperature", 0, "--prompt")
     whole = xl("generate", artefacts["ring"], *options, "The class", "--tokens", 31).stdout[9:-1]
-    saved = tmp_path / "memory.npz"
+    saved = tmp_path / "memory.safetensors"
     first = xl(
         "generate", artefacts["ring"], *options, "The class", "--tokens", 20, "--save-memory", saved
     ).stdout[9:-1]
@@ -243,7 +243,7 @@ def test_memory_that_cannot_be_written_is_refused_before_the_first_word(artefact
 
 
 def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
-    saved = tmp_path / "memory.npz"
+    saved = tmp_path / "memory.safetensors"
     assert (
         xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", saved).exit_code
         == 0

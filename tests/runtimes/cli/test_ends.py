@@ -168,11 +168,11 @@ def test_more_threads_than_cpus_are_warned_about(
 
 def test_saving_memory_replaces_only_saved_streams(artefacts: dict[str, Path], tmp_path: Path) -> None:
     arguments = ("generate", artefacts["ring"], "--prompt", "a", "--tokens", 2, "--save-memory")
-    for saved in (tmp_path / "streams.npz", tmp_path / "streams"):
-        assert xl(*arguments, saved).exit_code == 0
-        before = saved.read_bytes()
-        assert xl(*arguments, saved, "--load-memory", saved).exit_code == 0
-        assert saved.read_bytes() != before
+    saved = tmp_path / "streams"
+    assert xl(*arguments, saved).exit_code == 0
+    before = saved.read_bytes()
+    assert xl(*arguments, saved, "--load-memory", saved).exit_code == 0
+    assert saved.read_bytes() != before
     np.savez(tmp_path / "weights.npz", owner=np.zeros(3))
     (tmp_path / "notes.txt").write_text("notes of a year")
     (tmp_path / "empty").touch()

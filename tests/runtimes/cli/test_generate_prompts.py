@@ -72,7 +72,7 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
         (("--prompt-ids", "99999"), ("the prompt has the token id 99999", "0 to")),
         (("--prompt-ids", "1" * 5000), ("--prompt-ids is '1111", "such as 12,7,99")),
         (("--prompts", "absent.txt"), ("absent.txt", "No such file")),
-        (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz does not exist",)),
+        (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz could not be read",)),
     ],
 )
 def test_prompts_that_cannot_be_read_are_refused(

@@ -124,12 +124,6 @@ def test_a_name_that_is_not_near_is_not_suggested() -> None:
     )
 
 
-def test_a_command_of_version_0_1_is_not_suggested() -> None:
-    result = xl("onn")
-    refused(result, "no command 'onn'")
-    assert "onnx" not in result.stderr
-
-
 def test_what_the_user_has_set_stays(artefacts: dict[str, Path], tmp_path: Path) -> None:
     choice = {"OMP_WAIT_POLICY": "ACTIVE", "ORT_DISABLE_TELEMETRY": "true"}
     command = json.dumps([["check", str(artefacts["ring"])]])

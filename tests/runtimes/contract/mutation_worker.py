@@ -10,7 +10,6 @@ hashes.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import shutil
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 
 import runtimes
 from runtimes.contract.spec import ANSWERS, GRAPH, ORT_GRAPH, REFERENCE, SPEC, VOCAB
+from tests.sealing import sealed
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -93,16 +93,6 @@ def changed(document: dict[str, Any], path: tuple[Any, ...], *value: Any) -> dic
     else:
         del parent[path[-1]]
     return document
-
-
-def sealed(document: dict[str, Any], folder: Path, name: str | None = None) -> bytes:
-    """`spec.json` with a digest that matches, and with the hash of the file `name` as it is now."""
-    document = {key: value for key, value in document.items() if key != "digest"}
-    if name is not None:
-        data = (folder / name).read_bytes()
-        document["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
-    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**document, "digest": digest}).encode()
 
 
 def outcome(folder: Path) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.sealed import identity_of
 from runtimes.contract.engine import (
     BUILD,
     Gpu,
@@ -25,6 +24,7 @@ from runtimes.contract.engine import (
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests.fake_gpu import make_engine
+from tests.sealing import identity
 
 MUTATIONS = 300
 
@@ -40,21 +40,13 @@ def test_facts_survive_the_file(engine: Path) -> None:
     assert load_engine(engine)[0] == facts
 
 
-def test_an_engine_from_before_the_driver_was_noted_keeps_its_identity(engine: Path) -> None:
-    """The stand-in notes none, as version 0.1 did not; an engine that was built on a GPU does."""
-    document = json.loads((engine / BUILD).read_text())
-    assert not {"driver", "driver_version", "driver_cuda"} & set(document)
-    assert document.pop("digest") == load_engine(engine)[0].identity == identity_of(document)
-    for name, value in (("driver", "13.1"), ("driver_cuda", "13.1"), ("driver_version", "580.65.06")):
-        save_engine(engine, dataclasses.replace(load_engine(engine)[0], **{name: value}))
-        assert getattr(load_engine(engine)[0], name) == value
-        assert json.loads((engine / BUILD).read_text())[name] == value
+def test_the_identity_of_an_engine_is_the_hash_of_its_file(engine: Path) -> None:
+    assert load_engine(engine)[0].identity == identity(engine / BUILD)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"driver": "13.1\x1b[2J"},
         {"driver_cuda": "13.1\x1b[2J"},
         {"driver_version": "580.65.06\x1b[2J"},
         {"version": "11\x1b[2J"},

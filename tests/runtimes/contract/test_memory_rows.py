@@ -11,6 +11,7 @@ import pytest
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
 
 
 def numbered(session: Session, batch: int, first: int = 1) -> Memory:
@@ -131,7 +132,7 @@ def test_more_rows_than_this_machine_can_hold_are_refused(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, other = numbered(session, 3), numbered(session, 2, first=7)
-    row = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    row = row_bytes(session.state)
     monkeypatch.setattr("runtimes.base.machine.memory_bytes", lambda: 4 * row)
     for use in (lambda: memory.join(other), lambda: memory.select([0] * 5)):
         with pytest.raises(StreamError, match="the memory of 5 streams takes about"):

@@ -213,27 +213,6 @@ def test_what_is_not_a_number_stays_so(
         assert np.isfinite(logits[1]).all(), kernel
 
 
-@pytest.mark.parametrize("memory_precision", ["fp32", "fp16"])
-def test_a_graph_with_the_operator_names_of_version_0_1_gives_the_same_answers(
-    memory_precision: str, run: Path, tokens: np.ndarray, reseal: Callable[..., None], tmp_path: Path
-) -> None:
-    artefact = export(run, tmp_path / "artefact", memory_precision=memory_precision)  # type: ignore[arg-type]
-    older = Path(shutil.copytree(artefact, tmp_path / "older"))
-    model = onnx.load(older / FUSED, load_external_data=False)
-    renamed = [node for node in model.graph.node if node.domain == "xl_export"]
-    for node in renamed:
-        node.op_type = node.op_type.removeprefix("Ring")
-    assert {node.op_type for node in renamed} <= {"RelativeAttention", "RelativeAttentionOverHalves"}
-    onnx.save(model, older / FUSED)
-    reseal(older, FUSED)
-    answers = []
-    for folder in (artefact, older):
-        session = OrtSession.open(folder, kernel="fused")
-        answers.append(feed(session, rows(tokens, 2, 40), [8, 1, 7, 8, 8, 8], session.start(2))[0])
-    assert renamed
-    assert np.array_equal(*answers)
-
-
 def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> None:
     report = check(artefacts["ring"])
     assert report.passed

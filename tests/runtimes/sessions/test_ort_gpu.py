@@ -182,7 +182,7 @@ def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows
     chosen = providers.PROVIDERS["ort-tensorrt"].options(session.spec, Device("ort-tensorrt"), captured=False)
     for which, (rows, tokens) in {"min": (1, 1), "opt": (1, 8), "max": (16, 8)}.items():
         shapes = dict(part.rsplit(":", 1) for part in chosen[f"trt_profile_{which}_shapes"].split(","))
-        assert set(shapes) == {fact.name for fact in session.spec.graph_inputs}
+        assert set(shapes) == {fact.name for fact in session.spec.inputs}
         assert shapes["input_ids"] == f"{rows}x{tokens}"
         assert shapes["past_key_values.0.key"] == f"{rows}x2x16x6"
     with pytest.raises(

@@ -28,6 +28,7 @@ from runtimes.contract.session import Session
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
+from tests.sealing import sealed
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -203,7 +204,7 @@ def test_altered_facts_are_refused(engine: Path) -> None:
     (engine / BUILD).write_text(json.dumps(document | {"version": "11.5.0.1"}))
     with pytest.raises(ArtefactError, match="its digest does not match"):
         open_session(engine)
-    (engine / BUILD).write_text(json.dumps(document | {"extra": 1}))
+    (engine / BUILD).write_bytes(sealed(document | {"extra": 1}))
     with pytest.raises(ArtefactError, match="unknown key 'extra'"):
         open_session(engine)
 
@@ -316,8 +317,8 @@ def test_info_needs_no_tensorrt(engine: Path, python: Callable) -> None:
 
 def test_profiles_say_what_they_take() -> None:
     profile = Profile(name="segment", batch=(1, 2, 4), tokens=(1, 8, 16))
-    assert profile.axes(0) == {"batch": 1, "segment": 1, "rows": 1}
-    assert profile.axes(2) == {"batch": 4, "segment": 16, "rows": 64}
+    assert profile.axes(0) == {"batch": 1, "tokens": 1, "rows": 1}
+    assert profile.axes(2) == {"batch": 4, "tokens": 16, "rows": 64}
     assert profile.takes(batch=4, tokens=16)
     assert not profile.takes(batch=5, tokens=1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from runtimes import check, evaluate
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.reference import load_reference
 from runtimes.contract.session import Session
-from runtimes.contract.spec import ANSWERS, OLD_REFERENCE, REFERENCE, load_spec
+from runtimes.contract.spec import ANSWERS, REFERENCE, load_spec
 from tests.runtimes.tasks.references import Arrays, read_reference, write_reference
-
-OLD = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
 
 
 def rewrite(folder: Path, change: Callable[[Arrays], Any], reseal: Callable[..., None]) -> None:
@@ -128,32 +125,6 @@ def test_a_reference_that_is_no_json_or_has_too_few_or_infinite_answers_is_refus
     (artefact / ANSWERS).unlink()
     with pytest.raises(ArtefactError, match=r"reference\.bin is missing"):
         check(artefact)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda arrays: arrays.pop("last"),
-        lambda arrays: arrays.update(more=arrays["last"]),
-        lambda arrays: arrays.update(tokens=arrays["tokens"].astype(np.int32)),
-        lambda arrays: arrays.update(segments=arrays["segments"][:, None]),
-        lambda arrays: arrays.update(segments=arrays["segments"].sum(), restarts=arrays["restarts"][0]),
-        lambda arrays: arrays.update(restarts=arrays["restarts"].astype(np.int8)),
-        lambda arrays: arrays.update(log_probs=arrays["log_probs"].astype(np.float64)),
-        lambda arrays: arrays.update(log_probs=arrays["log_probs"][0]),
-    ],
-)
-def test_an_older_reference_of_other_shapes_or_types_is_refused(
-    change: Callable[[Arrays], Any], tmp_path: Path, reseal: Callable[..., None]
-) -> None:
-    folder = Path(shutil.copytree(OLD, tmp_path / "artefact"))
-    with np.load(folder / OLD_REFERENCE) as stored:
-        arrays: Arrays = dict(stored)
-    change(arrays)
-    np.savez(folder / OLD_REFERENCE, **arrays)
-    reseal(folder, OLD_REFERENCE)
-    with pytest.raises(ArtefactError, match=r"reference\.npz does not hold"):
-        load_reference(folder, load_spec(folder))
 
 
 def test_a_reference_with_too_long_a_segment_is_refused(artefact: Path, reseal: Callable[..., None]) -> None:

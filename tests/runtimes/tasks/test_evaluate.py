@@ -15,7 +15,7 @@ from runtimes import Memory, evaluate, open_session
 from runtimes.base.errors import DivergedError, StreamError, TextError
 from runtimes.base.logits import log_probability, log_sum_exp
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from runtimes.contract.vocabulary import ByteVocab
 from runtimes.sessions.from_logits import FromLogits
 
@@ -24,7 +24,7 @@ class Follower(FromLogits):
     """A session over bytes that gives logit 5 to the successor of what it was just fed, and 0 to the rest."""
 
     identity, rule, vocab = "follower", MemoryRule(mem_len=4, segment=6), ByteVocab()
-    state: tuple[TensorFacts, ...] = ()
+    state: tuple[TensorSpec, ...] = ()
 
     def __init__(self) -> None:
         self.fed: list[np.ndarray] = []

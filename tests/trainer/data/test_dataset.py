@@ -124,8 +124,8 @@ def test_a_negative_id_is_refused(tmp_path: Path) -> None:
     [
         ({"corpus": "other"}, "was altered: its digest"),
         ({"tokens": {"train": 3, "valid": 2, "test": 2}}, "was altered: its digest"),
-        ({"dtype": "float64"}, "expected one of uint8, uint16, int32"),
-        ({"surprise": 1}, "unknown key 'surprise'"),
+        ({"dtype": "float64"}, "was altered"),
+        ({"surprise": 1}, "was altered"),
         ({"files": {"../escape": {"sha256": "", "num_bytes": 1}}}, "was altered"),
     ],
 )

@@ -27,7 +27,7 @@ from trainer.run.config import TrainConfig, built_in
 from xl_export.cli.main import main
 
 Make = Callable[..., TrainConfig]
-OLD = Path(__file__).parents[2] / "data" / "version-0.1"
+SMALL = Path(__file__).parents[2] / "data" / "small"  # an artefact
 
 
 @pytest.fixture
@@ -151,16 +151,21 @@ def test_a_run_without_a_validation_is_not_called_trained(make_config: Make, tmp
     assert "is trained" not in result.stdout
 
 
-def test_resume_of_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+def test_resume_of_what_is_not_a_run_is_refused(config: str, tmp_path: Path) -> None:
     assert_refused(train("--resume", tmp_path / "none"), "cannot be resumed", "does not exist")
     (tmp_path / "none").touch()
     assert_refused(train("--resume", tmp_path / "none"), "it is a file; give the folder of a run")
     assert_refused(train("--resume", tmp_path), "is no run (it has no training.safetensors); give the folder")
-    assert_refused(train("--resume", OLD / "ring"), "is an exported model", "give the folder of the run")
-    data = OLD / "dataset"
+    assert_refused(train("--resume", SMALL), "is an exported model", "give the folder of the run")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "data.json").write_text("{}")
     assert_refused(train("--resume", data), "is a dataset; give the folder of a run", f"--data {data}`")
-    assert_refused(train("--resume", OLD / "run"), "has no training.safetensors, as a run that was imported")
-    shutil.copytree(OLD / "stopped", tmp_path / "b")
+    shutil.rmtree(data)
+    assert train(config, "--out", tmp_path / "b").exit_code == 0
+    imported = Path(shutil.copytree(tmp_path / "b", tmp_path.with_name("imported")))
+    (imported / "training.safetensors").unlink()
+    assert_refused(train("--resume", imported), "has no training.safetensors, as a run that was imported")
     (tmp_path / "c").mkdir()
     assert_refused(train("--resume", tmp_path), f"is no run; {tmp_path / 'b'} in it is one, so give that")
 

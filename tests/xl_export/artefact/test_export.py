@@ -23,6 +23,7 @@ from runtimes.contract.reference import load_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import WEIGHTS, load_spec, save_spec
 from tests.commands import refused, xl
+from tests.sealing import identity
 from xl_export.artefact import validate
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
@@ -96,7 +97,7 @@ def test_an_existing_folder_is_kept_unless_forced(run: Path, tmp_path: Path) -> 
 
 def test_rule_options_reach_the_artefact(run: Path, tmp_path: Path) -> None:
     arguments = [
-        "onnx",
+        "export",
         str(run),
         "--out",
         str(tmp_path / "a"),
@@ -129,7 +130,7 @@ def test_the_clamp_of_the_command_reaches_the_spec(
 
 def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "xl_export", "onnx", str(run), "--out", str(tmp_path / "artefact")],
+        [sys.executable, "-m", "xl_export", "export", str(run), "--out", str(tmp_path / "artefact")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
         # Compiled modules would be cut off too, and the next program could not load them.
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
@@ -154,7 +155,15 @@ KILLS = [
 def test_a_kill_while_writing_leaves_no_artefact(
     nth: int, how: signal.Signals, run: Path, tmp_path: Path
 ) -> None:
-    arguments = [sys.executable, "-c", EXPORT_IN_STEPS, "onnx", str(run), "--out", str(tmp_path / "artefact")]
+    arguments = [
+        sys.executable,
+        "-c",
+        EXPORT_IN_STEPS,
+        "export",
+        str(run),
+        "--out",
+        str(tmp_path / "artefact"),
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(arguments, text=True, **pipes) as process:  # type: ignore[call-overload]
         for step in range(1, nth + 1):  # the graph, the reference, the spec
@@ -206,7 +215,7 @@ def test_a_damaged_run_is_refused(
 ) -> None:
     run = make_run()
     damage(run)
-    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "artefact")])
+    result = CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / "artefact")])
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -256,18 +265,14 @@ def test_the_files_of_an_artefact_are_those_of_its_spec(artefacts: dict[str, Pat
     for folder in artefacts.values():
         spec = load_spec(folder)
         assert {file.name for file in folder.iterdir()} == {*spec.files, "spec.json"}
-        assert (
-            json.loads((folder / "spec.json").read_text())["digest"]
-            == spec.identity
-            == open_session(folder).identity
-        )
+        assert identity(folder / "spec.json") == spec.identity == open_session(folder).identity
 
 
 @pytest.mark.parametrize("option", ["--mem-len", "--segment"])
 def test_lengths_beyond_this_machine_are_refused_before_anything_is_allocated(
     option: str, run: Path, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "a"), option, "16000000"])
+    result = CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / "a"), option, "16000000"])
     assert result.exit_code == 2
     assert "GiB and this machine has" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, load_spec, save_spec
 from runtimes.tasks.sample import Sampler
 from tests.commands import refused, xl
+from tests.sealing import identity
 from xl_export.artefact import pack as packing
 from xl_export.artefact.export import export
 from xl_export.artefact.pack import refuse_other_storage
@@ -52,10 +52,7 @@ def test_the_file_is_whole_and_computes_what_the_two_files_compute(
     spec = load_spec(folder)
     graphs = {GRAPH, WEIGHTS, FUSED, ORT_GRAPH, OPERATORS}
     assert graphs & {path.name for path in folder.iterdir()} == graphs & set(spec.files) == FILES[storage]
-    assert (spec.storage, spec.identity) == (
-        storage,
-        json.loads((folder / "spec.json").read_text())["digest"],
-    )
+    assert (spec.storage, spec.identity) == (storage, identity(folder / "spec.json"))
     moved = Path(shutil.copytree(folder, tmp_path / "moved"))  # it needs no file of another place
     report = check(moved)
     assert report.passed

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from runtimes import open_session
-from runtimes.base.errors import ArtefactError, ConfigError, TextError
+from runtimes.base.errors import ConfigError, TextError
 from runtimes.contract.precision import (
     LIMITS,
     MEMORY_LIMITS,
@@ -27,7 +25,7 @@ from runtimes.contract.precision import (
     Precision,
     sentence,
 )
-from runtimes.contract.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
+from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS, load_spec
 from runtimes.contract.vocabulary import load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -203,7 +201,7 @@ def test_engines_take_no_precision_of_memory(run: Path, tmp_path: Path) -> None:
 
 def test_tensorrt_takes_no_precision_of_memory(calm_run: Callable[..., Path], tmp_path: Path) -> None:
     arguments = [
-        "onnx",
+        "export",
         str(calm_run("transformer-xl")),
         "--out",
         str(tmp_path / "a"),
@@ -223,7 +221,7 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
 ) -> None:
     run, out = calm_run("transformer-xl"), tmp_path / "artefact"
     result = CliRunner().invoke(
-        main, ["onnx", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"]
+        main, ["export", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"]
     )
     assert result.exit_code == 0, result.output
     assert "int8 with fp16 memory: " in result.output
@@ -237,7 +235,7 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
     assert "int8 with fp16 memory: " in info.output
     assert f"; {gained}; " in info.output
     (run / "test.txt").unlink()
-    arguments = ["onnx", str(run), "--precision", "int8", "--out"]
+    arguments = ["export", str(run), "--precision", "int8", "--out"]
     result = CliRunner().invoke(main, [*arguments, str(tmp_path / "other")])
     assert "\nint8 is not measured" in result.output
     result = CliRunner().invoke(main, [*arguments, str(tmp_path / "third"), "--memory-precision", "fp16"])
@@ -299,18 +297,3 @@ def test_figures_that_nothing_can_measure_are_refused(name: str, figure: float) 
     Measured(**figures)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Measured(**{**figures, name: figure})  # type: ignore[arg-type]
-
-
-def test_an_fp32_artefact_is_written_as_before_there_were_presets(artefacts: dict[str, Path]) -> None:
-    """So one from then loads, under the identity that saved streams name, and what is added to it is
-    noticed."""
-    facts = json.loads((artefacts["ring"] / SPEC).read_text())
-    assert not {"measured", "memory_precision", "target"} & set(facts)
-    hashed = json.dumps({name: value for name, value in facts.items() if name != "digest"}, sort_keys=True)
-    assert (
-        facts["digest"]
-        == hashlib.sha256(hashed.encode()).hexdigest()
-        == load_spec(artefacts["ring"]).identity
-    )
-    with pytest.raises(ArtefactError, match="was altered"):
-        parse_spec({**facts, "memory_precision": "fp16"}, where="older")

@@ -192,7 +192,7 @@ def test_prepare_says_what_it_made_and_what_was_meant(tmp_path: Path) -> None:
     )
     listed = xl("prepare", "--help").stdout
     assert "wt103" not in listed
-    assert xl("data", "--help").stdout.splitlines()[2:] == listed.splitlines()[2:]
+    assert xl("prepare", "--help").stdout.splitlines()[2:] == listed.splitlines()[2:]
 
 
 def test_a_model_of_ids_says_in_each_command_how_it_takes_them(

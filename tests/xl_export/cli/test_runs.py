@@ -11,14 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import CharVocab
 from tests.commands import last_line, refused, xl
-from trainer.model.model import count_parameters
+from trainer.model.config import ModelConfig
+from trainer.model.model import LanguageModel, count_parameters
+from trainer.run.checkpoint import save_tensors
 from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig
 from trainer.run.record import tokens_after
 
-OLD = Path(__file__).parents[2] / "data" / "version-0.1"
+CONFIG = to_json(
+    TrainConfig(
+        model=ModelConfig(layers=2, d_model=16, heads=2, head_dim=8, d_ff=32, vocab_size=21),
+        training=MemoryRule(mem_len=8, segment=8),
+        evaluation=MemoryRule(mem_len=12, segment=6),
+        text="text.txt",
+        batch=4,
+        steps=400,
+        optimizer=OptimizerConfig(lr=0.01),
+    )
+)
+VALID = "the memory is yours. " * 10
 LINES: list[dict[str, Any]] = [
     {"step": 10, "bits_per_token": 3.0, "tokens_per_second": 100.0, "seconds": 5.0},
     {"step": 20, "bits_per_token": 2.5, "tokens_per_second": 300.0, "seconds": 9.0},
@@ -30,10 +46,13 @@ LINES: list[dict[str, Any]] = [
 
 
 def make_run(folder: Path, lines: list[dict[str, Any]] = LINES, **changes: Any) -> Path:
-    """A run of version 0.1 (batch 4, segment 8, 400 steps) with other metrics."""
-    shutil.copytree(OLD / "run", folder)
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
+    """What `runs` reads of a run: batch 4, segment 8, 400 steps."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    (folder / "vocab.json").write_text(json.dumps(CharVocab.build(VALID).to_json()))
+    (folder / "valid.txt").write_text(VALID)
+    model = LanguageModel(TrainConfig.from_json(CONFIG, where="").model)
+    save_tensors(folder / "model.safetensors", model.state_dict())
     cut = '{"step": 40, "bits_per_tok'  # by a kill
     (folder / "metrics.jsonl").write_text("\n".join([*map(json.dumps, lines), cut]))
     return folder
@@ -54,7 +73,7 @@ def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None
     assert a["training"] == [[10, 320, 3.0], [20, 640, 2.5]]
     assert a["validations"] == [[20, 640, 2.75], [30, 960, 2.8]]
     assert (a["tokens"], a["planned"], a["seconds"]) == (960, 400, 65.4)
-    assert a["parameters"] == count_parameters(TrainConfig.load(OLD / "run" / "config.json").model)
+    assert a["parameters"] == count_parameters(TrainConfig.from_json(CONFIG, where="").model)
     assert (b["unit"], b["final_bits"]) == ("byte", None)
 
 
@@ -130,32 +149,19 @@ def test_a_run_keeps_the_hash_of_the_text_that_it_was_validated_on(tmp_path: Pat
     assert "is not there any more" in xl("runs", tmp_path / "runs").stderr
 
 
-def test_a_run_from_before_records_the_hash_once_it_is_resumed(tmp_path: Path) -> None:
-    run = Path(shutil.copytree(OLD / "stopped", tmp_path / "run"))
-    digest = hashlib.sha256((run / "valid.txt").read_bytes()).hexdigest()
-    assert recorded(run / "training.safetensors") is None
-    (tmp_path / "text.txt").write_bytes((OLD / "text.txt").read_bytes())
-    config = json.loads((run / "config.json").read_text()) | {"text": str(tmp_path / "text.txt")}
-    (run / "config.json").write_text(json.dumps(config))
-    assert last_line(xl("runs", run, "--json"))["runs"][0]["held_out"] == digest
-    assert xl("train", "--resume", run).exit_code == 0
-    assert recorded(run / "training.safetensors") == digest
-
-
-def recorded(checkpoint: Path) -> str | None:
-    with safe_open(checkpoint, framework="np") as file:
-        found: str | None = json.loads(file.metadata()["facts"]).get("held_out")
-        return found
-
-
 def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tmp_path: Path) -> None:
-    length = len((OLD / "run" / "valid.txt").read_text())  # each character is a token
+    length = len(VALID)  # each character is a token
     for limit, validated in ((100, 100), (1 << 19, length - 1), (None, length - 1)):
         run = make_run(tmp_path / str(limit), validate_tokens=limit)
         (record,) = last_line(xl("runs", run, "--json"))["runs"]
         assert (record["validated"], record["validate_tokens"]) == (validated, limit)
-    of_data = make_run(tmp_path / "of-data", text=None, data=str(OLD / "dataset"))
-    in_data = json.loads((OLD / "dataset" / "data.json").read_text())["tokens"]["valid"]
+    (tmp_path / "text.txt").write_text("a text\n" * 300)
+    made = xl(
+        "prepare", "text", "--train", tmp_path / "text.txt", "--vocab", "byte", "--out", tmp_path / "data"
+    )
+    assert made.exit_code == 0, made.output
+    of_data = make_run(tmp_path / "of-data", text=None, data=str(tmp_path / "data"))
+    in_data = json.loads((tmp_path / "data" / "data.json").read_text())["tokens"]["valid"]
     assert last_line(xl("runs", of_data, "--json"))["runs"][0]["validated"] == in_data - 1
     (run / "valid.txt").unlink()
     assert last_line(xl("runs", run, "--json"))["runs"][0]["validated"] is None
@@ -163,9 +169,7 @@ def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tm
 
 def test_tokens_follow_the_schedule_of_segments() -> None:
     config = TrainConfig.load("demo")
-    grown = TrainConfig.from_json(
-        json.loads((OLD / "run/config.json").read_text()) | {"segment_schedule": [[5, 3], [9, 12]]}, where=""
-    )
+    grown = TrainConfig.from_json(CONFIG | {"segment_schedule": [[5, 3], [9, 12]]}, where="")
     assert tokens_after(config, 10) == 10 * 16 * 64
     assert [tokens_after(grown, n) for n in (0, 4, 7, 9, 11)] == [
         4 * n for n in (0, 4 * 8, 5 * 8 + 2 * 3, 5 * 8 + 4 * 3, 5 * 8 + 4 * 3 + 2 * 12)
@@ -215,10 +219,11 @@ def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path) -> None:
     refused(xl("runs", good), "config.json", "'model' is missing")
 
 
-def test_it_needs_no_pytorch() -> None:
+def test_it_needs_no_pytorch(tmp_path: Path) -> None:
+    make_run(tmp_path / "stopped")
     code = (
         "import sys; sys.modules['torch'] = sys.modules['safetensors'] = None; "
-        f"from xl_export.cli.main import main; main(['runs', {str(OLD)!r}])"
+        f"from xl_export.cli.main import main; main(['runs', {str(tmp_path)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

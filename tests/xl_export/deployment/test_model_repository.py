@@ -218,8 +218,8 @@ def test_what_the_server_cannot_serve_is_refused(artefacts: dict[str, Path], tmp
     spec = dataclasses.replace(load_spec(artefacts["ring"]), target="tensorrt")
     with pytest.raises(ConfigError, match=r"a ring for TensorRT, .* export it with --memory shift\.$"):
         read_sequence_graph(artefacts["ring"], spec)
-    empty = dataclasses.replace(spec.state[0], shape=("batch", "2", "0", "6"))
-    spec = dataclasses.replace(spec, target="onnxruntime", state=(empty, *spec.state[1:]))
+    empty = dataclasses.replace(spec.state[0], shape=("batch", 2, 0, 6))
+    spec = dataclasses.replace(spec, target="onnxruntime", inputs=(*spec.inputs[:2], empty))
     with pytest.raises(ConfigError, match=r"memory tensors of no tokens, .* export it with --memory ring\.$"):
         read_sequence_graph(artefacts["ring"], spec)
     odd = tmp_path / "odd name"

@@ -111,13 +111,13 @@ def test_the_answers_are_those_of_the_session(
         [{name: value["values"] for name, value in result["outputs"].items()} for result in results]
     )
     for number, (given, answer) in enumerate(zip(inputs, answers, strict=True)):
-        assert list(given) == [fact.name for fact in spec.graph_inputs]
-        assert list(answer) == [fact.name for fact in spec.graph_outputs]
+        assert list(given) == [fact.name for fact in spec.inputs]
+        assert list(answer) == [fact.name for fact in spec.outputs]
         tokens, positions = given["input_ids"], given["position_ids"]
         assert tokens.shape == (3, (8, 8, 1)[number])
         assert (positions[:, 0] >= spec.rule.slots).all() == (number > 0)
         memory = session.start(3)
-        memory.tensors.update({state.past: given[state.past].copy() for state in spec.state})
+        memory.tensors.update({state.name: given[state.name].copy() for state in spec.state})
         memory.positions[:] = positions[:, 0]
         if spec.model.selective:
             log_probs, memory = session.score(tokens, given["targets"], memory)
@@ -126,9 +126,9 @@ def test_the_answers_are_those_of_the_session(
             logits, memory = session.step(tokens, memory)
             assert np.abs(logits - answer["logits"]).max() < 1e-5
         for state in spec.state:
-            assert np.array_equal(memory.tensors[state.past], answer[state.present])
+            assert np.array_equal(memory.tensors[state.name], answer[state.present])
             assert answer[state.present].std() > 0
-            assert (given[state.past].std() > 0) == (number > 0)
+            assert (given[state.name].std() > 0) == (number > 0)
 
 
 def read(iterations: list[dict[str, dict[str, str]]]) -> list[dict[str, np.ndarray]]:

@@ -98,7 +98,7 @@ def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
     assert spec == load_spec(other)
     assert facts.artefact == load_spec(other).identity != before.artefact
     assert (facts.version, facts.profiles, facts.layers) == (before.version, before.profiles, before.layers)
-    assert (facts.driver, facts.driver_version, facts.driver_cuda) == (None, "580.65.06", "13.1")
+    assert (facts.driver_version, facts.driver_cuda) == ("580.65.06", "13.1")
     assert check(tmp_path / "new").passed  # with the references of the other artefact
     assert load_engine(engine)[0] == before
     refused(xl("refit", engine, other, "--out", tmp_path / "new"), "exists already")

@@ -19,7 +19,7 @@ from xl_export.deployment import server_model
 from xl_export.deployment.model_repository import write_session
 from xl_export.deployment.server_model import Answer, Request, Sequences, TritonPythonModel, rows_of
 
-ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
+ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 ROWS = 3
 KINDS = {"was cancelled", "expected 1 to", "has no memory", "the request says"}  # of errors
 

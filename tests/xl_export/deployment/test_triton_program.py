@@ -31,7 +31,7 @@ triton = pytest.importorskip(
     exc_type=ImportError,
 )
 ROOT = Path(__file__).parents[3]
-ARTEFACT = ROOT / "tests" / "data" / "version-0.1" / "ring"
+ARTEFACT = ROOT / "tests" / "data" / "small"
 # `make test-triton` keeps the client beside the packages of the tests, and names its folder here.
 PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.spec import SPEC, load_spec
-from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.tensors import TensorSpec
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from trainer.model.projected import append_in_bytes, through_bytes
@@ -31,7 +31,7 @@ from xl_export.graph.ops import Ops, graph_input
 
 def quantiser() -> onnxruntime.InferenceSession:
     """Vectors [B, h, T, K] → their bytes, their scales, and the vectors as they are read again."""
-    op, fact = Ops(), TensorFacts(name="x", dtype="float32", shape=("batch", "2", "segment", "16"))
+    op, fact = Ops(), TensorSpec(name="x", dtype="float32", shape=("batch", 2, "tokens", 16))
     stored, scales = bytes_and_scales(op, x := graph_input(fact))
     facts = (
         dataclasses.replace(fact, name="bytes", dtype="int8"),
@@ -128,10 +128,10 @@ def test_its_tensors_are_in_the_spec_and_take_half_of_halves(
     assert f"fp32 with int8 memory ({taken}) is not measured" in said[1]
     shown = CliRunner().invoke(main, ["info", str(tmp_path / "int8")]).output
     assert f"ring in int8, {taken} in fp32" in shown
-    named = [(state.past, state.present, state.dtype, state.shape) for state in in_bytes.state[:4]]
+    named = [(state.name, state.present, state.dtype, state.shape) for state in in_bytes.state[:4]]
     heads = in_bytes.state[0].shape[1]
-    slots = str(in_bytes.rule.slots)
-    whole, scales = ("batch", heads, slots, "32"), ("batch", heads, slots, "1")
+    slots = in_bytes.rule.slots
+    whole, scales = ("batch", heads, slots, 32), ("batch", heads, slots, 1)
     assert named == [
         ("past_key_values.0.key", "present.0.key", "int8", whole),
         ("past_key_values.0.key_scale", "present.0.key_scale", "float32", scales),

@@ -173,7 +173,7 @@ REFUSED = [
 def test_presets_that_cannot_be_are_refused_with_one_sentence(
     options: list[str], run: Path, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "artefact"), *options])
+    result = CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / "artefact"), *options])
     assert result.exit_code == 2
     assert re.fullmatch(r"Error: [^\n]*leave [^\n]*\.\n", result.output)
     assert list(tmp_path.iterdir()) == []

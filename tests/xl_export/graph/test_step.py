@@ -35,15 +35,15 @@ def test_batch_and_segment_are_dynamic_and_nothing_else(artefact: Path) -> None:
     graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
     for value in (*graph.input, *graph.output):
         names = {dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param}
-        assert names <= {"batch", "segment"}, value.name
+        assert names <= {"batch", "tokens"}, value.name
     assert [value.name for value in graph.input] == [tensor.name for tensor in load_spec(artefact).inputs]
 
 
 def test_a_ring_tensor_has_one_reader_so_that_it_may_be_bound_in_place(artefacts: dict[str, Path]) -> None:
     graph = onnx.load(artefacts["ring"] / GRAPH, load_external_data=False).graph
     for state in load_spec(artefacts["ring"]).state:
-        readers = [node.op_type for node in graph.node for name in node.input if name == state.past]
-        assert readers == ["TensorScatter"], state.past
+        readers = [node.op_type for node in graph.node for name in node.input if name == state.name]
+        assert readers == ["TensorScatter"], state.name
 
 
 def test_large_tensors_are_in_the_external_file_and_the_embedding_once(artefact: Path) -> None:

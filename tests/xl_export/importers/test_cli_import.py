@@ -116,7 +116,7 @@ def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
         ).exit_code
         == 0
     )
-    assert xl("onnx", tmp_path / "run", "--out", tmp_path / "artefact").exit_code == 0
+    assert xl("export", tmp_path / "run", "--out", tmp_path / "artefact").exit_code == 0
     scores = [
         last_line(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json"))
         for name in ("run", "artefact")

@@ -28,7 +28,7 @@ from xl_export.offline.finished import PLAN, Finished
 from xl_export.offline.model import facts_of, open_same
 from xl_export.offline.score import ScoreBlock, ScoreOptions
 
-ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
+ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 LINES = b"a text\n\nno end of line: x\nabc, abc.\n the last one"
 JSON = (
     b'\xef\xbb\xbf{"id": "x", "text": "abc", "context": "the "}\n\n \xe3\x80\x80\n"a string"\n[1, 2, 3]\n'

@@ -19,7 +19,7 @@ from tests.commands import xl
 
 pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
 ROOT = Path(__file__).parents[3]
-ARTEFACT = ROOT / "tests" / "data" / "version-0.1" / "ring"
+ARTEFACT = ROOT / "tests" / "data" / "small"
 COMMAND = [sys.executable, "-m", "xl_export"]
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
 pytestmark = pytest.mark.slow  # Ray takes half a minute to start

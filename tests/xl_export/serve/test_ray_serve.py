@@ -29,7 +29,7 @@ from xl_export.serve.replica import Replica
 from xl_export.serve.shared import SharedStreams
 
 ray = pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
-ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
+ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS, REQUESTS = 100, 6
 PATIENCE = 120  # seconds that a client asks again
 Talks = dict[str, list[dict[str, Any]]]  # requests or answers of each stream, one after the other

@@ -22,7 +22,7 @@ from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.replica import ConflictError, Replica, UnavailableError
 from xl_export.serve.shared import SharedStreams
 
-ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
+ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
 Answered = TypeVar("Answered")
 

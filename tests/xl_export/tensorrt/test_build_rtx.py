@@ -102,7 +102,7 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
         for get, count in ((network.get_input, network.num_inputs), (network.get_output, network.num_outputs))
     )
     names = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF"}
-    for found, promised in ((inputs, spec.graph_inputs), (outputs, spec.graph_outputs)):
+    for found, promised in ((inputs, spec.inputs), (outputs, spec.outputs)):
         shapes = {
             fact.name: tuple(int(size) if size.isdigit() else -1 for size in fact.shape) for fact in promised
         }
@@ -246,8 +246,8 @@ def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -
 
 def test_shapes_that_the_network_cannot_have_are_refused_with_tensorrts_reason(graphs: Callable) -> None:
     spec, folder = graphs("transformer-xl", "native")
-    broken = dataclasses.replace(spec.state[0], shape=("batch", "2", "16", "17"))
-    wrong = dataclasses.replace(spec, state=(broken, *spec.state[1:]))
+    broken = dataclasses.replace(spec.state[0], shape=("batch", 2, 16, 17))
+    wrong = dataclasses.replace(spec, inputs=(*spec.inputs[:2], broken, *spec.inputs[3:]))
     profiles = (Profile(name="segment", batch=(1, 1, 1), tokens=(1, 8, 8)),)
     with pytest.raises(ArtefactError, match=r"could not build the engine \(.+\); give a smaller --batch"):
         serialize(trt, fresh_log(trt), parsed_network(folder), wrong, profiles, OPTIONS)

@@ -32,7 +32,7 @@ def built(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     """An engine, and what the command that built it printed."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     out = tmp_path_factory.mktemp("built") / "engine"
-    result = xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", "1:2:4", "--token-batch", 2)
+    result = xl("build", artefacts["shift"], "--out", out, *RTX, "--batch", "1:2:4", "--token-batch", 2)
     assert result.exit_code == 0, result.output
     return out, result.stdout
 
@@ -124,16 +124,16 @@ def test_an_engine_is_replaced_only_with_force(
     built: tuple[Path, str], artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "engine"
-    assert xl("tensorrt", artefacts["shift"], "--out", out, *RTX).exit_code == 0
+    assert xl("build", artefacts["shift"], "--out", out, *RTX).exit_code == 0
     first = load_engine(out)[0].identity
-    refused(xl("tensorrt", artefacts["shift"], "--out", out, *RTX), "exists already")
+    refused(xl("build", artefacts["shift"], "--out", out, *RTX), "exists already")
     document = last_line(
-        xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json")
+        xl("build", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json")
     )
     assert document["profiles"][0]["batch"] == [1, 1, 1]
     assert load_engine(out)[0].identity != first
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
-    refused(xl("tensorrt", artefacts["shift"], "--out", artefacts["ring"], *RTX, "--force"), f"no {BUILD}")
+    refused(xl("build", artefacts["shift"], "--out", artefacts["ring"], *RTX, "--force"), f"no {BUILD}")
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_an_engine_is_replaced_only_with_force(
 def test_options_that_contradict_are_refused(
     artefacts: dict[str, Path], tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    refused(xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), *words)
+    refused(xl("build", artefacts["shift"], "--out", tmp_path / "engine", *options), *words)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_ring_is_refused_with_the_export_that_is_needed(artefacts: dict[str, Path], tmp_path: Path) -> None:
     refused(
-        xl("tensorrt", artefacts["ring"], "--out", tmp_path / "engine", *RTX),
+        xl("build", artefacts["ring"], "--out", tmp_path / "engine", *RTX),
         "a ring that is written across its end",
         "--target tensorrt",
     )
@@ -197,7 +197,7 @@ def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour], None)
     options = RTX if flavour == "rtx" else ()
     refused(
-        xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice
+        xl("build", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -206,7 +206,7 @@ def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Pat
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     names = ("torch", "onnxruntime", "onnx_ir", "trainer.model", "trainer.run.checkpoint", "safetensors")
     block = f"import sys\nfor name in {names}: sys.modules[name] = None\n"
-    command = [sys.executable, "-c", block + "from xl_export.cli.main import main; main()", "tensorrt"]
+    command = [sys.executable, "-c", block + "from xl_export.cli.main import main; main()", "build"]
     arguments = [str(artefacts["shift"]), "--out", str(tmp_path / "engine"), *RTX]
     ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr
@@ -217,7 +217,7 @@ def test_weights_of_few_bits_are_refused(make_run: Callable[..., Path], tmp_path
     artefact = export(
         make_run(d_model=32, head_dim=16), tmp_path / "artefact", memory="shift", precision="int8"
     )
-    result = xl("tensorrt", artefact, "--out", tmp_path / "engine", *RTX)
+    result = xl("build", artefact, "--out", tmp_path / "engine", *RTX)
     assert result.exit_code == 2
     assert "has int8 weights, whose operators only ONNX Runtime has; export it with" in result.output
 
@@ -242,7 +242,7 @@ def test_an_interrupted_build_leaves_nothing(
     else:
         make_monitor = building.make_monitor
         monkeypatch.setattr(building, "make_monitor", make)
-    result = xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *RTX)
+    result = xl("build", artefacts["shift"], "--out", tmp_path / "engine", *RTX)
     assert result.exit_code == 130, result.output
     assert list(tmp_path.iterdir()) == []
 
@@ -254,7 +254,7 @@ def test_the_progress_of_a_build_has_phases_that_all_end(
     seen = []
     make = building.make_monitor
     monkeypatch.setattr(building, "make_monitor", lambda *given: seen.append(make(*given)) or seen[-1])
-    assert xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *RTX).exit_code == 0
+    assert xl("build", artefacts["shift"], "--out", tmp_path / "engine", *RTX).exit_code == 0
     assert seen[0].phases
     assert not seen[0]._bars
 

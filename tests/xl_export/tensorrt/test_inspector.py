@@ -50,7 +50,7 @@ def test_layers_are_told_where_a_gpu_builds(
     assert runtime.engine_host_code_allowed
     assert json.loads((tmp_path / "engine" / building.LAYERS).read_text()) == {"Layers": ["a"]}
     assert building.LAYERS in facts.files
-    assert (facts.driver_version, facts.driver_cuda, facts.driver) == ("580.65.06", "13.0", None)
+    assert (facts.driver_version, facts.driver_cuda) == ("580.65.06", "13.0")
     assert "driver" not in capsys.readouterr().err
 
     monkeypatch.setattr(building, "driver_version", lambda: None)  # as on a Jetson

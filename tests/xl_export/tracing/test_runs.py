@@ -66,7 +66,7 @@ def test_a_traced_run_equals_the_written_graph_and_pytorch(
     scores = [each.score(inputs, targets, each.start(1))[0] for each in (open_session(run), session)]
     assert np.abs(scores[0] - scores[1]).max() < 1e-4
     assert scores[1][0, 2] == 0
-    names = [fact.name for fact in session.spec.graph_inputs]
+    names = [fact.name for fact in session.spec.inputs]
     assert ("targets" in names, "logit_rows" in names) == (session.spec.model.selective,) * 2
 
 
@@ -172,8 +172,8 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
     compare_answers(run, artefact, artefacts["ring"], tokens)
     graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
     for state in load_spec(artefact).state:
-        readers = [node.op_type for node in graph.node for value in node.input if value == state.past]
-        assert readers == ["TensorScatter"], state.past
+        readers = [node.op_type for node in graph.node for value in node.input if value == state.name]
+        assert readers == ["TensorScatter"], state.name
     session = open_session(artefact)
     memory = session.start(2)
     before = {name: array.ctypes.data for name, array in memory.tensors.items()}

@@ -132,7 +132,7 @@ def test_a_module_with_a_large_vocabulary_and_buffers_named_as_inputs(tmp_path: 
     artefact = trace(module, tmp_path / "a", vocab=modules.LARGE, rule=RULE, precision="int8")
     session = open_session(artefact)
     assert session.spec is not None
-    assert "targets" in [fact.name for fact in session.spec.graph_inputs]
+    assert "targets" in [fact.name for fact in session.spec.inputs]
     assert check(artefact).passed
 
 
@@ -141,7 +141,7 @@ def test_the_tensors_of_an_own_form_are_in_the_spec_and_cannot_be_changed(
 ) -> None:
     spec = load_spec(traced["Gru"])
     assert spec.memory_shapes == ((modules.D,),)
-    assert [(state.past, state.shape) for state in spec.state] == [("past_state.0", ("batch", "8"))]
+    assert [(state.name, state.shape) for state in spec.state] == [("past_state.0", ("batch", 8))]
 
 
 @pytest.mark.parametrize(

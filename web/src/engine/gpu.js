@@ -116,8 +116,8 @@ export class GpuEngine {
       feeds.logit_rows = new Tensor("int64", rows, [rows.length]);
       fetches.log_probs = null;
     }
-    this.spec.state.forEach(({ past, present }, i) => {
-      feeds[past] = state.sets[state.turn][i].tensor;
+    this.spec.state.forEach(({ name, present }, i) => {
+      feeds[name] = state.sets[state.turn][i].tensor;
       fetches[present] = state.sets[next][i].tensor;
     });
     let answers;

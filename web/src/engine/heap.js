@@ -53,7 +53,7 @@ export class HeapEngine {
     this.memory = "in place";
     /** @type {number[]} Names and lists of pointers, which `free` frees. */
     this.reserved = [];
-    const memory = spec.state.map((state) => state.past);
+    const memory = spec.state.map((state) => state.name);
     const present = spec.state.map((state) => state.present);
     const ids = ["input_ids", "position_ids", ...(chosen ? ["targets", "logit_rows"] : [])];
     this.inputs = [...ids, ...memory];

@@ -1,6 +1,6 @@
 /** What every engine offers, and the session of ONNX Runtime that it runs. */
 import { XLExportError, firstLine } from "../errors.js";
-import { GRAPH, WEIGHTS, tensors } from "../spec.js";
+import { GRAPH, WEIGHTS } from "../spec.js";
 
 /**
  * @typedef {{
@@ -63,10 +63,9 @@ const known = (size) => (typeof size === "number" ? size : "?");
  * @param {any} session @param {import("../../index.js").Spec} spec
  */
 function verifySignature(session, spec) {
-  const promised = tensors(spec);
   for (const [what, wanted, found] of /** @type {[string, any[], any[]][]} */ ([
-    ["inputs", promised.inputs, session.inputMetadata],
-    ["outputs", promised.outputs, session.outputMetadata],
+    ["inputs", spec.inputs, session.inputMetadata],
+    ["outputs", spec.outputs, session.outputMetadata],
   ])) {
     const told = (/** @type {any} */ t, /** @type {string} */ type) =>
       `${t.name} ${TYPES[type] ?? type} [${t.shape.map(known).join(", ")}]`;

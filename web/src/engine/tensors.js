@@ -82,7 +82,7 @@ export class TensorEngine {
     }
     const past = state.sets[state.turn];
     const next = this.writes && !writesInPlace(this.spec) ? 1 - state.turn : state.turn;
-    this.spec.state.forEach(({ past: name }, i) => (feeds[name] = past[i]));
+    this.spec.state.forEach(({ name }, i) => (feeds[name] = past[i]));
     const options = { logSeverityLevel: 3 };
     /** @type {Record<string, any>} */
     let answers;

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
+from runtimes.contract.tensors import row_bytes
 from xl_export.serve.http.base.answering import json
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError
@@ -190,7 +191,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     session, spec = model.session, model.session.spec
     rule, vocab = session.rule, session.vocab
     dependence = model.engine.facts.dependence
-    row = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    row = row_bytes(session.state)
     return {
         "id": model.name,
         "object": "model",
@@ -217,5 +218,5 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
 
 def _figures(model: Model) -> Iterator[tuple[str, float]]:
     """The figures of a model by name, and the bytes of a stream."""
-    yield "bytes_per_stream", sum(tensor.num_bytes(batch=1) for tensor in model.session.state)
+    yield "bytes_per_stream", row_bytes(model.session.state)
     yield from ((name, value) for name, _, value in model.figures())

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import ClosedStoreError, StoreFacts, StoreSettings, StreamFacts
 from xl_export.serve.streams.folder import StreamFolder
@@ -53,7 +54,7 @@ class StreamIndex:
 
     def __init__(self, session: Session, *, key: bytes, settings: StoreSettings) -> None:
         self.session, self.key, self.settings = session, key, settings
-        self.row_bytes = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+        self.row_bytes = row_bytes(session.state)
         self.lock = threading.Lock()
         self.streams: dict[str, Stream] = {}
         self.closed = False

@@ -27,6 +27,7 @@ from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in
 from runtimes.contract.checks import memory_of
 from runtimes.contract.memory import MAX_POSITION, STREAMS, write_memory
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 
 KEY_FILE, KEY_BYTES = "snapshot.key", 32
@@ -144,7 +145,7 @@ def read_snapshot(path: Path, session: Session, *, key: bytes, name: str = "the 
 
 def most_snapshot_bytes(session: Session) -> int:
     """The size in bytes that no snapshot of this session exceeds: refuse larger ones before they are read."""
-    numbers = sum(tensor.num_bytes(batch=1) for tensor in session.state) + 8
+    numbers = row_bytes(session.state) + 8
     return LENGTH_BYTES + _most_header_bytes(session) + numbers
 
 

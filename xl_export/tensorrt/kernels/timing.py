@@ -117,8 +117,7 @@ class Record:
     """A choice in a file, with what else it depends on.
 
     driver_version, driver_cuda: as in `EngineFacts`. The first is None where the machine does not tell it:
-    then drivers that serve the same CUDA count as one. code: of the kernels and of their compiler. driver:
-    the CUDA of older records. These do not say which driver it was, so they are kept and not used.
+    then drivers that serve the same CUDA count as one. code: of the kernels and of their compiler.
     """
 
     gpu: Gpu
@@ -126,7 +125,6 @@ class Record:
     driver_cuda: str | None = None
     code: str
     choice: Choice
-    driver: str | None = None
 
     @property
     def holds_for(self) -> tuple[object, ...]:

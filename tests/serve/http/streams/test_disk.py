@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from runtimes import Session
+from runtimes.contract.tensors import row_bytes
 from tests.serve.http.streams.conftest import Keeping, created
 from tests.serve.http.streams.test_streams import until
 from xl_export.serve.http.base.body import LARGE
@@ -51,7 +52,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 def test_states_that_wait_for_the_disk_are_bounded(
     keeping: Keeping, session: Session, tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    row = row_bytes(session.state)
     bounds = StoreSettings(unwritten_bytes=2 * row)
     with keeping(tmp_path, store=bounds) as server, ThreadPoolExecutor() as threads:
         other = created(server, tokens[:5])

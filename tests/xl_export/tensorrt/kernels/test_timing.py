@@ -190,26 +190,6 @@ def test_what_was_timed_is_kept_by_gpu_driver_code_and_shape(
         choose(shapes, GPU, file=file)
 
 
-def test_times_of_before_the_drivers_version_was_noted_are_kept_and_not_used(
-    fake: Timed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such a record says which CUDA the driver served, and not which driver it was."""
-    monkeypatch.setattr(module, "driver_version", lambda: "580.65.06")
-    file = tmp_path / "tactics.json"
-    choose([shape()], GPU, file=file)
-    (record,) = json.loads(file.read_text())["timed"]
-    older = {name: record[name] for name in ("gpu", "code", "choice")} | {"driver": "13.1"}
-    file.write_text(json.dumps({"schema": 1, "timed": [older]}))
-    before = len(fake.tiles)
-    choose([shape()], GPU, file=file)
-    assert len(fake.tiles) > before
-    timed = timing.read_records(file)
-    assert [(one.driver, one.driver_version, one.driver_cuda) for one in timed] == [
-        ("13.1", None, None),
-        (None, "580.65.06", "13.1"),
-    ]
-
-
 def test_without_a_driver_the_defaults_are_taken_and_said(
     fake: Timed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
