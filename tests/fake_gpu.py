@@ -17,6 +17,7 @@ import enum
 import json
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,7 +281,7 @@ def install(patch: pytest.MonkeyPatch, *, package: str = "tensorrt", **changes: 
     """Puts the stand-ins in the place of the packages for one test."""
     cuda = FakeCuda()
     trt = FakeTensorRT(cuda)
-    vars(trt).update(changes)
+    vars(trt).update(changes, __spec__=ModuleSpec(package, None))  # PyTorch's compiler looks for it
     patch.setitem(sys.modules, "cuda.bindings.runtime", cuda)  # type: ignore[arg-type]
     patch.setitem(sys.modules, package, trt)  # type: ignore[arg-type]
     return cuda

@@ -19,7 +19,7 @@ class Case:
     `run` besides threads. claims: the fields of a `BenchmarkConfig` that `table` judges, at the sizes of that
     configuration only. plots: whether `benchmarks.plot` can draw it. may_skip: whether the module has
     `unavailable`, which says why this machine cannot measure the case. resumable: each row is a result of its
-    own that is appended as soon as it is known, and a second call measures only what is missing. engine: the
+    own that is appended as soon as it is known; `run` gets the earlier ones to leave them out. engine: the
     package that computes. precision: of the weights and the arithmetic, for the history.
     """
 
@@ -108,10 +108,13 @@ CASES = {
         ),
         Case(
             name="gpu",
-            summary="one token and one segment on an NVIDIA GPU: ONNX Runtime against PyTorch (never run)",
-            keys=("tokens", "mem_len"),
+            summary="steps on an NVIDIA GPU: engines, providers, PyTorch and training (never run)",
+            keys=("side", "batch", "tokens"),
+            takes=("config", "repeats", "names"),
             folder="on_gpu",
             may_skip=True,
+            resumable=True,
+            precision="mixed",
         ),
         Case(
             name="triton-kernel",

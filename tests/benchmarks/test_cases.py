@@ -18,11 +18,13 @@ from benchmarks.__main__ import main
 from benchmarks.baselines import growing
 from benchmarks.cases import export, latency, load, score
 from benchmarks.cases import registry as cases
+from benchmarks.cases.on_gpu import gpu
 from benchmarks.cases.registry import CASES
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Reader, Timing
 from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
+from runtimes.sessions.ort_gpu.driver import DriverFacts
 
 STEPS = ("decode", "segment", "batch")
 
@@ -260,19 +262,11 @@ def test_module_names_follow_from_case_names() -> None:
 def test_a_machine_without_a_gpu_skips_its_case_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(gpu, "ask_driver", lambda: DriverFacts(fault="no NVIDIA driver is installed"))
     result = call("run", "gpu", "--history", tmp_path / "history.jsonl")
     assert result.exit_code == 0, result.output
-    assert "gpu is skipped: onnxruntime" in result.stdout
-    assert "has no CUDAExecutionProvider here; install 'xl-export[gpu]'" in result.stdout
+    assert result.stdout == "gpu is skipped: no NVIDIA driver is installed\n"
     assert not (tmp_path / "history.jsonl").exists()
-
-
-@pytest.mark.gpu
-def test_a_gpu_gives_the_answers_of_the_cpu(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    (document,) = measured(tmp_path, "gpu")
-    assert [row["tokens"] for row in document["rows"]] == [1, 8]
-    assert all(row["difference"] < 1e-3 for row in document["rows"])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.on_gpu import triton_kernel
+from benchmarks.cases.on_gpu.rates import Rates
 from benchmarks.compare import compare, read_results
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Limits, Timing
+from xl_export.tensorrt.kernels.compile import tactics
 from xl_export.tensorrt.naive import naive_relative_attention
 
 SHAPE = triton_kernel.Shape(B=2, H=3, T=5, M=12, K=16)
@@ -77,9 +80,32 @@ def test_the_case_is_measured_and_kept_like_every_other(
     assert (change.row, change.timing) == ("shape B 2 H 3 T 5 M 12 K 16, side eager", "attention")
 
 
-@pytest.mark.gpu
-def test_every_side_is_measured_on_a_gpu() -> None:
-    rows = triton_kernel.run([SHAPE, triton_kernel.Shape(B=1, H=2, T=1, M=40, K=32)])
-    assert {"eager", "torch.compile", "FlexAttention"} < {row.side for row in rows}
-    assert all(row.attention.median > 0 and row.difference <= triton_kernel.TOLERANCE for row in rows)
-    assert len(triton_kernel.table(rows, Limits(read_bytes=1.0, multiply_adds=1.0))) == 2 + len(rows)
+def test_only_right_sides_are_timed_and_a_failure_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> torch.Tensor:
+        raise RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered")
+
+    def sides(tensors: Sequence[torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]]:
+        given = (*tensors[:3], *tensors[4:7])
+        return {
+            "wrong": lambda: triton_kernel.eager(*given) + 0.1,
+            "failing": failing,
+            "right": lambda: triton_kernel.eager(*given),
+        }
+
+    time = Timing(median=1.0, fastest=0.5, slowest=2.0, repeats=9)
+    rates = Rates(copy=1e12, halves=1e14, singles=1e13, launch=1.0)
+    monkeypatch.setattr(triton_kernel, "DEVICE", "cpu")
+    monkeypatch.setattr(triton_kernel, "measure_rates", lambda: rates)
+    monkeypatch.setattr(triton_kernel, "sides", sides)
+    monkeypatch.setattr(triton_kernel, "gpu_timing", lambda call, repeats: time)
+    monkeypatch.setattr(triton_kernel, "_tactics", lambda shape: tactics(16, 80)[:1])
+    rows = {row.side: row for row in triton_kernel.run([SHAPE])}
+    assert [side for side, row in rows.items() if row.attention] == ["right"]
+    assert "differs from float64 by 0.1" in rows["wrong"].problem
+    assert "illegal instruction" in rows["failing"].problem
+    (embedded,) = (row for side, row in rows.items() if side.startswith("PTX "))
+    assert embedded.problem  # the driver needs a GPU
+    assert rows["right"].computing == SHAPE.multiply_adds / 1e14 * 1e3
+    assert len(triton_kernel.table([*rows.values()], Limits(read_bytes=1.0, multiply_adds=1.0))) == 2 + len(
+        rows
+    )

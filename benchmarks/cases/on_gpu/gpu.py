@@ -1,70 +1,91 @@
-"""One token and one segment on an NVIDIA GPU in fp32: ONNX Runtime's CUDA provider against PyTorch.
+"""Steps on an NVIDIA GPU: TensorRT's engines, ONNX Runtime's providers, PyTorch, and training.
 
-The artefact has the shift form. Its memory stays on the device in two sets of buffers that change places, and
-each of the two steps is captured as a CUDA graph of its own. This case was written without such a machine and
-has **not been run**: where its figures look wrong, doubt this file first.
+Each side is a process of its own with a limit, so a side that crashes or hangs ends no other. It is compared
+with the CPU first and timed only if its answers are right; otherwise its row says what is wrong. The limits
+are the GPU's own, measured in the same run. Written without a GPU, and not run on one yet.
 """
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 
-from benchmarks.arithmetic import step_bytes, step_multiply_adds
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.arithmetic import FLOAT, step_bytes, step_multiply_adds
+from benchmarks.cases.on_gpu import torch_sides
+from benchmarks.cases.on_gpu.rates import Rates, measure_rates
+from benchmarks.cases.on_gpu.sides import BATCHES, SIDES, Graph, Side, matching, open_side, problems, rule_of
+from benchmarks.configs import CONFIGS, BenchmarkConfig, checked_repeats
 from benchmarks.measure import Limits, Timing, take_turns
-from benchmarks.models import random_weights, write_artefact
-from runtimes import open_session
-from runtimes.base.errors import ArtefactError
-from runtimes.base.logits import log_sum_exp
-from runtimes.base.records import to_json
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, Spec, load_spec
-from trainer.model.projected import ProjectedModel
-from trainer.run.checkpoint import load_run
+from benchmarks.steps import filled
+from runtimes import Session
+from runtimes.base.errors import UserError, first_line, of_library
+from runtimes.base.files import read_json, write_json
+from runtimes.base.records import from_json, to_json
+from runtimes.contract.memory import Memory
+from runtimes.contract.precision import MemoryPrecision, Precision
+from runtimes.sessions.ort_gpu.driver import ask_driver
+from trainer.model.arithmetic import training_multiply_adds, with_head
 
-PROVIDER = "CUDAExecutionProvider"
-CHECKED = 6  # steps that are compared with the CPU; a graph is captured in its first step and replayed later
-TOLERANCE = 1e-3  # nats; a GPU adds in another order
+ROOT = Path(__file__).parents[3]
+DEVICE = "cuda"
+MINUTES = 10.0  # of one side, with its export and build
+TRAINING_REPEATS = 12
+WEIGHT_BYTES: dict[Precision, float] = {
+    "fp32": 4,
+    "fp16": 2,
+    "int8-stored": 4,  # once the graph is loaded
+    "int8": 1,
+    "fp8": 1,
+    "int4": 0.5,
+}
+MEMORY_BYTES: dict[MemoryPrecision, float] = {"fp32": 4, "fp16": 2, "int8": 1}  # without the scales of int8
+_OF_SESSIONS = {side.name: side for side in SIDES}
+RATES = "rates"  # the first "side": what the GPU can do at best
+NAMES = (*_OF_SESSIONS, *torch_sides.MODELS, *torch_sides.TRAININGS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of step: its number of tokens. Times are per token. difference: from the CPU, in nats."""
+    """One step of one side: `batch` streams of `tokens` tokens each, with full memory."""
 
-    tokens: int
-    mem_len: int
-    onnxruntime: Timing
-    pytorch: Timing
-    num_bytes: int
-    multiply_adds: int
-    difference: float
+    side: str
+    batch: int | None = None
+    tokens: int | None = None
+    step: Timing | None = None  # of the whole step; None if the side is wrong
+    reading: float | None = None  # least milliseconds by the bytes that the step reads and writes
+    computing: float | None = None  # least milliseconds by its multiply-adds
+    problem: str = ""  # why nothing was timed
+    fact: str = ""  # what computes, and what the build reported
+    device: str = ""  # name of the GPU
+
+    @property
+    def least(self) -> float | None:
+        """The least milliseconds that the limits of the GPU allow; None without a limit."""
+        return max((ms for ms in (self.reading, self.computing) if ms is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **to_json(self),
-            "ratio": self.pytorch.median / self.onnxruntime.median,
-            "device": torch.cuda.get_device_name(),
-        }
+        document: dict[str, Any] = to_json(self)
+        return document
 
 
 def unavailable() -> str | None:
-    """Why this case cannot be measured on this machine; None where it can."""
-    if PROVIDER not in onnxruntime.get_available_providers():
-        version = onnxruntime.__version__
-        where = "on a machine with an NVIDIA GPU"
-        return f"onnxruntime {version} has no {PROVIDER} here; install 'xl-export[gpu]' {where}"
-    if not torch.cuda.is_available():
-        return "PyTorch finds no NVIDIA GPU; install its CUDA build"
-    return None
+    """Why this case cannot be measured on this machine; None if it can."""
+    return ask_driver().fault
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The sides that match one of the names, which may have `*` in them."""
+    return matching(names or ("*",), NAMES)
 
 
 def run(
@@ -72,127 +93,214 @@ def run(
     *,
     threads: int | None = None,
     repeats: int | None = None,
+    names: Sequence[str] = (),
+    before: Sequence[dict[str, Any]] = (),
+    keep: Callable[[Row], object] = lambda row: None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for one token and a row for a segment, at the memory length of the configuration."""
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
-    rule, rows = MemoryRule(mem_len=config.mem_len, segment=config.segment), []
-    with tempfile.TemporaryDirectory() as name:
-        artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "shift")
-        cpu = open_session(artefact, threads=threads, device="cpu")
-        model = load_run(artefact.with_name(artefact.name.replace("artefact", "run"))).model.eval().cuda()
-        for tokens in (1, rule.segment):
-            progress(f"steps of {tokens} tokens: comparing with the CPU, then timing {repeats} steps")
-            cuda = _CudaStream(artefact, load_spec(artefact), tokens)
-            difference = _check(cuda, cpu, tokens)
-            sides = {"onnxruntime": _onnxruntime(cuda, tokens), "pytorch": _pytorch(model, rule, tokens)}
-            times = {side: timing.per(tokens) for side, timing in take_turns(sides, repeats=repeats).items()}
-            rows.append(
-                Row(
-                    tokens=tokens,
-                    mem_len=rule.mem_len,
-                    **times,
-                    difference=difference,
-                    num_bytes=step_bytes(config.model, rule, "shift"),
-                    multiply_adds=step_multiply_adds(config.model, rule, "shift", tokens),
-                )
-            )
+    """Rows for each side. keep: called with each row as soon as it is known.
+
+    threads, before: not used; the GPU does the work, and every call measures everything again.
+    """
+    if repeats is not None:
+        checked_repeats(repeats, 1)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as work:
+        for name in (RATES, *chosen(names)):
+            progress(f"{config.name}, {name}: comparing with the CPU, then timing")
+            for row in in_process(name, config, Path(work), repeats):
+                progress(f"{config.name}, {name}: {_line(row)}")
+                keep(row)
+                rows.append(row)
     return rows
 
 
-class _CudaStream:
-    """One stream whose memory stays on the device."""
-
-    def __init__(self, artefact: Path, spec: Spec, tokens: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        provider = (PROVIDER, {"enable_cuda_graph": "1", "use_tf32": "0"})
-        self._session = onnxruntime.InferenceSession(
-            str(artefact / GRAPH), options, providers=[provider], enable_fallback=0
-        )
-        self._ids, self._positions = (_on_device(np.zeros((1, tokens), np.int64)) for _ in range(2))
-        self._logits = _on_device(np.zeros((1, tokens, spec.model.vocab_size), np.float32))
-        sets = [{s.name: _on_device(np.zeros((1, *s.row), np.float32)) for s in spec.state} for _ in range(2)]
-        self._turns = [self._bind(spec, *sets, graph="1"), self._bind(spec, *sets[::-1], graph="2")]
-        self._next = np.arange(tokens)[None]
-
-    def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits [1, T, V] after tokens [1, T]."""
-        self._ids.update_inplace(tokens)
-        self._positions.update_inplace(self._next)
-        io, options = self._turns[0]
-        self._session.run_with_iobinding(io, options)
-        io.synchronize_outputs()
-        self._turns.reverse()
-        self._next = self._next + tokens.shape[1]
-        logits: np.ndarray = self._logits.numpy()
-        return logits
-
-    def _bind(
-        self, spec: Spec, past: dict[str, Any], present: dict[str, Any], *, graph: str
-    ) -> tuple[Any, Any]:
-        io, options = self._session.io_binding(), onnxruntime.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", graph)
-        io.bind_ortvalue_input("input_ids", self._ids)
-        io.bind_ortvalue_input("position_ids", self._positions)
-        io.bind_ortvalue_output("logits", self._logits)
-        for state in spec.state:
-            io.bind_ortvalue_input(state.name, past[state.name])
-            io.bind_ortvalue_output(state.present, present[state.name])
-        return io, options
+def in_process(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> list[Row]:
+    """The rows of a side, from a process that is killed at its limit."""
+    out = work / "rows.json"
+    out.unlink(missing_ok=True)
+    command = [sys.executable, "-m", __name__, name, config.name, str(work), str(repeats or 0), str(out)]
+    try:
+        code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=60 * MINUTES).returncode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        problem = f"its process ended with {how}" if code else ""
+    except subprocess.TimeoutExpired:
+        problem = f"it was stopped after {MINUTES:g} minutes"
+    rows = [from_json(Row, document, where=name) for document in read_json(out)] if out.exists() else []
+    return [*rows, Row(side=name, problem=problem)] if problem else rows
 
 
-def _on_device(array: np.ndarray) -> Any:
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+def measure(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
+    """The rows of a side; an error becomes a row with a problem."""
+    try:
+        for row in _rows_of(name, config, work, repeats):
+            yield replace(row, device=_gpu_name())
+    except BaseException as error:
+        if not of_library(error):
+            raise
+        traceback.print_exc()
+        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+        yield Row(side=name, problem=said)
 
 
-def _check(cuda: _CudaStream, cpu: Session, tokens: int) -> float:
-    """The largest difference from the CPU over the first steps, in nats.
-
-    Raises ArtefactError beyond the tolerance.
-    """
-    draw, memory, worst = np.random.default_rng(0), cpu.start(1), 0.0
-    for _ in range(CHECKED):
-        segment = draw.integers(0, cpu.vocab.size, (1, tokens))
-        expected, memory = cpu.step(segment, memory)
-        log_probs = [x - log_sum_exp(x)[..., None] for x in (cuda.step(segment), expected)]
-        worst = max(worst, float(np.abs(log_probs[0] - log_probs[1]).max()))
-    if not worst <= TOLERANCE:
-        raise ArtefactError(
-            f"the CUDA provider differs from the CPU by {worst:.3g} nats, more than {TOLERANCE:g}; nothing "
-            "was measured, try another version of onnxruntime or report this."
-        )
-    return worst
+def _rows_of(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
+    if name in _OF_SESSIONS:
+        return _session_rows(_OF_SESSIONS[name], config, work, repeats)
+    if name in torch_sides.TRAININGS:
+        return _training_rows(name, config, work, repeats)
+    if name in torch_sides.MODELS:
+        return _model_rows(name, config, work, repeats)
+    return iter([_measured_rates(work)])
 
 
-def _onnxruntime(stream: _CudaStream, tokens: int) -> Callable[[], Any]:
-    segment = np.zeros((1, tokens), np.int64)
-    return lambda: stream.step(segment)
+def _session_rows(side: Side, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
+    opened = open_side(side, config, work)
+    fact = f"{opened.session.computed_by}; {opened.built}".removesuffix("; ")
+    if found := problems(opened):
+        yield Row(side=side.name, problem="; ".join(found), fact=fact)
+        return
+    for batch, tokens, count in _steps(config, repeats):
+        timing = take_turns({"step": _call(opened.session, batch, tokens)}, repeats=count)["step"]
+        row = Row(side=side.name, batch=batch, tokens=tokens, step=timing, fact=fact)
+        yield _limited(row, config, side.graph, side.graph.computes_in_halves, work)
 
 
-def _pytorch(model: Any, rule: MemoryRule, tokens: int) -> Callable[[], None]:
-    projected, config = ProjectedModel(model, rule), model.config
-    shape = (1, config.heads, rule.mem_len, config.head_dim)
-    memory = [torch.zeros(shape, device="cuda") for _ in range(2 * config.layers)]
-    ids, positions = (
-        torch.zeros((1, tokens), dtype=torch.int64, device="cuda"),
-        torch.tensor([rule.slots], device="cuda"),
+def _model_rows(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
+    model, difference, tolerance = torch_sides.model_on(name, config, work, DEVICE)
+    if not difference <= tolerance:
+        yield Row(side=name, problem=_too_far(difference, tolerance))
+        return
+    halves, compiled = torch_sides.MODELS[name]
+    graph = Graph(form="shift", precision="fp16" if halves else "fp32")
+    for batch, tokens, count in _steps(config, repeats):
+        call = torch_sides.timed_step(model, config, batch, tokens, compiled=compiled)
+        timing = take_turns({"step": call}, repeats=count)["step"]
+        row = Row(side=name, batch=batch, tokens=tokens, step=timing)
+        yield _limited(row, config, graph, halves, work)
+
+
+def _training_rows(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
+    difference, tolerance = torch_sides.training_difference(name, DEVICE)
+    if not difference <= tolerance:
+        yield Row(side=name, problem=_too_far(difference, tolerance))
+        return
+    recipe = torch_sides.recipe_of(name, config)
+    step = torch_sides.training_step(recipe, DEVICE)
+    timing = take_turns({"step": step}, repeats=repeats or TRAINING_REPEATS)["step"]
+    count = training_multiply_adds(recipe.model, recipe.training, recipe.batch)
+    rates = _rates(work)
+    yield Row(
+        side=name,
+        batch=recipe.batch,
+        tokens=recipe.training.segment,
+        step=timing,
+        computing=rates.computing(count, halves=recipe.autocast != "none") if rates else None,
+        fact=f"at most {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of device memory",
     )
 
-    def step() -> None:
-        nonlocal memory
-        hidden, memory = projected.step(ids, memory, positions)
-        model.vocabulary.logits(hidden)
-        torch.cuda.synchronize()
 
-    return step
+def _steps(config: BenchmarkConfig, repeats: int | None) -> Iterator[tuple[int, int, int]]:
+    """Streams, tokens and timed calls of each step."""
+    for batch in BATCHES:
+        yield batch, 1, repeats or config.token_repeats
+        yield batch, config.segment, repeats or 4 * config.repeats
+
+
+def _call(session: Session, batch: int, tokens: int) -> Callable[[], Any]:
+    """Predicts from one token or scores a segment, as generation and scoring do."""
+    memory: Memory = filled(session, batch)
+    segment = np.zeros((batch, tokens), np.int64)
+    if tokens == 1:
+        return lambda: session.predict(segment, memory)
+    return lambda: session.score(segment, segment, memory)
+
+
+def _too_far(difference: float, tolerance: float) -> str:
+    return f"it differs from the CPU by {difference:.3g} nats, more than {tolerance:g}"
+
+
+def _limited(row: Row, config: BenchmarkConfig, graph: Graph, halves: bool, work: Path) -> Row:
+    """The row with the limits of the GPU. halves: whether the step computes in fp16, memory included."""
+    rates = _rates(work)
+    if rates is None:
+        return row
+    assert row.batch is not None
+    assert row.tokens is not None
+    rule, model = rule_of(config, graph.mask), with_head(config.model)
+    count = row.batch * step_multiply_adds(model, rule, graph.form, row.tokens)
+    return replace(
+        row,
+        reading=rates.reading(least_bytes(config, graph, row.batch, halves=halves)),
+        computing=rates.computing(count, halves=halves),
+    )
+
+
+def least_bytes(config: BenchmarkConfig, graph: Graph, batch: int, *, halves: bool) -> float:
+    """The bytes of weights, position tables and visible memory that a step reads and writes.
+
+    The form `shift` also writes its whole memory again. Only the head of an adaptive softmax is counted.
+    """
+    rule, model = rule_of(config, graph.mask), with_head(config.model)
+    weights_and_tables = step_bytes(model, rule, graph.form, streams=0) / FLOAT
+    tables = model.layers * model.heads * model.head_dim * rule.position_rows
+    seen = step_bytes(model, rule, graph.form, streams=batch) / FLOAT - weights_and_tables
+    moved = 3 * seen if graph.form == "shift" else seen  # read, and read once more and written
+    matrices = WEIGHT_BYTES[graph.precision] * (weights_and_tables - tables)
+    return matrices + (2 if halves else 4) * tables + (2 if halves else MEMORY_BYTES[graph.memory]) * moved
+
+
+def _measured_rates(work: Path) -> Row:
+    rates = measure_rates()
+    write_json(work / "rates.json", asdict(rates))
+    fact = (
+        f"a large copy {rates.copy / 1e9:.0f} GB/s; products {rates.halves / 1e12:.1f} T multiply-adds/s in "
+        f"fp16, {rates.singles / 1e12:.1f} T in fp32; {rates.launch:.2f} µs a kernel in a CUDA graph"
+    )
+    return Row(side=RATES, fact=fact)
+
+
+def _rates(work: Path) -> Rates | None:
+    """The rates of this run's GPU; None if they could not be measured."""
+    path = work / "rates.json"
+    if not path.is_file():
+        return None
+    return Rates(**read_json(path))
+
+
+def _gpu_name() -> str:
+    gpus = ask_driver().gpus
+    return gpus[0].name if gpus else ""
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. limits: of the CPU, which say nothing about a GPU."""
-    lines = ["        ms per token", "tokens  ONNX Runtime  PyTorch  PyTorch / ONNX Runtime"]
+    """The rows as text. limits: of the CPU, which mean nothing here; each row has the limits of the GPU."""
+    lines = ["side                               streams  tokens  ms        at least  times  tokens/s"]
     for row in rows:
-        onnxruntime_ms, pytorch_ms = row.onnxruntime.median, row.pytorch.median
-        ratio = pytorch_ms / onnxruntime_ms
-        lines.append(f"{row.tokens:6}  {onnxruntime_ms:<12.3g}  {pytorch_ms:<7.3g}  {ratio:.2f}")
+        if row.step is None or row.batch is None or row.tokens is None:
+            lines.append(f"{row.side:<34} {_line(row)}")
+            continue
+        ms, least = row.step.median, row.least
+        bound = f"{'unknown':<8}  {'':<5}" if least is None else f"{least:<8.3g}  {ms / least:<5.1f}"
+        rate = row.batch * row.tokens / ms * 1e3
+        lines.append(f"{row.side:<34} {row.batch:<7}  {row.tokens:<6}  {ms:<8.3g}  {bound}  {rate:,.0f}")
     return lines
+
+
+def _line(row: Row) -> str:
+    """A row in words."""
+    if row.step is None:
+        return f"not timed: {row.problem}" if row.problem else row.fact
+    return f"{row.batch} x {row.tokens} tokens: {row.step.median:.4g} ms"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process of one side, which writes its rows as JSON."""
+    name, config, work, repeats, out = arguments
+    rows = []
+    for row in measure(name, CONFIGS[config], Path(work), int(repeats) or None):
+        rows.append(row.to_json())
+        write_json(Path(out), rows)  # after each row, so that a crash loses none
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,16 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.cases.on_gpu.rates import gpu_timing, measure_rates
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Limits, Timing
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import first_line
 from runtimes.base.records import to_json
 from xl_export.tensorrt.kernels.compile import JOINS, Tactic, tactics
-from xl_export.tensorrt.operator import Attributes
+from xl_export.tensorrt.kernels.driver import Driver, run_embedded
+from xl_export.tensorrt.operator import INPUTS, Attributes
 
 TOLERANCE = 1e-2  # in float16, where answers are of the order of one
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
+DEVICE = "cuda"
+REPEATS, UNTIMED = 30, 3
 Call = Callable[[], Tensor]
+Measured = Callable[[], tuple[Tensor, Callable[[], Timing]]]  # the answer, and a function that times it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +70,18 @@ SHAPES = (
 class Row:
     """One side at one shape. reading, computing: milliseconds that the limits of the GPU allow.
 
-    difference: of the answers from float64, at most. device: the name of the GPU.
+    difference: of the answers from float64, at most. device: the name of the GPU. problem: why nothing was
+    timed.
     """
 
     shape: Shape
     side: str
-    attention: Timing
-    reading: float
-    computing: float
-    difference: float
-    device: str
+    attention: Timing | None = None
+    reading: float | None = None
+    computing: float | None = None
+    difference: float | None = None
+    device: str = ""
+    problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -97,39 +104,71 @@ def run(
 ) -> list[Row]:
     """A row for every side at every shape, on this machine's GPU. threads: not used, the GPU does the work.
 
-    Raises ArtefactError where a side differs from float64 by more than the tolerance.
+    A side that fails, or differs from float64 by more than the tolerance, is not timed; its row says why.
     """
-    from triton.testing import do_bench
-
-    bytes_rate, product_rate = _copy_rate(), _product_rate()
-    rows = []
+    rates, rows = measure_rates(), []
     for shape in shapes:
         progress(f"{shape}: comparing every side with PyTorch in float64, then timing it")
-        tensors = inputs(shape, device="cuda", dtype=torch.float16)
+        for row in measure_shape(shape):
+            if row.problem:
+                progress(f"{row.side}: {row.problem}")
+            reading, computing = (
+                rates.reading(shape.num_bytes),
+                rates.computing(shape.multiply_adds, halves=True),
+            )
+            rows.append(dataclasses.replace(row, reading=reading, computing=computing))
+    return rows
+
+
+def measure_shape(shape: Shape) -> Iterator[Row]:
+    """A row for every side at one shape."""
+    try:
+        tensors = inputs(shape, device=DEVICE, dtype=torch.float16)
         # The reference is not the naive operator, which takes too much memory at these sizes.
         reference = eager(*(x.double() for x in (*tensors[:3], *tensors[4:7])))
-        for side, call in sides(tensors).items():
-            difference = float((call() - reference).abs().max())
-            if not difference <= TOLERANCE:
-                raise ArtefactError(
-                    f"{side} differs from float64 by {difference:.3g} at {shape}, more than {TOLERANCE:g}; "
-                    "nothing was measured, please report this."
-                )
-            times = do_bench(call, return_mode="all")
-            rows.append(
-                Row(
-                    shape=shape,
-                    side=side,
-                    attention=Timing(
-                        median=median(times), fastest=min(times), slowest=max(times), repeats=len(times)
-                    ),
-                    difference=difference,
-                    reading=shape.num_bytes / bytes_rate * 1e3,
-                    computing=shape.multiply_adds / product_rate * 1e3,
-                    device=torch.cuda.get_device_name(),
-                )
-            )
-    return rows
+        measured = {side: _timed(call) for side, call in sides(tensors).items()} | embedded(tensors)
+    except Exception as error:  # libraries for GPUs raise errors of every kind
+        yield Row(shape=shape, side="all", problem=f"{type(error).__name__}: {first_line(error)}")
+        return
+    for side, measure in measured.items():
+        try:
+            answer, timing = measure()
+        except Exception as error:
+            yield Row(shape=shape, side=side, problem=f"{type(error).__name__}: {first_line(error)}")
+            continue
+        difference = float((answer - reference).abs().max())
+        if difference <= TOLERANCE:
+            yield Row(shape=shape, side=side, attention=timing(), difference=difference, device=_name())
+        else:
+            problem = f"differs from float64 by {difference:.3g}, more than {TOLERANCE:g}"
+            yield Row(shape=shape, side=side, problem=problem, device=_name())
+
+
+def _timed(call: Call) -> Measured:
+    """The answer of a call, and a function that times it."""
+    return lambda: (call(), lambda: gpu_timing(call, repeats=REPEATS))
+
+
+def _name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def embedded(tensors: Sequence[Tensor]) -> dict[str, Measured]:
+    """The PTX that an engine embeds, launched by the CUDA driver without TensorRT: a side for each tactic."""
+    arrays = dict(zip(INPUTS, (x.cpu().numpy() for x in tensors), strict=True))
+    query = arrays["query"]
+
+    def measured(tactic: Tactic) -> Measured:
+        def measure() -> tuple[Tensor, Callable[[], Timing]]:
+            join, repeats = JOINS[query.shape[2] > 1], REPEATS + UNTIMED
+            got = run_embedded(Driver(), arrays, ATTRIBUTES, tactic=tactic, join=join, repeats=repeats)
+            ms = got.milliseconds[UNTIMED:]
+            timing = Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
+            return torch.from_numpy(got.answer).to(tensors[0].device), lambda: timing
+
+        return measure
+
+    return {f"PTX {tactic.block_t}x{tactic.block_j}": measured(tactic) for tactic in _tactics(query.shape)}
 
 
 def described() -> BenchmarkConfig:
@@ -157,16 +196,21 @@ def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
     """Every form of the attention as a call, by name: each tactic of the kernel, and PyTorch's forms."""
     query, key, value, _, u, v, table = tensors[:7]
     made: dict[str, Call] = {}
-    major, minor = torch.cuda.get_device_capability()
-    for tactic in tactics(query.shape[-1], 10 * major + minor):
-        if (query.shape[2] == 1) == (tactic.block_t == 1):
-            made[f"Triton {tactic.block_t}x{tactic.block_j}"] = _launched(tactic, tensors)
+    for tactic in _tactics(query.shape):
+        made[f"Triton {tactic.block_t}x{tactic.block_j}"] = _launched(tactic, tensors)
     compiled = {form.__name__: torch.compile(form, dynamic=False) for form in (eager, flex)}
     made["eager"] = lambda: eager(query, key, value, u, v, table)
     made["torch.compile"] = lambda: compiled["eager"](query, key, value, u, v, table)
     mask = flex_mask(query, key)
     made["FlexAttention"] = lambda: compiled["flex"](query, key, value, u, v, table, mask)
     return made
+
+
+def _tactics(shape: Sequence[int]) -> list[Tactic]:
+    """The tactics for queries of a shape [B, H, T, K]; single tokens are not computed in tiles."""
+    major, minor = torch.cuda.get_device_capability()
+    found = tactics(shape[3], 10 * major + minor)
+    return [tactic for tactic in found if (shape[2] == 1) == (tactic.block_t == 1)]
 
 
 def _launched(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
@@ -227,23 +271,6 @@ def _distances(query: Tensor, key: Tensor) -> Tensor:
     return J - T + torch.arange(T, device=query.device)[:, None] - torch.arange(J, device=query.device)
 
 
-def _copy_rate() -> float:
-    """Bytes per second that a large copy on the GPU reads and writes."""
-    from triton.testing import do_bench
-
-    source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / float(do_bench(lambda: target.copy_(source), return_mode="min")) * 1e3
-
-
-def _product_rate() -> float:
-    """Multiply-adds per second of a large float16 product on the GPU."""
-    from triton.testing import do_bench
-
-    side = torch.randn(4096, 4096, dtype=torch.float16, device="cuda")
-    return 4096**3 / float(do_bench(lambda: side @ side, return_mode="min")) * 1e3
-
-
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
     """The rows as text. limits: of the CPU, which say nothing here; each row has the limits of the GPU."""
     lines = [
@@ -253,6 +280,9 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
     for row in rows:
         s = row.shape
         sizes = f"B {s.B} H {s.H} T {s.T} M {s.M} K {s.K}"
+        if row.attention is None or row.reading is None:
+            lines.append(f"{sizes:31} {row.side:16} not timed: {row.problem}")
+            continue
         lines.append(
             f"{sizes:31} {row.side:16} {row.attention.median:<9.3g} {row.reading:<9.3g} {row.computing:.3g}"
         )

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.xl_export.tensorrt.kernels.cases import SKEWS, SMALL, UNSEEN, divisions_of, key, tactics_of
 from tests.xl_export.tensorrt.test_operator import TOLERANCES, truth
 from xl_export.tensorrt.kernels.cases import CASES
-from xl_export.tensorrt.kernels.compile import JOINS, parts, programs, scratch_rows, tactics
+from xl_export.tensorrt.kernels.compile import parts, programs, scratch_rows
 
 pytest.importorskip("triton")
 
@@ -106,26 +105,3 @@ def test_keys_are_divided_until_the_gpu_is_busy_and_their_parts_have_room(
             smaller = programs(fewer, 8, shorter)
             rows = scratch_rows(smaller, shorter, **gpu)
             assert parts(smaller, **gpu) * fewer * 8 * shorter <= rows <= scratch_rows(undivided, T, **gpu)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
-def test_the_kernels_on_a_gpu_equal_the_naive_operator(name: str) -> None:
-    from xl_export.tensorrt.kernels.launch import launch, make_scratch
-
-    case = CASES[name]
-    inputs = [torch.from_numpy(array).cuda() for array in case.inputs().values()]
-    major, minor = torch.cuda.get_device_capability()
-    for tactic in (*SMALL, *tactics(case.K, 10 * major + minor, case.dtype)):
-        answer = torch.full_like(inputs[0], torch.nan)
-        for join in JOINS:
-            launch(
-                tactic,
-                inputs,
-                answer,
-                attributes=case.attributes,
-                mem_len=case.mem_len,
-                scratch=make_scratch(inputs[0]),
-                join=join,
-            )
-        assert np.abs(answer.cpu().numpy() - truth(case)).max() < TOLERANCES[case.dtype], tactic

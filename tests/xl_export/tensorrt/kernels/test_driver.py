@@ -21,7 +21,7 @@ import torch
 
 from runtimes.base.errors import ArtefactError, MissingPackageError
 from xl_export.tensorrt.kernels import driver as module
-from xl_export.tensorrt.kernels.cases import CASES, Case
+from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.driver import Driver, Tried, try_kernels
 from xl_export.tensorrt.naive import naive_relative_attention
 
@@ -216,9 +216,3 @@ def test_every_name_of_the_driver_is_in_the_real_bindings() -> None:
     for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"):
         assert hasattr(real.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     assert real.CUresult.CUDA_SUCCESS == 0
-
-
-@pytest.mark.gpu
-def test_every_case_passes_on_this_gpu() -> None:
-    failed = [tried for tried in try_kernels(CASES, repeats=2) if not tried.passed]
-    assert failed == []
