@@ -12,7 +12,7 @@ import click
 from benchmarks.cases.registry import CASES, Case, find_case, refuse_unsuitable_options
 from benchmarks.compare import compare, find_results, read_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
-from benchmarks.first_hour.command import first_hour_command
+from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
 from runtimes.base.errors import ConfigError, needs
@@ -120,7 +120,8 @@ def list_command() -> None:
     "--rows",
     "names",
     multiple=True,
-    help="architectures, recipes, validation: this model only; serve: this part only; may be repeated.",
+    help="architectures, recipes, validation: this model only; serve: this part only; gpu: this side only, "
+    "with * for any text; may be repeated.",
 )
 @click.option(
     "--parts",
@@ -251,7 +252,7 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
         raise SystemExit(1)
 
 
-main.add_command(first_hour_command)
+main.add_command(gpu_report_command)
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Takes private data out of a report: names of users and hosts, folders, secrets, serial numbers.
+"""Removes private data from a report: names of users and hosts, folders, secrets, serial numbers.
 
-The rules are blunt on purpose. A folder is only kept where it belongs to the system, and a value of the
-environment never, because a report is sent to other people.
+The rules are blunt on purpose, because a report is sent to other people. Only folders of the system are kept,
+and no long value of the environment.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
-
-from benchmarks.first_hour.results import StepResult
+from typing import Any
 
 # Folders of the operating system, which say nothing about a person.
 SYSTEM = ("usr", "lib", "lib64", "bin", "sbin", "etc", "dev", "proc", "sys")
 PLAIN_USERS = ("root", "user", "ubuntu", "debian", "admin", "runner", "nvidia", "jetson", "test", "python")
-# What a login is called and numbered (XDG_SESSION_ID, DESKTOP_SESSION) is no secret, and a usual word.
+# The kind and number of a login (XDG_SESSION_ID, DESKTOP_SESSION) are not secret, and common words.
 SESSION = r"(?<!DESKTOP_)SESSION(?!_(?:CLASS|DESKTOP|ID|TYPE)$)"
 SECRET = re.compile(rf"KEY|TOKEN|SECRET|PASS|AUTH|CRED|COOKIE|PROXY|{SESSION}", re.IGNORECASE)
-LEAST = 4  # characters of a value that is taken out; shorter ones are parts of ordinary words
-LONG = 12  # characters from which any value of the environment is taken out, unless it is a usual word
+LEAST = 4  # characters of a value that is removed; shorter ones are parts of ordinary words
+LONG = 12  # characters from which any value of the environment is removed, unless it is a usual word
 USUAL = re.compile(r"[a-z]+[\w.+-]*|[\d.]+", re.ASCII)  # such as xterm-256color or 3.11.2
 UNIQUE = (
     re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE),
@@ -41,10 +39,9 @@ WINDOWS = re.compile(r"\b[A-Za-z]:\\(?:[^\s\\:'\"<>|]+\\)+")
 
 
 class Scrubber:
-    """Replaces private data in a text by placeholders such as `<home>`; the same object serves a report.
+    """Replaces private data in a text by placeholders such as `<home>`.
 
-    words: names that are replaced where they stand alone, with their placeholders. parts: the same for
-    texts that are replaced wherever they stand, longest first.
+    words: whole words to replace, with their placeholders. parts: texts to replace anywhere, longest first.
     """
 
     def __init__(self, *, words: Mapping[str, str], parts: Mapping[str, str]) -> None:
@@ -68,22 +65,17 @@ class Scrubber:
             text = pattern.sub(placeholder, text)
         return text
 
-    def clean(self, result: StepResult) -> StepResult:
-        """The same result with every text in it scrubbed that a step has written."""
-        return replace(
-            result,
-            sentence=self(result.sentence),
-            checks=tuple(
-                replace(check, name=self(check.name), sentence=self(check.sentence))
-                for check in result.checks
-            ),
-            facts={self(name): self(value) for name, value in result.facts.items()},
-            last_lines=tuple(map(self, result.last_lines)),
-        )
+    def clean(self, data: Any) -> Any:
+        """Parsed JSON with every string in it scrubbed."""
+        if isinstance(data, dict):
+            return {self(name): self.clean(value) for name, value in data.items()}
+        if isinstance(data, list):
+            return [self.clean(value) for value in data]
+        return self(data) if isinstance(data, str) else data
 
 
 def scrubber(folders: Mapping[Path, str], *, environment: Mapping[str, str] | None = None) -> Scrubber:
-    """The scrubber for this process. folders: those with a placeholder of their own."""
+    """The scrubber for this process. folders: their own placeholders."""
     environment = os.environ if environment is None else environment
     home = os.path.expanduser("~")
     parts = {str(path): placeholder for path, placeholder in folders.items() if len(path.parts) > 1}
@@ -99,7 +91,7 @@ def scrubber(folders: Mapping[Path, str], *, environment: Mapping[str, str] | No
 
 
 def _values(environment: Mapping[str, str]) -> Iterable[str]:
-    """The values of the environment that must not appear: secrets, and whatever is long and no usual word."""
+    """The values of the environment to remove: secrets, and long values that are not usual words."""
     for name, value in environment.items():
         is_secret = SECRET.search(name) is not None and len(value) >= LEAST
         if is_secret or (len(value) >= LONG and not USUAL.fullmatch(value) and not value.startswith("/")):
@@ -107,7 +99,7 @@ def _values(environment: Mapping[str, str]) -> Iterable[str]:
 
 
 def _host_names() -> set[str]:
-    """The names and addresses of this machine; `localhost` is nobody's."""
+    """The names and addresses of this machine, except `localhost`."""
     names = {socket.gethostname(), os.uname().nodename}
     names |= {name.partition(".")[0] for name in names}
     try:

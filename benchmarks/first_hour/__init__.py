@@ -1,1 +1,0 @@
-"""The first hour on a GPU as one command: `python -m benchmarks first-hour --out report/`."""

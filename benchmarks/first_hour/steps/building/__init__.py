@@ -1,1 +1,0 @@
-"""Steps that only build engines: for every GPU ahead of time, and with each option of a build."""

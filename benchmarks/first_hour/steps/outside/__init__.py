@@ -1,1 +1,0 @@
-"""Steps in which other programs than the one of the step open an engine."""

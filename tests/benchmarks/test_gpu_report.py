@@ -1,0 +1,280 @@
+"""The GPU report: every end of a part is a result, nothing private is kept, and the tests are collected."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import tomllib
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from benchmarks import gpu_report as module
+from benchmarks import private
+from benchmarks.__main__ import main
+from benchmarks.cases.on_gpu import gpu
+from benchmarks.gpu_report import PARTS, PYTEST, Part, gpu_report
+from benchmarks.private import Scrubber
+from runtimes.base.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guides" / "gpu-report.md"
+
+
+def python(name: str, code: str, minutes: float = 1, silent: float | None = None) -> Part:
+    return Part(name=name, command=(sys.executable, "-c", code), minutes=minutes, silent=silent)
+
+
+def test_every_end_of_a_part_is_a_result_and_the_next_part_starts(tmp_path: Path) -> None:
+    parts = [
+        python("right", "print('all is well')"),
+        python("wrong", "raise SystemExit(3)"),
+        python("broken", "import os; os.kill(os.getpid(), 11)"),
+        python("silent", "import time; time.sleep(600)", silent=0.3),
+        python("long", "import time\nwhile True: print(time.time()); time.sleep(0.01)", minutes=0.02),
+        Part(name="missing", command=("a-program-that-nobody-has",), minutes=1),
+        python("last", "print('still here')"),
+    ]
+    ended = {part.name: part.how for part in gpu_report(tmp_path / "report", parts)}
+    assert ended == {
+        "right": "exit code 0",
+        "wrong": "exit code 3",
+        "broken": "ended by SIGSEGV",
+        "silent": "stopped after 0.3 seconds without output",
+        "long": "stopped at its limit",
+        "missing": "a-program-that-nobody-has is not installed",
+        "last": "exit code 0",
+    }
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "| broken | ended by SIGSEGV |" in page
+    assert re.search(r"\| right \| exit code 0 \| \d+ \| all is well \|", page)
+    with tarfile.open(tmp_path / "report" / "report.tar.gz") as archive:
+        members = archive.getmembers()
+    assert members[0].name == "gpu-report/report.md"
+    assert "gpu-report/logs/last.txt" in [member.name for member in members]
+    assert {(member.uname, member.gname, member.uid) for member in members} == {("", "", 0)}
+
+
+def test_tests_go_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os, time\n"
+        "def test_a(): pass\n"
+        "def test_b(): os.kill(os.getpid(), 11)\n"
+        "def test_c(): time.sleep(600)\n"
+        "def test_d(): assert 0\n"
+    )
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    words = (sys.executable, "-m", "pytest", "test_it.py", "-v", "-c", os.devnull, "--rootdir", str(tmp_path))
+    words = (*words, "-p", "no:cacheprovider", "-p", "no:schemathesis")
+    (ended,) = gpu_report(tmp_path / "out", [Part(name="tests", command=words, minutes=5, silent=4)])
+    crashed, hung, last = ended.how.split("; ")
+    assert crashed == "ended by SIGSEGV in test_it.py::test_b"
+    assert hung == "stopped after 4 seconds without output in test_it.py::test_c"
+    assert last == "exit code 1"
+    log = (tmp_path / "out" / "logs" / "tests.txt").read_text()
+    assert "test_it.py::test_a PASSED" in log
+    assert "test_it.py::test_d FAILED" in log
+
+
+def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    code = (
+        "from pathlib import Path; from benchmarks.gpu_report import Part, gpu_report; import sys\n"
+        "parts = [Part(name='one', command=('echo', 'found'), minutes=1),"
+        " Part(name='two', command=('sleep', '600'), minutes=5)]\n"
+        "gpu_report(Path(sys.argv[1]), parts, say=lambda line: print(line, flush=True))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(out)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    while "two: at most" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    process.stdout.close()
+    assert "| two | interrupted |" in (out / "report.md").read_text()
+    with tarfile.open(out / "report.tar.gz") as archive:
+        assert "gpu-report/logs/one.txt" in archive.getnames()
+
+
+def test_a_part_without_time_is_not_run(tmp_path: Path) -> None:
+    (ended,) = gpu_report(tmp_path / "report", [python("late", "print(1)")], minutes=0.001)
+    assert ended.how == "not run: no time was left; give a larger --minutes"
+
+
+def test_only_a_report_is_replaced(tmp_path: Path) -> None:
+    parts = [python("one", "print(1)")]
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="exists already"):
+        gpu_report(tmp_path, parts)
+    with pytest.raises(UserError, match=r"no report\.md"):
+        gpu_report(tmp_path, parts, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    gpu_report(tmp_path / "report", [python("old", "print(1)")])
+    gpu_report(tmp_path / "report", parts, force=True)
+    assert [path.name for path in (tmp_path / "report" / "logs").iterdir()] == ["one.txt"]
+    result = CliRunner().invoke(main, ["gpu-report", "--out", str(tmp_path / "new"), "--minutes", "0"])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+def test_every_side_that_a_part_names_exists() -> None:
+    for part in PARTS:
+        names = [part.command[at + 1] for at, word in enumerate(part.command) if word == "--only"]
+        assert gpu.chosen(names)
+        assert f"`{part.name.removesuffix('-details')}`" in GUIDE.read_text("utf-8")
+
+
+SECRETS = {
+    "PRIVATE_API_TOKEN": "s3cr3t",
+    "PRIVATE_DATABASE": "postgres://annabel:pw@10.1.2.3/customers",
+    "PRIVATE_FOLDER": "/srv/customers/acme/weights/model.bin",
+    "PRIVATE_HOST": "annabels-box",
+    "PRIVATE_NAME": "annabel",
+    "PRIVATE_GPU": "GPU-01234567-89ab-cdef-0123-456789abcdef",
+    "PRIVATE_MAIL": "annabel@example.com",
+}
+WORDS = ("s3cr3t", "postgres", "customers", "acme", "annabel", "89ab-cdef", "clients")
+LEAK = """
+import json, os
+values = [value for name, value in os.environ.items() if name.startswith("PRIVATE_")]
+text = " and ".join([*values, os.getcwd(), os.environ["HOME"] + "/clients/acme/model.bin"])
+print(text)
+open("results.jsonl", "w").write(json.dumps({"rows": [{text: text, "ms": 1.5}]}) + "\\n")
+"""
+
+
+def test_nothing_private_is_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home-of-annabel"
+    home.mkdir()
+    for name, value in {**SECRETS, "HOME": str(home), "USER": "annabel", "LOGNAME": "annabel"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(private.socket, "gethostname", lambda: "annabels-box")
+    monkeypatch.chdir(home)
+    gpu_report(home / "report", [python("leaks", LEAK)])
+    files = {path.name: path.read_bytes() for path in (home / "report").rglob("*") if path.is_file()}
+    with tarfile.open(home / "report" / "report.tar.gz") as archive:
+        for member in archive.getmembers():
+            stream = archive.extractfile(member)
+            assert stream is not None
+            files[f"packed {member.name}"] = member.name.encode() + stream.read()
+    assert {"report.md", "results.jsonl", "leaks.txt", "packed gpu-report/results.jsonl"} <= set(files)
+    for name, content in files.items():
+        text = content.decode("utf-8", "replace").lower()
+        assert [word for word in (*WORDS, str(tmp_path)) if word in text] == [], name
+    assert "model.bin" in files["leaks.txt"].decode()  # file names may stay
+    assert json.loads(files["results.jsonl"])["rows"][0]["ms"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("see /home/eve/x.py, line 3", "see <folder>/x.py, line 3"),
+        ("/usr/lib/libcuda.so.1 and /data/run/x", "/usr/lib/libcuda.so.1 and <folder>/x"),
+        ("PATH=/usr/bin/:/srv/secret/bin/", "PATH=/usr/bin/:<folder>/"),
+        ("https://example.org/a/b stays", "https://example.org/a/b stays"),
+        ("Read file:///data/acme/x.py", "Read file://<folder>/x.py"),
+        ("2 and/or 3 GB/s", "2 and/or 3 GB/s"),
+        ("TensorRT 10.3.0.26 on eve-box", "TensorRT 10.3.0.26 on <host>"),
+        ("the max of Max", "the max of Max"),
+        ("Eve said evening", "<user> said evening"),
+        (r"C:\Users\eve\model.onnx", "<folder>/model.onnx"),
+    ],
+)
+def test_what_is_taken_out_and_what_stays(text: str, expected: str) -> None:
+    scrub = Scrubber(words={"eve": "<user>", "eve-box": "<host>"}, parts={})
+    assert scrub(text) == expected
+
+
+def test_the_number_of_a_login_is_not_taken_out_of_figures() -> None:
+    environment = {"XDG_SESSION_ID": "1234", "XDG_SESSION_CLASS": "user", "WEB_SESSION": "c00k1e"}
+    scrub = private.scrubber({}, environment=environment)
+    assert scrub("3.1234e-05 nats for each user, c00k1e") == "3.1234e-05 nats for each user, <environment>"
+
+
+# What the development environment has instead of packages for a GPU.
+IN_PLACE_OF = {"onnxruntime-gpu": "onnxruntime", "tensorrt": "tensorrt-cu13-bindings"}
+EVERYWHERE = {"pip", "setuptools", "xl-export"}
+
+
+def documented() -> list[Requirement]:
+    """What the first line of the guide installs; the project as its own requirements."""
+    line = next(line for line in GUIDE.read_text("utf-8").splitlines() if line.startswith("$ pip install"))
+    project, *others = shlex.split(line)[3:]
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = re.fullmatch(r"\.\[(.+)\]", project)
+    assert extras is not None, line
+    lists = [facts["dependencies"], *(facts["optional-dependencies"][name] for name in extras[1].split(","))]
+    return [Requirement(text) for text in [*others, *(text for each in lists for text in each)]]
+
+
+def installed_by(requirements: list[Requirement]) -> set[str]:
+    """The packages installed here that these requirements bring, themselves included."""
+    found, todo = set(EVERYWHERE), list(requirements)
+    while todo:
+        asked = todo.pop()
+        name = canonicalize_name(asked.name)
+        name = canonicalize_name(IN_PLACE_OF.get(name, name))
+        extras = ("", *asked.extras)
+        if name in found or (asked.marker and not any(asked.marker.evaluate({"extra": e}) for e in extras)):
+            continue
+        try:
+            needed = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        found.add(name)
+        for each in map(Requirement, needed):
+            if each.marker is None or each.marker.evaluate({"extra": ""}):
+                todo.append(each)
+    return found
+
+
+def missing_modules() -> list[str]:
+    """The modules of the development environment that the documented installation does not bring."""
+    brought = installed_by(documented())
+    return sorted(
+        module
+        for module, names in metadata.packages_distributions().items()
+        if not any(canonicalize_name(name) in brought for name in names)
+    )
+
+
+def collected(folder: Path, words: list[str], missing: list[str]) -> subprocess.CompletedProcess[str]:
+    """What pytest collects without these modules."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT)))
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins are among the modules
+    command = [sys.executable, "-m", "pytest", *words, "--collect-only", "-q", "-q"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_tests_for_a_gpu_need_only_the_documented_packages(tmp_path: Path) -> None:
+    missing = missing_modules()
+    assert {"hypothesis", "pytest_timeout", "httpx", "yaml", "matplotlib"} <= set(missing)
+    assert not {"torch", "onnx", "onnxruntime", "triton", "pytest", "numpy"} & set(missing)
+    done = collected(tmp_path, ["tests/gpu", *PYTEST], missing)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    names = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert names == {f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert not re.search(r"^\S+::\S* \S", done.stdout, re.MULTILINE), (
+        "a crash is found by names without spaces"
+    )
+
+
+def test_every_test_for_a_gpu_is_in_the_folder_that_the_report_runs() -> None:
+    marked = "mark" + ".gpu"
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if marked in path.read_text("utf-8")]
+    assert {path.parent for path in files} == {ROOT / "tests" / "gpu"}
