@@ -72,7 +72,7 @@ def test_two_dates_take_the_newest_of_each(tmp_path: Path) -> None:
 def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
     """As where each kernel, or each length, was measured in a run of its own."""
     fused = document(1, 4.0) | {"time": "2026-11-01T23:00:00+00:00"}
-    fused["rows"] = [{**row, "kernel": "fused"} for row in fused["rows"]]
+    fused["rows"] = [{**row, "operators": "fused"} for row in fused["rows"]]
     one = write(
         tmp_path / "one.jsonl", document(1, 1.0, lengths=(64,)), fused, document(1, 1.0, lengths=(256,))
     )
@@ -108,21 +108,10 @@ def test_a_row_without_a_common_timing_is_listed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("operators", ["standard", "fused"])
-def test_rows_of_older_versions_meet_those_of_newer_ones(operators: str, tmp_path: Path) -> None:
-    """The field was called kernel before."""
-    old, new = document(1, 1.0), document(2, 2.0)
-    old["rows"] = [{**row, "kernel": operators} for row in old["rows"]]
-    new["rows"] = [{**row, "operators": operators} for row in new["rows"]]
-    report = compare([old], [new])
-    assert [change.ratio for change in report.changes] == [2, 2]
-    assert report.unmatched == []
-
-
 def test_shapes_name_rows(tmp_path: Path) -> None:
     one, other = document(1, 1.0), document(2, 3.0)
-    for each, case in ((one, "kernel"), (other, "triton-kernel")):
-        each["case"] = case
+    for each in (one, other):
+        each["case"] = "triton-kernel"
         each["rows"] = [{**each["rows"][0], "shape": {"B": 1, "T": 2}, "side": "eager"}]
     (change,) = compare([one], [other]).changes
     assert (change.case, change.row, change.ratio) == ("triton-kernel", "shape B 1 T 2, side eager", 3)

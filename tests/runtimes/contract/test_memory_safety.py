@@ -50,7 +50,7 @@ def test_a_memory_in_use_is_not_copied_saved_or_pickled(session: Session, tmp_pa
     memory = session.start(1)
     uses: list[Callable[[], object]] = [
         memory.copy,
-        lambda: save_memory(memory, tmp_path / "stream.npz"),
+        lambda: save_memory(memory, tmp_path / "stream"),
         lambda: pickle.dumps(memory),
         lambda: session.step(np.zeros((1, 1), np.int64), memory),
     ]
@@ -60,7 +60,7 @@ def test_a_memory_in_use_is_not_copied_saved_or_pickled(session: Session, tmp_pa
                 use()
     for use in uses:
         use()
-    assert [path.name for path in tmp_path.iterdir()] == ["stream.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["stream"]
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -212,10 +212,10 @@ def test_a_row_that_is_not_a_number_is_refused_when_it_is_saved(
     for array in floats(memory):
         array[1] = np.nan
     with pytest.raises(StreamError, match="row 1 of the memory holds values that are not finite"):
-        save_memory(memory, tmp_path / "stream.npz")
+        save_memory(memory, tmp_path / "stream")
     assert list(tmp_path.iterdir()) == []
     memory.positions[1] = 0
-    save_memory(memory, tmp_path / "stream.npz")
-    loaded = load_memory(tmp_path / "stream.npz", session)
+    save_memory(memory, tmp_path / "stream")
+    loaded = load_memory(tmp_path / "stream", session)
     logits, _ = session.step(batch, loaded)
     assert np.abs(logits[1] - expected[1]).max() < 1e-4

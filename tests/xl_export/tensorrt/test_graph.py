@@ -134,8 +134,8 @@ def test_streams_are_saved_and_continued_in_float16(
     memory = session.start(2)
     session.step(tokens[:16].reshape(2, 8), memory)
     assert {array.dtype.name for array in memory.tensors.values()} == {"float16"}
-    save_memory(memory, tmp_path / "stream.npz")
-    continued = load_memory(tmp_path / "stream.npz", session)
+    save_memory(memory, tmp_path / "stream")
+    continued = load_memory(tmp_path / "stream", session)
     answers = [session.step(tokens[16:32].reshape(2, 8), state)[0] for state in (memory, continued)]
     assert np.array_equal(*answers)
 
