@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,6 +86,19 @@ def test_ids_and_text_are_those_of_the_library(file: Path) -> None:
         library.no_truncation()
         assert ids.tolist() == library.encode(TEXT, add_special_tokens=False).ids
         assert decode(vocab, ids) == library.decode(ids.tolist())
+
+
+def test_a_long_text_is_encoded_without_pythons_lock(tmp_path: Path) -> None:
+    """`Tokenizer.encode` of the library holds it, `encode_batch` does not."""
+    vocab, batches = vocab_from_file(trained("byte-level", tmp_path)), []
+
+    def encode_batch(texts: list[str], *, add_special_tokens: bool) -> list[SimpleNamespace]:
+        batches.append((len(texts), add_special_tokens))
+        return [SimpleNamespace(ids=[7]) for _ in texts]
+
+    vocab._engine._tokenizer = SimpleNamespace(encode_batch=encode_batch)
+    assert vocab.encode("a" * 50_000).tolist() == [7]
+    assert batches == [(1, False)]
 
 
 def test_a_saved_vocabulary_is_the_same_and_its_file_is_verified(file: Path, tmp_path: Path) -> None:
