@@ -90,18 +90,24 @@ class Reader:
     def next_window(self) -> tuple[list[Row], Exception | None]:
         """The next texts, and the error that ended them; no texts at the end of the input."""
         rows: list[Row] = []
-        contexts: dict[Any, Context] = {}
         size = 0
         try:
-            while size < self._window:
-                row, read = self._row(next(self._texts), contexts)
+            for row, read in self.rows():
                 rows.append(row)
                 size += read
-        except StopIteration:
-            pass
+                if size >= self._window:
+                    break
         except Exception as error:  # of the caller's own iterator, too
             return rows, error
         return rows, None
+
+    def rows(self) -> Iterator[tuple[Row, int]]:
+        """The next texts one by one, each with the number of tokens that were read for it. Those with equal
+        contexts share one.
+        """
+        contexts: dict[Any, Context] = {}
+        for item in self._texts:
+            yield self._row(item, contexts)
 
     def _row(self, item: str | Sequence[int] | TextToScore, contexts: dict[Any, Context]) -> tuple[Row, int]:
         """The next text, and how many tokens were read for it."""

@@ -19,6 +19,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.metrics import Figures
 from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.completions import Completion
 from xl_export.serve.http.openai.plan import CompletionBody, plan_of
 
@@ -156,7 +157,7 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
         asked = SimpleNamespace(scope={"state": {"note": {}, "request_id": "1"}})
-        plan = plan_of(body, session.vocab, Limits())
+        plan = finished(plan_of(body, session.vocab, Limits()))
         completion: Any = Completion(plan, model, None, asked)  # type: ignore[arg-type]
         working = asyncio.ensure_future(completion.run(Channel(send, send)))
         await asyncio.sleep(0)

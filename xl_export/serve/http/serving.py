@@ -27,6 +27,9 @@ GRACE = 4  # seconds from a signal until connections that are still open are cut
 CUT = 0.5  # seconds that cut connections have to end
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
+# Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
+# waits so long a few times in each request while a long text is encoded or decoded.
+SWITCH = 0.001
 SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -284,6 +287,7 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
     and says in the log how many connections fit into it, and how many threads each model has.
     """
     server.limits, files = fitted(server.limits)
+    sys.setswitchinterval(SWITCH)
 
     def began(port: int, web: Web) -> None:
         connections, sockets = server.limits.connections, server.limits.sockets

@@ -18,7 +18,7 @@ from runtimes import Session
 from runtimes.contract.tensors import row_bytes
 from tests.serve.http.streams.conftest import Keeping, created
 from tests.serve.http.streams.test_streams import until
-from xl_export.serve.http.base.body import LARGE
+from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.streams import folder
 from xl_export.serve.streams.facts import StoreSettings
 
@@ -87,7 +87,7 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
             for _ in range(count):
                 threads.submit(created, server)
             until(lambda: slow.waiting >= min(32, (os.cpu_count() or 1) + 4))
-            body = {"prompt": "a" * LARGE, "max_tokens": 1}
+            body = {"prompt": "a" * INLINE, "max_tokens": 1}
             answer = httpx.post(f"{server.at}/v1/completions", json=body, timeout=20)
             assert answer.status_code in (200, 400), answer.text
             assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"

@@ -18,9 +18,9 @@ from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection, head, wait_for
 from tests.serve.http.test_operation import ANNA, BERT
-from xl_export.serve.http.base.body import LARGE
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.http.openai import completions, score
 
 RELOAD = "/admin/models/tiny/reload"
@@ -56,7 +56,7 @@ def test_a_request_whose_prompt_is_encoded_meanwhile_ends_on_the_old_model(
 
     monkeypatch.setattr(module, name, slowly)
     text = "a" * 3900
-    body = json.dumps({field: text if field == "prompt" else [text]}) + " " * LARGE  # encoded on a thread
+    body = json.dumps({field: text if field == "prompt" else [text]}) + " " * INLINE  # encoded on a thread
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(own.post, path, body.encode())
         assert begun.wait(60)

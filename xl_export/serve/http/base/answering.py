@@ -17,6 +17,7 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-contr
 LOOKS = 4  # how often a client is looked at until it counts as stalled
 SLOWEST = 256  # bytes per second; a client that takes less while the server waits for it counts as stalled
 Write = Callable[[bytes], bool]
+EVENT, END = b"data: ", b"\n\n"  # of one server-sent event
 DONE = b"data: [DONE]\n\n"
 
 
@@ -35,9 +36,8 @@ class Channel:
         self.started = self.sending = False
         self.taken = 0
 
-    async def document(self, content: Any, status: int = 200) -> None:
-        """Sends one JSON document, which is the whole answer."""
-        body = msgspec.json.encode(content)
+    async def document(self, body: bytes, status: int = 200) -> None:
+        """Sends one JSON document, which is encoded already and is the whole answer."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._start({"type": "http.response.start", "status": status, "headers": headers})
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
@@ -74,12 +74,17 @@ def _never(data: bytes) -> bool:
 
 def event(document: Any) -> bytes:
     """A document as a server-sent event."""
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return EVENT + msgspec.json.encode(document) + END
 
 
 def json(document: Any, status: int = 200) -> Response:
     """A document as a whole answer that nobody has to wait for."""
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+    return of_json(msgspec.json.encode(document), status)
+
+
+def of_json(document: bytes, status: int = 200) -> Response:
+    """A document that is encoded already, as a whole answer."""
+    return Response(document, status, media_type="application/json")
 
 
 class Answering(Response):

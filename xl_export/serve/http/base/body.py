@@ -12,11 +12,17 @@ import msgspec
 from starlette.requests import Request
 
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.workers import Steps, aside
 
 FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
-LARGE = 1 << 12  # bytes of a body, or symbols; what is larger is decoded and encoded on a thread
+COUNTED = 1 << 17  # bytes of a body whose values are counted before they are made
+WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fraction of a millisecond
+FIELDS = 8  # values that belong to one list or object, beside token ids
+BACKSLASH = ord("\\")
+LONGEST_NAME = 60  # characters of a field's name that are told or compared
 Body = TypeVar("Body")
 Result = TypeVar("Result")
 KINDS = {  # how messages name msgspec's types
@@ -30,7 +36,7 @@ KINDS = {  # how messages name msgspec's types
 }
 
 
-async def read_body(request: Request, server: Server) -> bytes:
+async def read_body(request: Request, server: Server) -> bytearray:
     """The body of a request; raises RefusedError where it is too large or does not arrive in time, or where
     others have sent too much.
     """
@@ -53,29 +59,62 @@ async def read_json(request: Request, server: Server, decoder: msgspec.json.Deco
     """The body as the decoder's type; raises RefusedError with one sentence for anything else."""
     body = await read_body(request, server)
     request.scope["state"]["size"] = len(body)
+    return await of_body(request, _decoded, body, decoder, server.limits)
+
+
+def _decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Steps[Body]:
+    yield from refuse_many_values(body, limits)
     try:
-        return await unless_large(len(body), decoder.decode, body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not body:
             raise RefusedError("the request has no body; send a JSON object.") from None
         raise RefusedError(decoding_error(error, decoder.type, body), param=_field(error)) from None
 
 
-async def unless_large(size: int, function: Callable[..., Result], *arguments: Any) -> Result:
-    """The result of a function of something of that size. A large thing is given to a thread, so that no
-    other client waits for it.
+async def of_body(request: Request, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
+    """What a function returns of the body that `read_json` has read; see `aside`."""
+    return await aside(request.scope["state"]["size"], tenant_of(request).name, function, *arguments)
+
+
+def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
+    """Raises RefusedError for a large body with more values than any request has that is served. Making them
+    would hold Python's lock for seconds. Strings are skipped, in parts so that other threads go on.
     """
-    if size < LARGE:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+    if isinstance(body, str):
+        body = body.encode()
+    if len(body) < COUNTED:
+        return
+    most_containers = 2 * limits.texts + limits.choices
+    most = limits.prompt_tokens + FIELDS * most_containers
+    values = containers = at = 0
+    while at < len(body):
+        string = body.find(b'"', at, at + WINDOW)
+        end = min(len(body), at + WINDOW) if string < 0 else string
+        values += body.count(b",", at, end)
+        containers += body.count(b"[", at, end) + body.count(b"{", at, end)
+        if values > most or containers > most_containers:
+            raise RefusedError(
+                f"the body has more than {most:,} values, or {most_containers:,} lists and objects, which no "
+                "request needs here; send fewer at once."
+            )
+        yield
+        at = end if string < 0 else _end_of_string(body, string)
 
 
-async def of_body(request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
-    """The result of a function of the body that `read_json` has read; see `unless_large`."""
-    return await unless_large(request.scope["state"]["size"], function, *arguments)
+def _end_of_string(body: bytes | bytearray, begin: int) -> int:
+    """The place behind a string of JSON that begins here; behind the body where it does not end."""
+    end = begin
+    while (end := body.find(b'"', end + 1)) >= 0:
+        first = end
+        while body[first - 1] == BACKSLASH:
+            first -= 1
+        if (end - first) % 2 == 0:
+            return end + 1
+    return len(body)
 
 
-def decoding_error(error: Exception, expected: Any = None, body: bytes = b"") -> str:
+def decoding_error(error: Exception, expected: Any = None, body: bytes | bytearray = b"") -> str:
     """One sentence for a document that is not what was expected.
 
     expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known. body:
@@ -97,7 +136,7 @@ def decoding_error(error: Exception, expected: Any = None, body: bytes = b"") ->
 
 def _misfit(reason: str, expected: Any) -> str:
     """One sentence for a document with a field that is not what was expected, from msgspec's message."""
-    name = reason.partition("`")[2].partition("`")[0]
+    name = reason.partition("`")[2].partition("`")[0][: LONGEST_NAME + 1]
     if "unknown field" in reason:
         fields = [] if " - at " in reason else _fields(expected)
         if near := get_close_matches(name, fields, n=1):
@@ -131,9 +170,9 @@ def _fields(expected: Any) -> list[str]:
     return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
 
 
-async def _read(request: Request, server: Server) -> bytes:
-    parts: list[bytes] = []
-    size, most = 0, server.limits.body_bytes
+async def _read(request: Request, server: Server) -> bytearray:
+    body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
+    most = server.limits.body_bytes
     account = server.bodies.account(tenant_of(request).name)
     request.scope["state"]["held"].callback(account.close)
     try:
@@ -143,15 +182,16 @@ async def _read(request: Request, server: Server) -> bytes:
             if message["type"] == "http.disconnect":
                 raise ClientLeftError
             part, more_comes = message.get("body", b""), message.get("more_body", False)
-            size += len(part)
-            if size > most:  # of a body whose length was not declared
+            if len(body) + len(part) > most:  # of a body whose length was not declared
                 raise _too_large(most)
             account.change(len(part))
-            parts.append(part)
-        return b"".join(parts)
-    finally:
+            body += part
+        return body
+    except BaseException:
         # An error and the frames that it passed hold each other until the garbage collector comes by.
-        parts.clear()
+        body.clear()
+        raise
+    finally:
         part, message = b"", {}
 
 
@@ -168,6 +208,6 @@ def _field(error: Exception) -> str | None:
     """The field of the body that a validation error names."""
     message = str(error)
     if "unknown field" in message or "missing required field" in message:
-        return message.partition("`")[2].partition("`")[0]
+        return message.partition("`")[2].partition("`")[0][:LONGEST_NAME]
     name = re.search(r"`\$\.(\w+)", message)
     return name[1] if name else None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.workers import DISK
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
@@ -31,7 +29,6 @@ from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
 ATTACHED = "streams"  # the name under which a model has its store
 CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
-DISK = ThreadPoolExecutor(thread_name_prefix="xl-export disk")  # its threads begin when they are needed
 Result = TypeVar("Result")
 # Of each error: the status of HTTP, and a word for programs.
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
@@ -57,11 +54,12 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
 
-async def on_disk(function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
+async def on_disk(tenant: str, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
     """The result of a function that uses the disk of the stores. Its threads do nothing else, so that a slow
-    disk holds up no work on texts, and long texts no stream.
+    disk holds up no work on texts, and long texts no stream. tenant: whose stream it is.
     """
-    return await asyncio.get_running_loop().run_in_executor(DISK, partial(function, *arguments, **named))
+    result: Result = await DISK.run(tenant, function, *arguments, **named)
+    return result
 
 
 class Stores:

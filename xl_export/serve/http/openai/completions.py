@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +18,18 @@ from xl_export.serve.http.base.answering import Answering, Channel
 from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, refuse_parameters, tenant_of
+from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.openai.documents import CompletionEvent, Completions, Usage
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 from xl_export.serve.http.openai.writing import Choice, Writer
 
 DECODER = msgspec.json.Decoder(CompletionBody)
+TOLD = 16  # how much more work a token with its log-probability is than a byte of text
 OPERATIONS = [
     Operation(
         method="POST",
@@ -62,7 +66,7 @@ class _Prompt:
         self.tokens, self.log_probs = tokens, log_probs
         self.fed = self.cached = 0
 
-    def feed(self, fed: Fed) -> None:
+    def feed(self, fed: Fed) -> Steps[None]:
         """Notes a piece that was fed."""
         if self.log_probs is not None and fed.log_probs is not None:
             tokens = self.tokens[self.fed : self.fed + fed.count].tolist()
@@ -72,6 +76,7 @@ class _Prompt:
                     self.log_probs.add(token, log_prob)
                 else:
                     self.log_probs.add(token, log_prob, likeliest.ids[at], likeliest.log_probs[at])
+                yield
         self.fed += fed.count
         self.cached += fed.cached
 
@@ -116,7 +121,7 @@ class Completion:
                 for prompt in range(len(self._prompts)):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
-                    refusal = self._take_all(inbox, await inbox.get(), channel)
+                    refusal = await self._take_all(inbox, await inbox.get(), channel)
                     # Where nothing was sent yet, a refusal becomes the whole answer, with its own status.
                     if self._ready and (refusal is None or channel.started):
                         data, self._ready = bytes(self._ready), bytearray()
@@ -126,7 +131,10 @@ class Completion:
                 if self._plan.stream:
                     await channel.end(self._writer.last_events(self._usage()))
                 else:
-                    await channel.document(self._writer.document(self._choices, self._usage()))
+                    document = self._writer.document(self._choices, self._usage())
+                    shown = self._plan.prompt_tokens if self._plan.echo else 0
+                    size = self._size_of(shown + sum(choice.tokens for choice in self._choices))
+                    await channel.document(await aside(size, self._tenant, json_steps, document))
             finally:
                 self._count()
 
@@ -148,12 +156,12 @@ class Completion:
             self._feeding[task] = number
         inbox.submit(task)
 
-    def _submit_choices(self, inbox: Inbox, number: int, ended: Ended) -> None:
+    async def _submit_choices(self, inbox: Inbox, number: int, ended: Ended) -> None:
         """The choices of a prompt that has been fed."""
         plan = self._plan
         for choice in self._choices[number * plan.best_of : (number + 1) * plan.best_of]:
             if plan.drawing is None:
-                self._end(choice, self._prompts[number], Ended(reason="length"))
+                await self._end(choice, self._prompts[number], Ended(reason="length"))
                 continue
             assert ended.state is not None, "the task that fed a prompt keeps its state"
             task = Task(
@@ -175,49 +183,59 @@ class Completion:
     def _drawing(self, choice: Choice) -> Drawing | None:
         return None if self._plan.drawing is None else replace(self._plan.drawing, index=choice.index)
 
-    def _take_all(
+    def _size_of(self, tokens: int) -> int:
+        """How much work it is to tell of so many tokens; see `aside`."""
+        return tokens * (1 if self._plan.log_probs is None else TOLD * (1 + self._plan.log_probs))
+
+    async def _take_all(
         self, inbox: Inbox, delivery: Delivery, channel: Channel
     ) -> RefusedError | UserError | None:
         """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
         first: RefusedError | UserError | None = None
         for task, answers in delivery:
             try:
-                self._take(inbox, task, answers, channel)
+                await self._take(inbox, task, answers, channel)
             except (RefusedError, UserError) as refusal:
                 first = first or refusal
+            if self._plan.log_probs is not None:  # many choices are told of in many small parts
+                await asyncio.sleep(0)
         return first
 
-    def _take(self, inbox: Inbox, task: Task, answers: list[Answer], channel: Channel) -> None:
+    async def _take(self, inbox: Inbox, task: Task, answers: list[Answer], channel: Channel) -> None:
         """Notes the answers of one task, and makes events of them."""
         if self._feeding and (number := self._feeding.get(task)) is not None:
             for answer in answers:
                 if type(answer) is Fed:
-                    self._prompts[number].feed(answer)
+                    await self._feed(self._prompts[number], answer)
                 elif type(answer) is Ended:
                     refuse_failure(answer)
-                    self._submit_choices(inbox, number, answer)
+                    await self._submit_choices(inbox, number, answer)
             return
         choice, prompt = self._choosing[task]
         for answer in answers:
             if type(answer) is Drawn:
                 if not choice.begun:
-                    self._begin(choice, prompt)
+                    await self._begin(choice, prompt)
                     if way := self._writer.straight(choice, channel.write):
                         inbox.pass_on(task, way)
                 self._ready += self._writer.drawn(choice, answer)
             elif type(answer) is Fed:
-                prompt.feed(answer)
+                await self._feed(prompt, answer)
             elif type(answer) is Ended:
                 self._ready += self._writer.held(choice, answer)
                 refuse_failure(answer)
-                self._end(choice, prompt, answer)
+                await self._end(choice, prompt, answer)
 
-    def _begin(self, choice: Choice, prompt: _Prompt) -> None:
-        self._ready += self._writer.begin(choice, prompt.log_probs)
+    async def _feed(self, prompt: _Prompt, fed: Fed) -> None:
+        await aside(self._size_of(fed.count) if self._scores else 0, self._tenant, prompt.feed, fed)
 
-    def _end(self, choice: Choice, prompt: _Prompt, ended: Ended) -> None:
+    async def _begin(self, choice: Choice, prompt: _Prompt) -> None:
+        size = self._size_of(len(prompt.tokens)) if self._plan.echo else 0
+        self._ready += await aside(size, self._tenant, self._writer.begin, choice, prompt.log_probs)
+
+    async def _end(self, choice: Choice, prompt: _Prompt, ended: Ended) -> None:
         if not choice.begun:
-            self._begin(choice, prompt)
+            await self._begin(choice, prompt)
         self._ready += self._writer.ended(choice, ended)
 
     def _usage(self) -> Usage:

@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 
 from runtimes.base.errors import UserError
-from runtimes.contract.vocabulary import Vocab, decode
-from runtimes.tasks.generate import encode_prompt
+from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.task import Drawing
+from xl_export.serve.http.base.encoding import encoding, texts_of
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_document
+from xl_export.serve.http.base.workers import Steps
 
 MOST_LIKELIEST = 20  # tokens beside each one
 MOST_STOPS, LONGEST_STOP = 16, 1000
@@ -80,14 +81,14 @@ NOTHING: dict[str, tuple[Any, str]] = {
 class Plan:
     """What a request asks for, checked.
 
-    prompts: token ids of each. texts: of each prompt, where it was given as a text. drawing: of the first
+    prompts: token ids of each. texts: of each prompt, where it is repeated. drawing: of the first
     choice; None draws nothing. n: choices of a prompt that are returned, of `best_of` that are drawn.
     log_probs: how many of the likeliest tokens are wanted beside each token; None for no log-probabilities.
     as_ids: whether these tokens are named by their ids.
     """
 
     prompts: list[np.ndarray]
-    texts: list[str | None]
+    texts: list[str]
     drawing: Drawing | None
     n: int
     best_of: int
@@ -102,14 +103,9 @@ class Plan:
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    def prompt_text(self, prompt: int, vocab: Vocab) -> str:
-        """The text of a prompt, as it was given or as its ids decode."""
-        text = self.texts[prompt]
-        return decode(vocab, self.prompts[prompt]) if text is None else text
 
-
-def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
-    """The plan of a request; raises RefusedError, with the field, for what cannot be served."""
+def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Steps[Plan]:
+    """The plan of a request, in steps; raises RefusedError, with the field, for what cannot be served."""
     _refuse_what_does_not_apply(body)
     stream, echo = bool(body.stream), bool(body.echo)
     if body.stream_options is not None and not stream:
@@ -135,20 +131,26 @@ def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
             "several requests.",
             param="prompt",
         )
-    prompts = [_encoded(vocab, prompt, number) for number, prompt in enumerate(listed)]
-    if (tokens := sum(map(len, prompts))) > limits.prompt_tokens:
-        raise RefusedError(
-            f"the prompts have {tokens:,} tokens and this server takes {limits.prompt_tokens:,} in a "
-            "request; send fewer, or append them to a stream in parts.",
-            param="prompt",
-            code="prompt_too_long",
+    prompts: list[np.ndarray] = []
+    tokens = 0
+    for number, prompt in enumerate(listed):
+        found = yield from encoding(
+            vocab, prompt, what=f"prompt {number}", param="prompt", limits=limits, before=tokens
         )
+        prompts.append(found)
+        tokens += len(found)
     shown, drawn = tokens if echo else 0, max_tokens * best_of * len(listed)
     refuse_long_document(limits, shown=shown, drawn=drawn, log_probs=log_probs, stream=stream)
     drawing = drawing_of(body, vocab, max_tokens) if max_tokens else None
+    texts = [""] * len(listed)
+    for number, prompt in enumerate(listed if echo else ()):
+        if isinstance(prompt, str):
+            texts[number] = prompt
+        else:
+            texts[number] = "".join((yield from texts_of(vocab, prompts[number])))
     return Plan(
         prompts=prompts,
-        texts=[prompt if isinstance(prompt, str) else None for prompt in listed],
+        texts=texts,
         drawing=drawing,
         n=n,
         best_of=best_of,
@@ -173,13 +175,6 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | Sequence
         "prompt is empty or mixes texts, ids and lists; give a text, token ids, or a list of either.",
         param="prompt",
     )
-
-
-def _encoded(vocab: Vocab, prompt: str | Sequence[int], number: int) -> np.ndarray:
-    try:
-        return encode_prompt(vocab, prompt, what=f"prompt {number}")
-    except UserError as error:
-        raise RefusedError(str(error), param="prompt") from error
 
 
 def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:

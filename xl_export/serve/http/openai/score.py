@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
-from runtimes.contract.vocabulary import Vocab, token_texts
+from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
@@ -27,11 +27,13 @@ from xl_export.serve.http.base.answering import Answering, Channel
 from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.encoding import json_steps, texts_of
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, refuse_parameters, tenant_of
-from xl_export.serve.http.openai.completions import usage
+from xl_export.serve.http.base.workers import Steps, aside
+from xl_export.serve.http.openai.completions import TOLD, usage
 from xl_export.serve.http.openai.documents import Scores
 
 AT_ONCE = 64  # texts of one request that the engine has at once
@@ -88,27 +90,31 @@ def routes(server: Server) -> list[BaseRoute]:
     return [Route("/v1/score", score, methods=["POST"])]
 
 
-def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> list[Row]:
-    """The texts as tokens; raises RefusedError for what cannot be scored."""
+def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
+    """The texts as tokens, in steps; raises RefusedError for what cannot be scored."""
     if not 1 <= len(body.texts) <= limits.texts:
         raise RefusedError(f"there are {len(body.texts)} texts; expected 1 to {limits.texts}.", param="texts")
     special = vocab.special
     before = _wanted(vocab, body.bos, special.before_text, "bos", "before")
     after = _wanted(vocab, body.eos, special.after_text, "eos", "after")
     texts = [_text(text, number) for number, text in enumerate(body.texts)]
-    rows, error = Reader(vocab, iter(texts), before, after, 1 << 62).next_window()
-    if isinstance(error, UserError):
+    rows: list[Row] = []
+    contexts: set[Context] = set()
+    tokens = 0
+    try:
+        for row, _ in Reader(vocab, iter(texts), before, after, 1).rows():
+            rows.append(row)
+            tokens += len(row.stream) + (0 if row.context in contexts else len(row.context.fed))
+            contexts.add(row.context)
+            if tokens > limits.prompt_tokens:
+                raise RefusedError(
+                    f"the request has {tokens:,} tokens or more, and this server takes "
+                    f"{limits.prompt_tokens:,}; send fewer.",
+                    param="texts",
+                )
+            yield
+    except UserError as error:
         raise RefusedError(str(error), param="texts") from error
-    if error is not None:
-        raise error
-    contexts = {row.context for row in rows}
-    tokens = sum(len(row.stream) for row in rows) + sum(len(context.fed) for context in contexts)
-    if tokens > limits.prompt_tokens:
-        raise RefusedError(
-            f"the texts have {tokens:,} tokens and this server takes {limits.prompt_tokens:,} in a request; "
-            "send fewer.",
-            param="texts",
-        )
     return rows
 
 
@@ -155,10 +161,19 @@ class Scoring:
                             if task in self._kept:
                                 self._kept.pop(task).leave()
         self._note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
-        vocab = self._model.session.vocab
-        data = [self._document(index, vocab) for index in range(len(self._rows))]
-        used = usage(self._tokens, 0, 0)
-        await channel.document({"object": "list", "model": self._model.name, "data": data, "usage": used})
+        size = len(self._rows) + (TOLD * self._tokens if self._each else 0)
+        await channel.document(await aside(size, self._tenant, self._answer))
+
+    def _answer(self) -> Steps[bytes]:
+        """The scores of all texts as JSON, one text after the other: with its tokens each may be large."""
+        vocab, encode = self._model.session.vocab, msgspec.json.encode
+        data = []
+        for index in range(len(self._rows)):
+            document = yield from self._document(index, vocab)
+            data.append((yield from json_steps(document)))
+        head = encode({"object": "list", "model": self._model.name})[:-1]
+        used = encode(usage(self._tokens, 0, 0))
+        return head + b',"data":[' + b",".join(data) + b'],"usage":' + used + b"}"
 
     def _submit(self, inbox: Inbox, task: Task) -> None:
         """Submits a task; for the state of a context memory is held until all texts that follow it ended."""
@@ -202,7 +217,7 @@ class Scoring:
         self._texts[task] = index
         return task
 
-    def _document(self, index: int, vocab: Vocab) -> dict[str, Any]:
+    def _document(self, index: int, vocab: Vocab) -> Steps[dict[str, Any]]:
         """The score of one text, under the names of `xl-export score --json`."""
         row = self._rows[index]
         # The first token of a stream is what the text is predicted from; it is not scored itself.
@@ -225,12 +240,12 @@ class Scoring:
         }
         if self._each:
             ids = row.targets.tolist()
+            texts = yield from texts_of(vocab, ids)
             document["token_log_probs"] = [
                 {"id": token, "text": text, "log_prob": log_prob}
-                for token, text, log_prob in zip(
-                    ids, token_texts(vocab, ids), log_probs.tolist(), strict=False
-                )
+                for token, text, log_prob in zip(ids, texts, log_probs.tolist(), strict=False)
             ]
+        yield
         return document
 
 

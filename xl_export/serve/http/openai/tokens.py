@@ -11,13 +11,14 @@ from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
-from runtimes.contract.vocabulary import Vocab, decode, token_texts
-from runtimes.tasks.generate import encode_prompt
-from xl_export.serve.http.base.answering import json
+from runtimes.contract.vocabulary import Vocab, decode
+from xl_export.serve.http.base.answering import json, of_json
 from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.encoding import encoding, json_steps, texts_of
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.server import Server, asked_model
+from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.documents import Detokenized, Tokenized, TokenizerInfo
 
 
@@ -73,12 +74,12 @@ def routes(server: Server) -> list[BaseRoute]:
         body = await read_json(request, server, TOKENIZE)
         vocab = server.model(body.model).session.vocab
         most = server.limits.prompt_tokens
-        return json(await of_body(request, tokenized, vocab, body, most))
+        return of_json(await of_body(request, tokenized, vocab, body, most))
 
     async def detokenize(request: Request) -> Response:
         body = await read_json(request, server, DETOKENIZE)
         vocab = server.model(body.model).session.vocab
-        return json({"prompt": await of_body(request, detokenized, vocab, body.tokens)})
+        return of_json(await of_body(request, detokenized, vocab, body.tokens))
 
     async def info(request: Request) -> Response:
         vocab = server.model(asked_model(request)).session.vocab
@@ -91,24 +92,26 @@ def routes(server: Server) -> list[BaseRoute]:
     ]
 
 
-def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Tokenized:
-    """The ids of a text, and their own texts where they are asked for."""
-    try:
-        ids = encode_prompt(vocab, body.prompt, what="prompt").tolist() if body.prompt else []
-    except UserError as error:
-        raise RefusedError(str(error), param="prompt") from error
-    strings = None
+def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Steps[bytes]:
+    """The ids of a text, and their own texts where they are asked for: a `Tokenized` as JSON."""
+    ids: list[int] = []
+    if body.prompt:
+        ids = (yield from encoding(vocab, body.prompt, what="prompt", param="prompt")).tolist()
+    strings: list[str] | None = None
     if body.return_token_strs:
-        strings = token_texts(vocab, ids)
-    return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
+        strings = yield from texts_of(vocab, ids)
+    document = {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
+    return (yield from json_steps(document))
 
 
-def detokenized(vocab: Vocab, tokens: list[int]) -> str:
-    """The text of ids."""
+def detokenized(vocab: Vocab, tokens: list[int]) -> Steps[bytes]:
+    """The text of ids: a `Detokenized` as JSON."""
     try:
-        return decode(vocab, checked_ids(tokens, vocab.size, what="tokens").tolist())
+        ids = checked_ids(tokens, vocab.size, what="tokens").tolist()
     except UserError as error:
         raise RefusedError(str(error), param="tokens") from error
+    texts = yield from texts_of(vocab, ids)
+    return msgspec.json.encode({"prompt": "".join(texts)})
 
 
 def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:

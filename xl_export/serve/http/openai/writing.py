@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from xl_export.serve.core.task import Drawn, Ended
-from xl_export.serve.http.base.answering import DONE, Write, event
+from xl_export.serve.http.base.answering import DONE, END, EVENT, Write, event
 from xl_export.serve.http.base.bridge import Pass
+from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.documents import Usage
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import Plan
@@ -63,10 +65,10 @@ class Writer:
         facts = encode({**self._facts, "choices": []}).removesuffix(b"]}")
         return Choice(prompt, index, b"data: " + facts + b'{"index":%d,"text":' % index)
 
-    def begin(self, choice: Choice, prompt_log_probs: LogProbs | None) -> bytes:
+    def begin(self, choice: Choice, prompt_log_probs: LogProbs | None) -> Steps[bytes]:
         """What comes before the first token of a choice: the prompt, where it is to be repeated."""
         plan, choice.begun = self._plan, True
-        text = plan.prompt_text(choice.prompt, self._texts.vocab) if plan.echo else ""
+        text = plan.texts[choice.prompt]
         wanted = plan.log_probs is not None
         if wanted or plan.best_of > plan.n:
             before = plan.prompts[choice.prompt]
@@ -81,7 +83,8 @@ class Writer:
             if own is not None:
                 choice.own.append(own)
             return b""
-        return self._event(choice, text, own, None)
+        yield
+        return EVENT + (yield from json_steps(self._document(choice, text, own, None))) + END
 
     def drawn(self, choice: Choice, drawn: Drawn) -> bytes:
         """One more token: an event, or nothing where there is nothing to tell yet."""
@@ -163,6 +166,11 @@ class Writer:
     def _event(
         self, choice: Choice, text: str, log_probs: dict[str, Any] | None, reason: str | None
     ) -> bytes:
+        return event(self._document(choice, text, log_probs, reason))
+
+    def _document(
+        self, choice: Choice, text: str, log_probs: dict[str, Any] | None, reason: str | None
+    ) -> dict[str, Any]:
         one = {"index": choice.index, "text": text, "logprobs": log_probs, "finish_reason": reason}
         document = {**self._facts, "choices": [one]}
         if self._plan.each_usage:
@@ -174,4 +182,4 @@ class Writer:
             }
         elif self._plan.usage:
             document["usage"] = None
-        return event(document)
+        return document

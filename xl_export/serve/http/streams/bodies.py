@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.core.task import Drawing
+from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_log_probs
+from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 
 
@@ -85,7 +85,9 @@ class NoBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Nothing is asked for but the operation itself."""
 
 
-def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, needed: bool) -> np.ndarray:
+def tokens_of(
+    body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, needed: bool
+) -> Steps[np.ndarray]:
     """The token ids int64 [N] that are appended; raises RefusedError for what cannot be appended."""
     if body.text is not None and body.tokens is not None:
         raise RefusedError("text and tokens are both given; leave one of them out.", param="tokens")
@@ -106,17 +108,7 @@ def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, need
             )
         return np.empty(0, np.int64)
     name = "tokens" if body.text is None else "text"
-    try:
-        tokens = encode_prompt(vocab, given, what=name)
-    except UserError as error:
-        raise RefusedError(str(error), param=name) from error
-    if len(tokens) > limits.prompt_tokens:
-        raise RefusedError(
-            f"{len(tokens):,} tokens are appended and this server takes {limits.prompt_tokens:,} in a "
-            "request; append them in parts.",
-            param=name,
-            code="prompt_too_long",
-        )
+    tokens = yield from encoding(vocab, given, what=name, param=name, limits=limits)
     drawn = body.max_tokens if isinstance(body, ContinueBody) and not body.stream else 0
     refuse_log_probs(limits, len(tokens) + drawn, body.alternatives, "alternatives")
     return tokens

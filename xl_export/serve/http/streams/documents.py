@@ -9,6 +9,7 @@ import numpy as np
 
 from xl_export.serve.core.task import Drawn, Fed, Likeliest, Reason
 from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.streams.facts import StreamFacts
 
 CONTEXT = 32  # tokens before a text that decide how its first token reads
@@ -146,12 +147,13 @@ class Told:
         self._appended = 0
         self.total_bits, self.count = 0.0, 0
 
-    def feed(self, tokens: np.ndarray, fed: Fed) -> None:
-        """A piece of tokens that was fed."""
+    def feed(self, tokens: np.ndarray, fed: Fed) -> Steps[None]:
+        """A piece of tokens that was fed, in steps."""
         count = len(tokens)
         known = [math.nan] * count if fed.log_probs is None else fed.log_probs.tolist()
         for at, (token, log_prob) in enumerate(zip(tokens.tolist(), known, strict=True)):
             self._add(token, log_prob, fed.likeliest, at)
+            yield
         self._appended += count
 
     def draw(self, drawn: Drawn) -> None:

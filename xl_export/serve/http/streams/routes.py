@@ -14,13 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from xl_export.serve.http.base.answering import Answering, Channel, event, json
+from xl_export.serve.http.base.answering import END, EVENT, Answering, Channel, json, of_json
 from xl_export.serve.http.base.body import read_json
 from xl_export.serve.http.base.description import WITH_BODY, Operation
+from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, asked_model, tenant_of
 from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of
+from xl_export.serve.http.base.workers import SHORT_WORK, Steps
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import (
     AppendResult,
@@ -33,8 +35,9 @@ from xl_export.serve.http.streams.documents import (
     facts_document,
 )
 from xl_export.serve.http.streams.socket import conversation
-from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, found
+from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, encoded, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
+from xl_export.serve.streams.store import StreamStore
 from xl_export.serve.streams.unserved import Holds
 
 CREATE, APPEND = msgspec.json.Decoder(CreateBody), msgspec.json.Decoder(AppendBody)
@@ -175,10 +178,10 @@ class _Routes:
 
         async def run(channel: Channel) -> None:
             async def each(document: dict[str, Any]) -> None:
-                await channel.events(event(document))
+                await channel.events(EVENT + await encoded(document, work.tenant) + END)
 
             end = await work.lasting(work.continue_(name, body, each))
-            await channel.events(event(end))
+            await channel.events(EVENT + await encoded(end, work.tenant) + END)
             await channel.end()
 
         return Answering(run, stalled=self._server.limits.stalled_seconds)
@@ -198,16 +201,23 @@ class _Routes:
         artefacts that are not served.
         """
         tenant, wanted = tenant_of(request).name, asked_model(request)
-        models = [self._server.model(wanted)] if wanted else self._server.models.values()
-        found, seen = [], set()
+        models = [self._server.model(wanted)] if wanted else list(self._server.models.values())
+        stores: dict[StreamStore, str] = {}  # models of one artefact share one
         for model in models:
-            store = store_of(model)
-            if id(store) not in seen:  # models of one artefact share it
-                seen.add(id(store))
-                found += [facts_document(facts, model.name) for facts in store.list(tenant)]
-        for holds in [] if wanted else others_of(self._server.models.values()):
-            found += [facts_document(facts, artefact=holds.identity) for facts in holds.list(tenant)]
-        return json({"object": "list", "data": found})
+            stores.setdefault(store_of(model), model.name)
+        others = [] if wanted else others_of(self._server.models.values())
+
+        def listed() -> Steps[bytes]:
+            found = []
+            for store, name in stores.items():
+                found += [facts_document(facts, name) for facts in store.list(tenant)]
+                yield
+            for holds in others:
+                found += [facts_document(facts, artefact=holds.identity) for facts in holds.list(tenant)]
+                yield
+            return (yield from json_steps({"object": "list", "data": found}))
+
+        return of_json(await SHORT_WORK.run(tenant, listed))  # there may be ten thousand
 
     async def facts(self, request: Request) -> Response:
         name, tenant = request.path_params["id"], tenant_of(request).name
@@ -229,12 +239,13 @@ class _Routes:
                 holds = store_of(model)
             except OtherArtefactError as other:
                 holds = other.holds
-            await on_disk(holds.delete, name, tenant)
+            await on_disk(tenant, holds.delete, name, tenant)
         return json(deleted_document(name))
 
     async def snapshot(self, request: Request) -> Response:
         """The stream as a signed file."""
         name, opened = self._opened(request)
+        tenant = tenant_of(request).name
 
         async def run(channel: Channel) -> None:
             file: BinaryIO = await opened()
@@ -246,7 +257,7 @@ class _Routes:
                     "cache-control": "no-store",
                 }
                 await channel.start([(key.encode(), value.encode()) for key, value in headers.items()])
-                while block := await on_disk(file.read, BLOCK):
+                while block := await on_disk(tenant, file.read, BLOCK):
                     await channel.events(block)
             await channel.end(b"")
 
@@ -262,7 +273,7 @@ class _Routes:
 
             async def opened() -> BinaryIO:
                 with answered():
-                    return await on_disk(holds.open_snapshot, name, tenant)
+                    return await on_disk(tenant, holds.open_snapshot, name, tenant)
 
             return name, opened
         return name, lambda: work.lasting(work.snapshot(name))
@@ -275,7 +286,7 @@ class _Routes:
         # A refusal of one stream too many comes before the body, and ends the connection.
         with model.in_use(), answered(closes=True), store.receiving(tenant) as upload, answered():
             await _received(request, upload.path, most, self._server.limits.body_seconds)
-            facts = await on_disk(upload.restore)
+            facts = await on_disk(tenant, upload.restore)
         return json(facts_document(facts, model.name), 201)
 
     def _work(self, request: Request, model: Model) -> StreamWork:
@@ -288,7 +299,7 @@ class _Routes:
 
     def _answer(self, work: StreamWork, do: Callable[[], Any], *, status: int = 200) -> Response:
         async def run(channel: Channel) -> None:
-            await channel.document(await work.lasting(do()), status)
+            await channel.document(await encoded(await work.lasting(do()), work.tenant), status)
 
         return Answering(run, stalled=self._server.limits.stalled_seconds)
 
@@ -308,11 +319,12 @@ async def _received(request: Request, path: Path, most: int, seconds: float) -> 
     async def receive() -> None:
         size = 0
         with open(path, "xb") as file:
+            tenant = tenant_of(request).name
             async for part in request.stream():
                 size += len(part)
                 if size > most:
                     raise _too_large(size, most)
-                await on_disk(file.write, part)
+                await on_disk(tenant, file.write, part)
 
     try:
         await asyncio.wait_for(receive(), seconds * (1 + (most >> 26)))

@@ -15,14 +15,16 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.base.body import decoding_error, unless_large
+from xl_export.serve.http.base.body import decoding_error, refuse_many_values
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, has_valid_key, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of
+from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import facts_document
-from xl_export.serve.http.streams.work import StreamWork, found
+from xl_export.serve.http.streams.work import StreamWork, encoded, found
 
 WAITING = 8  # messages that wait for the operation before them; more are refused
 LONGEST_TAG = 128  # characters
@@ -92,7 +94,8 @@ class Conversation:
                 return
             data = message.get("text")
             data = message["bytes"] if data is None else data
-            tag, op, body = await unless_large(len(data), parsed, data)
+            limits = self._server.limits
+            tag, op, body = await aside(len(data), self._tenant, parsed, data, limits)
             if op == "cancel":
                 if self._work is not None:
                     self._work.leave()
@@ -168,7 +171,7 @@ class Conversation:
 
     async def _send(self, tag: Tag, event: str, document: dict[str, Any]) -> None:
         """Sends one answer; waits while the client does not read, and then closes the connection."""
-        text = msgspec.json.encode({"tag": tag, "event": event, **document}).decode()
+        text = (await encoded({"tag": tag, "event": event, **document}, self._tenant)).decode()
         try:
             await asyncio.wait_for(self._socket.send_text(text), self._server.limits.stalled_seconds)
         except asyncio.TimeoutError:
@@ -180,11 +183,12 @@ class Conversation:
             await asyncio.wait_for(self._socket.close(POLICY), 1)
 
 
-def parsed(data: str | bytes) -> tuple[Tag, str, Any]:
+def parsed(data: str | bytes, limits: Limits) -> Steps[tuple[Tag, str, Any]]:
     """The tag, the operation and the body of a message; for one that is wrong the body is its refusal."""
     tag: Tag = None
     expected = None
     try:
+        yield from refuse_many_values(data, limits)
         fields = msgspec.json.decode(data)
         if not isinstance(fields, dict):
             raise RefusedError('a message is no JSON object; send {"op": …}.')

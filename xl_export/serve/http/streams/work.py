@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,12 +12,13 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.body import unless_large
+from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of
+from xl_export.serve.http.base.workers import aside
 from xl_export.serve.http.streams.bodies import (
     AppendBody,
     ContinueBody,
@@ -36,6 +36,7 @@ from xl_export.serve.streams.unserved import Holds
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
+TOLD = 16  # how much more work a token with its surprisal is than a byte of text
 KEPT: set[asyncio.Task[Any]] = set()  # event loops forget tasks that nobody keeps
 
 
@@ -49,7 +50,7 @@ class StreamWork:
     """
 
     def __init__(self, model: Model, tenant: str, limits: Limits) -> None:
-        self._model, self._tenant, self._limits = model, tenant, limits
+        self._model, self.tenant, self._limits = model, tenant, limits
         self._store = store_of(model)
         self._left = False
         self._running: Task | None = None
@@ -74,9 +75,9 @@ class StreamWork:
 
     async def create(self, body: CreateBody) -> Document:
         """Makes a stream, which has been fed the tokens of the body."""
-        with self._store.unwritten.one(self._tenant):
+        with self._store.unwritten.one(self.tenant):
             tokens = await self._tokens(body, needed=False)
-            self._store.refuse_more(self._tenant)
+            self._store.refuse_more(self.tenant)
             told = self._told(np.empty(0, np.int64), body)
             state = self._fresh()
             if len(tokens):
@@ -85,10 +86,10 @@ class StreamWork:
                     score=body.surprisal,
                     top=body.alternatives,
                     keep=True,
-                    tenant=self._tenant,
+                    tenant=self.tenant,
                 )
                 state = whole(await self._perform(task, told))
-            facts = await on_disk(self._store.create, self._tenant, state)
+            facts = await on_disk(self.tenant, self._store.create, self.tenant, state)
         return {"object": "stream.append", "stream": self._facts(facts, state), **_sums(told), **told.take()}
 
     async def append(self, name: str, body: AppendBody) -> Document:
@@ -98,7 +99,7 @@ class StreamWork:
             before = await self._state(operation)
             told = self._told(before.tail, body)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), told))
-            await on_disk(operation.commit, state, appended=tokens)
+            await on_disk(self.tenant, operation.commit, state, appended=tokens)
             return {
                 "object": "stream.append",
                 "stream": self._facts(operation.facts, state),
@@ -128,15 +129,14 @@ class StreamWork:
                 top=body.alternatives,
                 drawing=drawing,
                 keep=True,
-                tenant=self._tenant,
+                tenant=self.tenant,
             )
             texts: list[str] = []
             ended = await self._perform(task, told, texts, each)
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
-            if state is None:
-                raise RefusedError(ended.error, status=500, code="engine_failed")
+            assert state is not None, "the task keeps its state"
             if state is not before:
-                await on_disk(operation.commit, state)
+                await on_disk(self.tenant, operation.commit, state)
             return {
                 "object": "stream.continue",
                 "stream": self._facts(operation.facts, state),
@@ -161,30 +161,30 @@ class StreamWork:
             except StreamError as error:
                 raise RefusedError(str(error), param="tokens", code="too_far_back") from error
             if len(last):
-                task = Task(tokens=last, state=before, keep=True, tenant=self._tenant)
+                task = Task(tokens=last, state=before, keep=True, tenant=self.tenant)
                 before = whole(await self._perform(task))
-            await on_disk(operation.commit, before)
+            await on_disk(self.tenant, operation.commit, before)
             return self._facts(operation.facts, before)
 
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
-        return self._facts(await on_disk(self._store.fork, name, self._tenant))
+        return self._facts(await on_disk(self.tenant, self._store.fork, name, self.tenant))
 
     async def delete(self, name: str) -> Document:
         """Removes a stream for ever."""
-        await on_disk(self._store.delete, name, self._tenant)
+        await on_disk(self.tenant, self._store.delete, name, self.tenant)
         return deleted_document(name)
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
         with self._operation(name) as operation:
             await self._state(operation)
-            return await on_disk(operation.snapshot)
+            return await on_disk(self.tenant, operation.snapshot)
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
         """An operation on a stream, which is at this position, where one is given."""
-        with self._store.operation(name, self._tenant) as operation, self._store.unwritten.one(self._tenant):
+        with self._store.operation(name, self.tenant) as operation, self._store.unwritten.one(self.tenant):
             if position is not None and operation.facts.position != position:
                 raise ElsewhereError(operation.facts.position, position)
             yield operation
@@ -193,24 +193,24 @@ class StreamWork:
         """The tokens that a body appends; a long text is encoded on a thread, and holds nobody up."""
         vocab = self._model.session.vocab
         size = len(body.text or body.tokens or ())
-        return await unless_large(size, partial(tokens_of, needed=needed), body, vocab, self._limits)
+        return await aside(size, self.tenant, tokens_of, body, vocab, self._limits, needed=needed)
 
     def _appending(self, state: StreamState, tokens: np.ndarray, alternatives: int = 0) -> Task:
         """The task that appends. It asks for surprisals always: what is asked of a session decides the last
         bits of its answer, and the tokens may have to be fed again from a journal.
         """
-        return Task(tokens=tokens, state=state, score=True, top=alternatives, keep=True, tenant=self._tenant)
+        return Task(tokens=tokens, state=state, score=True, top=alternatives, keep=True, tenant=self.tenant)
 
     async def _state(self, operation: Operation) -> StreamState:
         """The stream as it is now; from the disk, and fed again what is in its journal, where necessary."""
         ready = operation.ready()
         if ready is not None:
             return ready
-        state, appended = await on_disk(operation.load)
+        state, appended = await on_disk(self.tenant, operation.load)
         for tokens in appended:
             state = whole(await self._perform(self._appending(state, tokens)))
         if appended:
-            await on_disk(operation.caught_up, state)
+            await on_disk(self.tenant, operation.caught_up, state)
         return state
 
     async def _perform(
@@ -228,7 +228,9 @@ class StreamWork:
                     for answer in answers:
                         if type(answer) is Fed:
                             if told is not None:
-                                told.feed(task.tokens[fed : fed + answer.count], answer)
+                                piece = task.tokens[fed : fed + answer.count]
+                                size = size_of(answer.count, task.top)
+                                await aside(size, self.tenant, told.feed, piece, answer)
                             fed += answer.count
                         elif type(answer) is Drawn:
                             if told is not None and texts is not None:
@@ -305,6 +307,18 @@ def whole(ended: Ended) -> StreamState:
     refuse_failure(ended)
     assert ended.state is not None, "the task keeps its state"
     return ended.state
+
+
+def size_of(tokens: int, alternatives: int) -> int:
+    """How much work it is to tell of so many tokens; see `aside`."""
+    return TOLD * tokens * (1 + alternatives)
+
+
+async def encoded(document: Document, tenant: str) -> bytes:
+    """What an operation answers as JSON."""
+    beside = next((len(each) for each in document.get("likeliest", ()) if each), 0)
+    size = size_of(len(document.get("tokens", ())), beside)
+    return await aside(size, tenant, json_steps, document)
 
 
 def _sums(told: Told) -> Document:

@@ -1,0 +1,101 @@
+"""Texts to tokens and documents to JSON, in steps that hold Python's lock for milliseconds; see `workers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from runtimes.base.errors import UserError
+from runtimes.contract.checks import checked_ids
+from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary.subword import pieces
+from runtimes.tasks.generate import encode_prompt
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.workers import Steps
+
+SLICE = 1 << 12  # items of a list that are taken at once
+
+
+def encoding(
+    vocab: Vocab,
+    prompt: str | Sequence[int],
+    *,
+    what: str,
+    param: str,
+    limits: Limits | None = None,
+    before: int = 0,
+) -> Steps[np.ndarray]:
+    """The token ids int64 [N] of a text or of a list of ids.
+
+    what, param: the prompt and the field in messages. before: how many tokens the request has already. Raises
+    RefusedError for a prompt without tokens or with those of another vocabulary, and where the request has
+    more tokens than the limits allow, as soon as that is known.
+    """
+    found, count = [np.empty(0, np.int64)], before
+    try:
+        for part in _parts(vocab, prompt):
+            if isinstance(part, str):
+                found.append(vocab.encode(part))
+            else:
+                found.append(checked_ids(part, vocab.size, what=what))
+            count += len(found[-1])
+            if limits is not None and count > limits.prompt_tokens:
+                raise RefusedError(
+                    f"the request has {count:,} tokens or more, and this server takes "
+                    f"{limits.prompt_tokens:,}; send fewer, or append them to a stream in parts.",
+                    param=param,
+                    code="prompt_too_long",
+                )
+            yield
+        return np.concatenate(found) if count > before else encode_prompt(vocab, prompt, what=what)
+    except UserError as error:
+        raise RefusedError(str(error), param=param) from error
+
+
+def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterator[str | Sequence[int]]:
+    """What is encoded at once: the pieces in which a vocabulary of subwords encodes a text anyway."""
+    if isinstance(prompt, str):
+        yield from pieces(prompt) if vocab.kind == "subword" else [prompt]
+    else:
+        yield from (prompt[at : at + SLICE] for at in range(0, len(prompt), SLICE))
+
+
+def texts_of(vocab: Vocab, tokens: Iterable[int]) -> Steps[list[str]]:
+    """`token_texts` in steps."""
+    decoder, texts = vocab.decoder(), []
+    for token in tokens:
+        texts.append(decoder(int(token)))
+        yield
+    if texts:
+        texts[-1] += decoder.rest()
+    return texts
+
+
+def json_steps(value: Any) -> Steps[bytes]:
+    """A value as JSON; long lists are encoded in parts."""
+    if _is_nested(value):
+        parts = []
+        for name, each in value.items():
+            encoded = yield from json_steps(each)
+            parts.append(msgspec.json.encode(name) + b":" + encoded)
+        return b"{" + b",".join(parts) + b"}"
+    if not isinstance(value, list) or not value:
+        return msgspec.json.encode(value)
+    parts = []
+    if _is_nested(value[0]):
+        for each in value:
+            parts.append((yield from json_steps(each)))
+            yield
+    else:
+        for at in range(0, len(value), SLICE):
+            parts.append(msgspec.json.encode(value[at : at + SLICE])[1:-1])
+            yield
+    return b"[" + b",".join(parts) + b"]"
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(each, dict | list) for each in value.values())
