@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from runtimes.base.errors import ConfigError
 from xl_export.serve.http.app import application
 from xl_export.serve.http.base.answering import Write
+from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.log import Handler
 from xl_export.serve.http.base.server import ON_SIGNAL, Server
@@ -27,6 +28,22 @@ GRACE = 4  # seconds from a signal until connections that are still open are cut
 CUT = 0.5  # seconds that cut connections have to end
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
+PART = 1 << 14  # bytes that the parser is given at once
+TOO_LARGE_HEAD = RefusedError(
+    "the head of the request, or what stands between the parts of its body, is too large; send fewer and "
+    "shorter headers.",
+    status=431,
+    code="headers_too_large",
+    closes=True,
+)
+TOO_LARGE_HANDSHAKE = RefusedError(
+    "the handshake of the WebSocket has too many headers, or one that is too long; send fewer and shorter "
+    "ones.",
+    status=431,
+    code="headers_too_large",
+    closes=True,
+)
+NOT_HTTP = RefusedError("the request is not HTTP/1.1; send one that is.", code="not_http", closes=True)
 # Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
 # waits so long a few times in each request while a long text is encoded or decoded.
 SWITCH = 0.001
@@ -164,12 +181,15 @@ class Web(uvicorn.Server):
 
 def patient(limits: Limits) -> type[HttpToolsProtocol]:
     """A protocol class that ends connections whose client sends the head of a request too slowly, or the rest
-    of one that was answered before all of it was there.
+    of one that was answered before all of it was there, or too many bytes that are no part of a body.
+
+    uvicorn and httptools keep the head of a request whatever its size, and before any key is checked.
     """
 
     class Patient(HttpToolsProtocol):
         _cutting: asyncio.TimerHandle | None = None
         _whole = True  # whether the next byte begins a request
+        _beside = 0  # bytes of a head, of the frame of a chunk or of trailers, since the last byte of a body
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -183,19 +203,54 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
 
         def data_received(self, data: bytes) -> None:
             self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
-            super().data_received(data)
+            # The parser is given parts, so that it never holds much more than was counted.
+            for at in range(0, len(data), PART):
+                part = data[at : at + PART]
+                self._beside += len(part)
+                super().data_received(part)
+                if self.transport.is_closing() or self.transport.get_protocol() is not self:
+                    return  # it was refused, or is a WebSocket now
+                if self._beside > limits.header_bytes:
+                    return self._refuse(TOO_LARGE_HEAD)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(NOT_HTTP)
+
+        def handle_websocket_upgrade(self) -> None:
+            super().handle_websocket_upgrade()
+            if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+                # The library of WebSockets has refused the head, and uvicorn would leave the client waiting.
+                self._refuse(TOO_LARGE_HANDSHAKE)
+
+        def _refuse(self, refusal: RefusedError) -> None:
+            """Answers in place of the application, unless that has begun to, and ends the connection."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+                if self.cycle.response_started:
+                    return self.transport.abort()
+            response = refusal.response()
+            head = STATUS_LINE[refusal.status]
+            lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
+            self.transport.write(b"".join([head, *lines, b"\r\n", bytes(response.body)]))
+            self.transport.close()
 
         def on_message_begin(self) -> None:
             self._whole = False
             self._cut_after(limits.header_seconds)
             super().on_message_begin()
 
+        def on_body(self, body: bytes) -> None:
+            self._beside = 0
+            super().on_body(body)
+
         def on_message_complete(self) -> None:
-            self._whole = True
+            self._whole, self._beside = True, 0
             self._arrived()
             super().on_message_complete()
 
         def on_headers_complete(self) -> None:
+            self._beside = 0
             self._arrived()
             super().on_headers_complete()
             self.scope["state"].update(abort=self._cut_of(self.cycle), write=self._write_of(self.cycle))

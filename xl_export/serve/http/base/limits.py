@@ -25,7 +25,8 @@ class Limits:
     answer that is not streamed. choices: prompts times `n` or `best_of`. texts: of one request to score.
     requests: that are served or wait at once; an operation over a WebSocket is one. sockets: WebSockets that
     are open at once. tenant_share: of requests, of sockets and of bodies_bytes that one tenant may have.
-    connections: that are open at once. header_seconds, body_seconds: until a request has arrived.
+    connections: that are open at once. header_bytes: of the head of a request; between two parts of its body,
+    and after it, as many. header_seconds, body_seconds: until a request has arrived.
     stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was sent, it is
     disconnected.
     """
@@ -42,6 +43,7 @@ class Limits:
     sockets: int = 2048
     tenant_share: float = 0.5
     connections: int = 4096
+    header_bytes: int = 1 << 16
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     stalled_seconds: float = 120.0

@@ -1,0 +1,101 @@
+"""What is not part of a body: heads of requests, frames of chunks, trailers, handshakes of WebSockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.test_clients import comes_true, connection, is_idle
+from xl_export.serve.http import serving
+from xl_export.serve.http.base.limits import Limits
+
+HOST = b"Host: localhost\r\n"
+GET = b"GET /health HTTP/1.1\r\n" + HOST
+CHUNKED = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+SOCKET = (
+    b"GET /v1/streams/x/ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" + HOST
+)
+MANY = Limits().header_bytes
+PARTS = -(-MANY // 1000) + 1 + serving.PART // 1000
+
+
+@pytest.fixture(scope="module")
+def server(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    state = tmp_path_factory.mktemp("state")
+    with running(sources(("m", artefacts["ring"])), state=state) as server:
+        yield server
+
+
+def answer(server: Running, *parts: bytes) -> bytes:
+    """All that the server says until it ends the connection. It may do so before all was sent."""
+    heard = b""
+    with connection(server) as client, contextlib.suppress(ConnectionError):
+        for part in parts:
+            client.sendall(part)
+        while part := client.recv(1 << 16):
+            heard += part
+    return heard
+
+
+def headers(count: int, size: int = 1000) -> list[bytes]:
+    return [b"%s: %s\r\n" % (b"h%d" % at, b"x" * (size - 8)) for at in range(count)]
+
+
+TOO_LARGE = {
+    "many headers": [GET, *headers(PARTS)],
+    "the value of a header": [GET, b"h: ", *[b"x" * 1000] * PARTS],
+    "the name of a header": [GET, *[b"x" * 1000] * PARTS],
+    "the request line": [b"GET /", *[b"x" * 1000] * PARTS],
+    "empty lines before a request": [*[b"\r\n" * 500] * PARTS],
+    "an extension of a chunk": [CHUNKED, b"5;", *[b"x" * 1000] * PARTS],
+    "trailers": [CHUNKED, b"2\r\n{}\r\n0\r\n", *headers(PARTS)],
+    "headers of a WebSocket": [SOCKET, *headers(PARTS)],
+    "more headers than a WebSocket may have": [SOCKET, *headers(200, size=20), b"\r\n"],
+    "a longer header than a WebSocket may have": [SOCKET, *headers(1, size=20_000), b"\r\n"],
+}
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+def test_what_is_no_body_is_refused_beyond_64_kilobytes(server: Running, what: str) -> None:
+    head, _, body = answer(server, *TOO_LARGE[what]).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
+    assert comes_true(lambda: is_idle(server) and not server.web.server_state.connections)
+
+
+def test_the_parser_never_gets_more_than_was_counted(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    received = serving.HttpToolsProtocol.data_received
+
+    def noted(protocol: serving.HttpToolsProtocol, data: bytes) -> None:
+        given.append(len(data))
+        received(protocol, data)
+
+    monkeypatch.setattr(serving.HttpToolsProtocol, "data_received", noted)
+    assert b" 431 " in answer(server, GET + b"h: " + b"x" * 3_000_000)
+    assert sum(given) <= MANY + serving.PART
+
+
+def test_less_is_served_also_in_many_chunks(server: Running) -> None:
+    closing = b"Connection: close\r\n\r\n"
+    assert answer(server, GET, *headers(60), closing).startswith(b"HTTP/1.1 200 ")
+    assert answer(server, SOCKET, *headers(50), b"\r\n").startswith(b"HTTP/1.1 404 ")
+    text = json.dumps({"prompt": "a" * 20_000}).encode()
+    chunks = [b"1;%s\r\n%c\r\n" % (b"x" * 10, each) for each in text]  # far more than 64 KB beside the body
+    chunked = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + closing)
+    assert b'"count":20000' in answer(server, chunked, b"".join(chunks), b"0\r\n", *headers(60), b"\r\n")
+
+
+def test_what_is_not_http_is_told_so_in_json(server: Running) -> None:
+    head, _, body = answer(server, b"HELLO\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "not_http"
