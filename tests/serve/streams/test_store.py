@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
+    DamagedStreamError,
     NoStreamError,
     StoreSettings,
     TooManyStreamsError,
@@ -218,17 +220,69 @@ def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
     assert [store.facts(name, "anna").position for name in names] == [3, 0]
 
 
-def test_a_damaged_folder_is_told_and_left_alone(open_store: Open, fresh: StreamState) -> None:
+@pytest.mark.parametrize("lost", ["facts.json", "000000@0.stream"])
+def test_a_damaged_folder_is_told_counted_and_left_alone(
+    open_store: Open, fresh: StreamState, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store()
     names = [store.create("anna", fresh).id for _ in range(2)]
     store.close()
-    folder = next(store._path.glob(f"{names[0]}"))
-    (folder / "facts.json").unlink()
-    store = open_store()
+    (store._path / names[0] / lost).unlink()
+    store = open_store(streams=2)
+    assert names[0] in caplog.text
+    assert (store.totals.streams, store.totals.damaged) == (1, 1)
     assert [stream.id for stream in store.list("anna")] == names[1:]
-    (said,) = store.damaged
-    assert said.startswith(names[0])
-    assert folder.exists()
+    owner_is_known = lost != "facts.json"
+    if owner_is_known:
+        with pytest.raises(TooManyStreamsError):
+            store.create("anna", fresh)
+    for closed in (False, True):
+        if closed:
+            store.close()
+        holds = store.unserved() if closed else store
+        for ask in (holds.facts, holds.open_snapshot, holds.delete):
+            with pytest.raises(DamagedStreamError, match="restore a snapshot of it"):
+                ask(names[0], "anna")
+        assert holds.held("anna")[0] == 1 + owner_is_known
+        with pytest.raises(NoStreamError if owner_is_known else DamagedStreamError):
+            holds.facts(names[0], "bert")
+    assert (store._path / names[0]).exists()
+
+
+def test_a_snapshot_that_was_altered_is_damaged(
+    open_store: Open, fresh: StreamState, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(ram_bytes=0)
+    name = store.create("anna", fresh).id
+    (file,) = (store._path / name).glob("*.stream")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with store.operation(name, "anna") as operation, pytest.raises(DamagedStreamError):
+        operation.load()
+    assert name in caplog.text
+    store.delete(name, "anna")
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="the system does not list open descriptors")
+def test_operations_leave_no_descriptor_open(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    store = open_store(ram_bytes=0, replayed=30)
+    name = store.create("anna", fresh).id
+
+    def all_operations() -> None:
+        append(store, name, tokens[:1], advance)
+        with store.operation(name, "anna") as operation:
+            current(operation, advance)
+            operation.snapshot().close()
+        store.delete(store.fork(name, "anna").id, "anna")
+
+    all_operations()
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(50):
+        all_operations()
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_a_state_is_saved_while_other_threads_use_it(
@@ -385,7 +439,7 @@ def test_random_operations_of_tenants_equal_a_naive_model(
             for name, (owner, state) in self.model.items():
                 assert_same(read(self.store, name, advance, owner), state)
             self.store.close()
-            assert self.store.damaged == []
+            assert self.store.totals.damaged == 0
 
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)

@@ -11,6 +11,16 @@ class NoStreamError(UserError):
     """There is no stream of that name, or it is somebody else's."""
 
 
+class DamagedStreamError(UserError):
+    """The files of the stream are damaged. The log says how: what is wrong names paths of the server."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the stream {name} is damaged on the server's disk and cannot go on; restore a snapshot of it, "
+            "or ask the operator of the server, whose log says what is wrong."
+        )
+
+
 class BusyStreamError(UserError):
     """Another operation is using the stream."""
 
@@ -79,12 +89,13 @@ class StreamFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """What a store holds and has done. ram_bytes: of idle states. snapshot_bytes, journal_bytes: of the files
-    of all streams; forks may share the bytes of a snapshot on the disk, and each counts them. read, written:
-    whole snapshots.
+    """What a store holds and has done. damaged: folders of streams that cannot go on; `streams` are the
+    others. ram_bytes: of idle states. snapshot_bytes, journal_bytes: of the files of all streams; forks may
+    share the bytes of a snapshot on the disk, and each counts them. read, written: whole snapshots.
     """
 
     streams: int
+    damaged: int
     in_ram: int
     ram_bytes: int
     snapshot_bytes: int

@@ -31,6 +31,20 @@ class Stream:
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
 
+@dataclass(frozen=True)
+class Damaged:
+    """A folder that holds no whole stream. It is left as it is, and counts for its owner, until the operator
+    of the server removes it. owner: None where that cannot be read either.
+    """
+
+    id: str
+    owner: str | None
+
+    def concerns(self, owner: str) -> bool:
+        """Whether somebody may know of it. Without an owner whoever has the name may, which is random."""
+        return self.owner in (None, owner)
+
+
 def facts_of(stream: Stream) -> StreamFacts:
     """What a client may know of a stream."""
     return StreamFacts(
@@ -57,6 +71,7 @@ class StreamIndex:
         self.row_bytes = row_bytes(session.state)
         self.lock = threading.Lock()
         self.streams: dict[str, Stream] = {}
+        self.damaged: dict[str, Damaged] = {}
         self.closed = False
         self.read = self.written = 0
         self._ram: OrderedDict[str, int] = OrderedDict()  # bytes by id, the one used longest ago first
@@ -68,6 +83,7 @@ class StreamIndex:
         with self.lock:
             return StoreFacts(
                 streams=len(self.streams),
+                damaged=len(self.damaged),
                 in_ram=len(self._ram),
                 ram_bytes=self._ram_bytes,
                 snapshot_bytes=sum(stream.folder.snapshot_bytes for stream in self.streams.values()),

@@ -7,9 +7,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from runtimes.base.errors import ArtefactError, StreamError
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import JournalError, StreamFacts
-from xl_export.serve.streams.index import Stream, StreamIndex, facts_of
+from xl_export.serve.streams.facts import DamagedStreamError, JournalError, StreamFacts
+from xl_export.serve.streams.index import LOG, Stream, StreamIndex, facts_of
 
 
 class Operation:
@@ -38,14 +39,18 @@ class Operation:
 
     def load(self) -> tuple[StreamState, list[np.ndarray]]:
         """A state of the stream, and the appends that have to be fed to it, each as one task, to get the
-        stream as it is now; uses the disk. Call `caught_up` after them.
+        stream as it is now; uses the disk. Call `caught_up` after them. Raises DamagedStreamError.
         """
         index, stream = self._index, self.stream
         with stream.lock:
             if stream.state is not None:
                 self._hold(stream.state)
                 return stream.state, []
-            state = stream.folder.read(index.session, key=index.key)
+            try:
+                state = stream.folder.read(index.session, key=index.key)
+            except (ArtefactError, StreamError) as error:
+                LOG.error("the stored stream in %s is damaged: %s", stream.folder.path, error)
+                raise DamagedStreamError(stream.id) from error
             index.read += 1
             appended = list(stream.folder.appended)
             if not appended:

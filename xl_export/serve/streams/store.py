@@ -23,6 +23,7 @@ from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
     BusyStreamError,
+    DamagedStreamError,
     StoreFacts,
     StoreSettings,
     StreamFacts,
@@ -30,7 +31,7 @@ from xl_export.serve.streams.facts import (
     no_stream,
 )
 from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import Stream, StreamIndex, facts_of
+from xl_export.serve.streams.index import Damaged, Stream, StreamIndex, facts_of
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unserved import UnservedStreams, stored
@@ -74,7 +75,6 @@ class StreamStore:
         self.unwritten = Unwritten(settings.unwritten_bytes, row_bytes=self._index.row_bytes)
         self._path = folder / session.identity[:IDENTITY]
         self._making: Counter[str] = Counter()  # streams of each owner that are being made
-        self.damaged: list[str] = []  # sentences about folders that hold no whole stream; they are left alone
         self._stack = contextlib.ExitStack()
         with writing(self._path):
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,11 +83,11 @@ class StreamStore:
                     flush_folder(each)
         self._stack.enter_context(only_writer(self._path, doing="keeping streams"))
         sweep(self._path)
-        for name, stream in stored(self._path, flush=settings.flush):
-            if stream is None:
-                self.damaged.append(name)
+        for stream in stored(self._path, flush=settings.flush):
+            if isinstance(stream, Damaged):
+                self._index.damaged[stream.id] = stream
             else:
-                self._index.streams[name] = stream
+                self._index.streams[stream.id] = stream
 
     def create(self, owner: str, state: StreamState) -> StreamFacts:
         """A new stream in this state, which is on the disk when this returns; uses the disk.
@@ -140,7 +140,7 @@ class StreamStore:
         return facts_of(fork)
 
     def facts(self, name: str, owner: str) -> StreamFacts:
-        """What is known of a stream; raises NoStreamError."""
+        """What is known of a stream; raises NoStreamError, and DamagedStreamError."""
         return facts_of(self._owned(name, owner))
 
     def list(self, owner: str) -> list[StreamFacts]:
@@ -231,7 +231,7 @@ class StreamStore:
 
     def unserved(self) -> UnservedStreams:
         """The streams of this store, which was closed."""
-        return UnservedStreams(self._path, self._index.streams.values())
+        return UnservedStreams(self._path, [*self._index.streams.values(), *self._index.damaged.values()])
 
     @property
     def totals(self) -> StoreFacts:
@@ -247,7 +247,9 @@ class StreamStore:
 
     def _owned(self, name: str, owner: str) -> Stream:
         with self._index.lock:
-            stream = self._index.streams.get(name)
+            stream, damaged = self._index.streams.get(name), self._index.damaged.get(name)
+        if damaged is not None and damaged.concerns(owner):
+            raise DamagedStreamError(name)
         if stream is None or stream.owner != owner:  # whether it is somebody else's is not told
             raise no_stream(name)
         return stream
@@ -272,8 +274,10 @@ class StreamStore:
                 self._making[owner] += 1
 
     def _count(self, owner: str) -> int:
-        """How many streams an owner has; the caller has the lock."""
-        return sum(each.owner == owner for each in self._index.streams.values()) + self._making[owner]
+        """How many streams an owner has, also damaged ones; the caller has the lock."""
+        own = sum(each.owner == owner for each in self._index.streams.values())
+        damaged = sum(each.owner == owner for each in self._index.damaged.values())
+        return own + damaged + self._making[owner]
 
     @contextlib.contextmanager
     def _new(self, owner: str) -> Iterator[_New]:

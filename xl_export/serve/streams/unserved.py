@@ -7,22 +7,27 @@ listed, count for their tenant, are given as snapshots, and are deleted where th
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from runtimes.base.errors import UserError
+from runtimes.base.files import read_json
 from runtimes.base.lock import only_writer
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
+    DamagedStreamError,
     JournalError,
     StreamFacts,
     no_stream,
 )
-from xl_export.serve.streams.folder import StreamFolder
-from xl_export.serve.streams.index import Stream, facts_of
+from xl_export.serve.streams.folder import FACTS, StreamFolder
+from xl_export.serve.streams.index import Damaged, Stream, facts_of
+
+LOG = logging.getLogger(__name__)
 
 
 class Holds(Protocol):
@@ -40,12 +45,16 @@ class Holds(Protocol):
 class UnservedStreams:
     """The streams of one artefact that is not served. All methods may be called from any thread."""
 
-    def __init__(self, path: Path, streams: Iterable[Stream]) -> None:
-        """path: the folder of the artefact's streams. streams: of a store that was closed."""
+    def __init__(self, path: Path, streams: Iterable[Stream | Damaged]) -> None:
+        """path: the folder of the artefact's streams. streams: those in it."""
         self._path, self._lock = path, threading.Lock()
-        self._streams = {
-            each.id: Stream(each.id, each.owner, each.created, each.used, each.folder) for each in streams
-        }
+        self._streams: dict[str, Stream] = {}
+        self._damaged: dict[str, Damaged] = {}
+        for each in streams:
+            if isinstance(each, Damaged):
+                self._damaged[each.id] = each
+            else:
+                self._streams[each.id] = Stream(each.id, each.owner, each.created, each.used, each.folder)
         self.closed = False
 
     @staticmethod
@@ -53,7 +62,7 @@ class UnservedStreams:
         """The streams in a folder; None where another process is using them. Uses the disk."""
         try:
             with only_writer(path, doing="listing streams"):
-                return UnservedStreams(path, [stream for _, stream in stored(path) if stream is not None])
+                return UnservedStreams(path, stored(path))
         except UserError:
             return None
 
@@ -72,9 +81,10 @@ class UnservedStreams:
         return facts_of(self._owned(name, owner))
 
     def held(self, owner: str) -> tuple[int, int]:
-        """How many streams an owner has here, and the bytes of their snapshots."""
+        """How many streams an owner has here, also damaged ones, and the bytes of the others' snapshots."""
         found = [stream.folder for stream in list(self._streams.values()) if stream.owner == owner]
-        return len(found), sum(folder.snapshot_bytes for folder in found)
+        damaged = sum(each.owner == owner for each in self._damaged.values())
+        return len(found) + damaged, sum(folder.snapshot_bytes for folder in found)
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
         """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
@@ -116,20 +126,31 @@ class UnservedStreams:
 
     def _owned(self, name: str, owner: str) -> Stream:
         stream = self._streams.get(name)
+        if name in self._damaged and self._damaged[name].concerns(owner):
+            raise DamagedStreamError(name)
         if stream is None or stream.owner != owner:
             raise no_stream(name)
         return stream
 
 
-def stored(path: Path, *, flush: bool = False) -> Iterator[tuple[str, Stream | None]]:
-    """What lies in the folder of an artefact's streams: for each stream its name and the stream, or a
-    sentence and None for one that is damaged. Uses the disk; the caller is the only writer there.
+def stored(path: Path, *, flush: bool = False) -> Iterator[Stream | Damaged]:
+    """The streams in the folder of an artefact; one that is damaged is logged. Uses the disk; the caller is
+    the only writer there.
     """
     for each in sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."):
         try:
             folder, facts = StreamFolder.open(each, flush=flush)
             created = float(facts["created"])
             used = max(created, folder.written_at)
-            yield each.name, Stream(each.name, str(facts["owner"]), created, used, folder)
-        except (UserError, KeyError, TypeError, ValueError) as error:
-            yield f"{each.name}: {error}", None
+            yield Stream(each.name, str(facts["owner"]), created, used, folder)
+        except (OSError, UserError, KeyError, TypeError, ValueError) as error:
+            LOG.error("the stored stream in %s is damaged: %s", each, error or type(error).__name__)
+            yield Damaged(each.name, _owner(each))
+
+
+def _owner(path: Path) -> str | None:
+    """The owner of a damaged stream, where the facts in its folder say it."""
+    try:
+        return str(read_json(path / FACTS)["owner"])
+    except (OSError, UserError, KeyError, TypeError):
+        return None

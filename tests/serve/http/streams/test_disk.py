@@ -16,8 +16,10 @@ import pytest
 
 from runtimes import Session
 from runtimes.contract.tensors import row_bytes
-from tests.serve.http.streams.conftest import Keeping, created
+from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_streams import until
+from tests.serve.http.test_operation import ANNA, BERT, bearer
+from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.streams import folder
 from xl_export.serve.streams.facts import StoreSettings
@@ -91,3 +93,32 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
             answer = httpx.post(f"{server.at}/v1/completions", json=body, timeout=20)
             assert answer.status_code in (200, 400), answer.text
             assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"
+
+
+def test_a_damaged_stream_is_told_to_its_owner_the_log_and_the_metrics(
+    keeping: Keeping, tmp_path: Path
+) -> None:
+    keys = [f"anna {ANNA}", f"bert {BERT}"]
+    options: dict[str, Any] = {"read_keys": lambda: keys_of(keys, "keys")}
+    with keeping(tmp_path, **options) as server:
+        name = owned(server, ANNA).name
+    (snapshot,) = tmp_path.rglob(f"{name}/*.stream")
+    snapshot.unlink()
+    bounds = StoreSettings(streams=1)
+    with keeping(tmp_path, store=bounds, **options) as server:
+        path = f"/v1/streams/{name}"
+        for method, at in (("GET", ""), ("DELETE", ""), ("POST", "/append"), ("GET", "/snapshot")):
+            body = {"tokens": [1]} if method == "POST" else None
+            asked = {"url": server.at + path + at, "json": body, "timeout": 60}
+            answer = httpx.request(method, headers=bearer(ANNA), **asked)
+            assert answer.status_code == 410, answer.text
+            assert answer.json()["error"]["code"] == "stream_damaged"
+            assert str(tmp_path) not in answer.text
+            assert httpx.request(method, headers=bearer(BERT), **asked).status_code == 404
+        assert server.post("/v1/streams", {}, headers=bearer(ANNA)).status_code == 403, "it still counts"
+        metrics = server.get("/metrics", headers=bearer(ANNA)).text
+        assert 'xl_export_streams_damaged{model_name="tiny"} 1.0' in metrics
+        lines = [line for line in server.log.getvalue().splitlines() if "is damaged" in line]
+        assert lines
+        assert all(name in line and '"level":"error"' in line for line in lines)
+    assert snapshot.parent.is_dir()

@@ -39,6 +39,7 @@ REFUSALS = {
     404: "There is no such model or stream.",
     408: "The body did not arrive in time.",
     409: "It cannot be done in the present state.",
+    410: "The files of the stream are damaged.",
     413: "The body is too large.",
     429: "The queue is full; `Retry-After` says when to send the request again.",
     500: "The server failed; its log says why.",

@@ -16,6 +16,7 @@ from xl_export.serve.http.base.workers import DISK
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
+    DamagedStreamError,
     FullStoreError,
     JournalError,
     NoStreamError,
@@ -33,6 +34,7 @@ Result = TypeVar("Result")
 # Of each error: the status of HTTP, and a word for programs.
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
     (NoStreamError, 404, "stream_not_found"),
+    (DamagedStreamError, 410, "stream_damaged"),
     (BusyStreamError, 409, "stream_busy"),
     (JournalError, 409, "other_artefact"),
     (FullStoreError, 429, "queue_full"),
@@ -140,6 +142,7 @@ class AttachedStore:
         """Name, meaning and value of each figure, for `/metrics`."""
         facts = self.store.totals
         yield "streams", "Streams that are kept.", facts.streams
+        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", facts.damaged
         yield "streams_in_memory", "Streams whose state is in memory.", facts.in_ram
         yield "streams_memory_bytes", "Bytes of these states.", facts.ram_bytes
         on_disk = "on the disk; forks may share the bytes of one, and each counts them."

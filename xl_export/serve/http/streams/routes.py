@@ -45,7 +45,7 @@ CONTINUE, REWIND = msgspec.json.Decoder(ContinueBody), msgspec.json.Decoder(Rewi
 NOTHING = msgspec.json.Decoder(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
-WRITES = (404, 409, 503, 507)  # what operations that change a stream may be refused with
+WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
 OPERATIONS = [
     Operation(
         method="POST",
@@ -81,7 +81,7 @@ OPERATIONS = [
         path=ONE,
         summary="A stream as it is now.",
         answer=StreamDocument,
-        refused=(404, 503),
+        refused=(404, 410, 503),
     ),
     Operation(
         method="DELETE",
