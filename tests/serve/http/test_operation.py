@@ -122,6 +122,29 @@ def test_a_fault_of_the_engine_is_a_line_of_the_log(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_fault_of_a_route_is_answered_as_the_description_says(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the route burns")
+
+    with running(sources(("m", artefacts["ring"]))) as server:
+        monkeypatch.setattr(server.server, "model", fail)
+        for answer in (
+            server.get("/v1/models/m", headers={"X-Request-Id": "mine-7"}),
+            server.post("/v1/completions", {"prompt": "a"}, headers={"X-Request-Id": "mine-7"}),
+        ):
+            assert answer.status_code == 500
+            assert answer.headers["x-request-id"] == "mine-7"
+            error = answer.json()["error"]
+            assert (error["code"], error["type"]) == ("fault", "server_error")
+            assert "mine-7" in error["message"]
+    lines = [json.loads(line) for line in server.log.getvalue().splitlines()]
+    faults = [line for line in lines if "traceback" in line]
+    assert [line["event"] for line in faults] == ["fault"] * 2, "each is logged once"
+    assert "the route burns" in faults[0]["traceback"]
+
+
 def test_without_a_key_only_the_state_is_told(keyed: Running) -> None:
     for headers in ({}, bearer("wrong-0123456789abcdef"), {"Authorization": f"Basic {ANNA}"}):
         answer = keyed.get("/v1/models", headers=headers)

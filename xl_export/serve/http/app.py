@@ -17,6 +17,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
@@ -77,9 +78,16 @@ def application(server: Server) -> ASGIApp:
         HTTPException: _http_error,
     }
     served = routes(server)
-    app = Starlette(routes=served, exception_handlers=handlers)
+    app = Routes(routes=served, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirection has no sentence, and many clients do not follow it
     return Guard(app, server, served)
+
+
+class Routes(Starlette):
+    """Starlette without its own answer to an unexpected error, which is a plain text: the guard has one."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return ExceptionMiddleware(self.router, handlers=self.exception_handlers)
 
 
 class Guard:
