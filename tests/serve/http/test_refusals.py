@@ -82,6 +82,7 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
         ("model", 3, "model"),
         ("tools", [], "'tools' is not known"),
         ("messages", [], "'messages' is not known here; leave it out"),
+        ("max_completion_tokens", 3, "did you mean 'max_tokens'?"),
         ("max_token", 3, "'max_token' is not known here; did you mean 'max_tokens'? If not, leave it out"),
     ],
 )

@@ -139,8 +139,11 @@ def _misfit(reason: str, expected: Any) -> str:
     name = reason.partition("`")[2].partition("`")[0][: LONGEST_NAME + 1]
     if "unknown field" in reason:
         fields = [] if " - at " in reason else _fields(expected)
-        if near := get_close_matches(name, fields, n=1):
-            mend = f"did you mean {near[0]!r}? If not, leave it out, or see /openapi.json for those that are"
+        if near := get_close_matches(name, fields):
+            # Letters alone take max_completion_tokens for min_tokens.
+            words = set(name.split("_"))
+            meant = max(near, key=lambda field: len(words.intersection(field.split("_"))))
+            mend = f"did you mean {meant!r}? If not, leave it out, or see /openapi.json for those that are"
         elif 0 < len(fields) <= FEW:
             mend = f"expected {', '.join(fields)}"
         else:
