@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,36 @@ def test_cancel_right_behind_its_operation_ends_it(kept: Running, tokens: np.nda
         assert talk.ask("continue", max_tokens=3, ignore_eos=True)["finish_reason"] == "length", (
             "nothing is left"
         )
+
+
+def test_a_cancelled_append_says_so_and_changes_nothing(
+    kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, model, cancelled = created(kept, tokens[:5]), kept.server.models["tiny"], threading.Event()
+    cancel = model.engine.cancel
+
+    def noted(task: Any) -> None:
+        cancel(task)
+        cancelled.set()
+
+    def waiting(verb: Any) -> Any:
+        def step(*arguments: Any, **named: Any) -> Any:
+            assert cancelled.wait(60)
+            return verb(*arguments, **named)
+
+        return step
+
+    monkeypatch.setattr(model.engine, "cancel", noted)
+    for verb in ("score", "step"):
+        monkeypatch.setattr(model.session, verb, waiting(getattr(model.session, verb)))
+    with Talk(stream) as talk:
+        talk.say("append", tag=1, tokens=tokens[:300].tolist())
+        assert comes_true(lambda: model.engine.facts.prompts == 1)
+        talk.say("cancel")
+        answer = talk.hear()
+        assert (answer["tag"], answer["event"], answer["error"]["code"]) == (1, "error", "cancelled")
+        assert "the stream stays as it was" in answer["error"]["message"]
+        assert talk.ask("facts")["position"] == 5
 
 
 def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray) -> None:

@@ -342,6 +342,40 @@ def test_streams_without_a_state_folder_end_with_the_server(
         assert server.get(stream.path).status_code == 404
 
 
+def test_as_many_alternatives_as_there_may_be_are_told(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:5])
+    for answer in (stream.append(tokens[5:7], alternatives=20), stream.continue_(2, alternatives=20)):
+        assert [len(each) for each in answer["likeliest"]] == [20, 20]
+    answer = kept.post(
+        "/v1/completions", {"prompt": "abc", "max_tokens": 2, "logprobs": 20, "temperature": 0}
+    )
+    assert [len(each) for each in answer.json()["choices"][0]["logprobs"]["top_logprobs"]] == [20, 20]
+
+
+def test_a_step_that_fails_is_an_error_of_the_server(
+    kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the arithmetic unit burns")
+
+    stream, session = created(kept, tokens[:5]), kept.server.models["tiny"].session
+    for verb in ("predict", "score", "step"):
+        monkeypatch.setattr(session, verb, fail)
+    for path, body in (
+        ("/v1/streams", {"tokens": [1]}),
+        (f"{stream.path}/append", {"tokens": [1]}),
+        (f"{stream.path}/continue", {"tokens": [1]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "a", "n": 2}),
+        ("/v1/score", {"texts": ["ab"]}),
+    ):
+        answer = kept.post(path, body)
+        assert answer.status_code == 500, answer.text
+        assert answer.json()["error"]["code"] == "engine_failed"
+    monkeypatch.undo()
+    assert stream.append(tokens[5:6])["stream"]["position"] == 6
+
+
 def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:
     def figures(server: Running) -> dict[str, int]:
         lines = server.get("/metrics").text.splitlines()
