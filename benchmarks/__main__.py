@@ -91,6 +91,11 @@ def list_command() -> None:
     help="serve: the tokens of its longest stream; 20,000 by default.",
 )
 @click.option(
+    "--before",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="serve: another checkout of this project, which the part stall measures in turns with this one.",
+)
+@click.option(
     "--corpora",
     type=FILE,
     help="recipes: the folder with enwik8, text8 and Penn Treebank, or pieces of them.",

@@ -103,7 +103,7 @@ CASES = {
             folder="serving",
             summary="a server of many streams beside the steps of its model: CPU, tokens/s, gaps, memory",
             keys=("part", "side", "streams", "threads"),
-            takes=("config", "repeats", "names", "minutes", "tokens", "default_threads"),
+            takes=("config", "repeats", "names", "minutes", "tokens", "default_threads", "before"),
             may_skip=True,
         ),
         Case(

@@ -7,7 +7,7 @@ from benchmarks.tables.markdown import number, table
 from benchmarks.tables.runs import History, Row, Run, sources
 from runtimes.base.errors import ArtefactError
 
-PARTS = ("overhead", "throughput", "between", "long", "resident", "others")
+PARTS = ("overhead", "throughput", "between", "long", "resident", "stall", "others")
 SIZES = ("demo", "small", "enwik8-base")
 
 

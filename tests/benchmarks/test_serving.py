@@ -33,7 +33,18 @@ from runtimes.contract.session import Session
 from trainer.model.config import ModelConfig
 from xl_export.serve.http.base import models
 
-SIZES = Sizes(streams=(1, 2), together=2, prompt=24, arriving=2, listening=2, clients=2, stored=10, warm=3)
+SIZES = Sizes(
+    streams=(1, 2),
+    together=2,
+    prompt=24,
+    arriving=2,
+    listening=2,
+    clients=2,
+    stored=10,
+    warm=3,
+    attacks=1,
+    attacked=0.2,
+)
 OPERATIONS = {
     *("streams created", "appends", "continuations", "clients that left", "forks", "rewinds", "snapshots"),
     *("restores", "completions", "scores", "requests for four choices"),
@@ -157,6 +168,7 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     assert "10 stored streams" in note
     done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note.partition("; ")[2])}
     assert set(done) == OPERATIONS
+    assert rows["stall", "texts of 3 MB, now: /health, longest", 8]["most"] == 50.0
     # However short the time is, each client does each of them once.
     assert min(done.values()) >= SIZES.clients
 

@@ -62,7 +62,7 @@ class Sizes:
     """How much is measured. streams: of the overhead. together: of the throughput. prompt: tokens of each
     prompt that arrives; arriving: how many do. listening: streams that are read meanwhile. clients, stored:
     of the mixed load. warm: tokens of each stream before anything is timed. spare: tokens by which streams
-    outlast the prompts that arrive.
+    outlast the prompts that arrive. attacks: kinds of them in the part `stall`; attacked: seconds of each.
     """
 
     streams: tuple[int, ...] = (1, 4, 16, 32)
@@ -74,6 +74,8 @@ class Sizes:
     stored: int = 1000
     warm: int = 20
     spare: int = 500
+    attacks: int = 100
+    attacked: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Bench:
     threads: with which throughput is measured beside one thread. default_threads: with which everything else
     is measured, but the overhead, which has one thread: those that the server takes by itself, where the user
     gives none. repeats: turns of each side. tokens: of the longest stream. minutes: of load.
+    before: the root of another checkout, which the part `stall` is compared with.
     """
 
     config: BenchmarkConfig
@@ -94,6 +97,7 @@ class Bench:
     tokens: int
     minutes: float
     sizes: Sizes
+    before: Path | None = None
     progress: Callable[[str], None] = field(default=lambda line: None)
 
     @property

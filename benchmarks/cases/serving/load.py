@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from benchmarks.cases.serving.attacks import stall
 from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.mixed import COMPLETIONS, STREAMS, mixed
 from benchmarks.cases.serving.wire import Loop, Request, cpu_seconds
@@ -193,7 +194,14 @@ class Drawn:
         return (self._ended - self._begun) / (self._ids_at_last - self._ids_at_first)
 
 
-JOBS = {"streams": streams, "first_token": first_token, "arrivals": arrivals, "long": long, "mixed": mixed}
+JOBS = {
+    "streams": streams,
+    "first_token": first_token,
+    "arrivals": arrivals,
+    "long": long,
+    "mixed": mixed,
+    "stall": stall,
+}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.cases.serving.bench import Bench, Row, Sizes
 from benchmarks.cases.serving.others import others
 from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, throughput
+from benchmarks.cases.serving.stall import stall
 from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits
@@ -35,6 +36,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "between": between,
     "long": long_stream,
     "resident": resident,
+    "stall": stall,
     "others": others,
 }
 REPEATS, TOKENS, MINUTES = 5, 20_000, 2.0
@@ -66,13 +68,15 @@ def run(
     minutes: float = MINUTES,
     threads: int | None = None,
     default_threads: bool = False,
+    before: Path | None = None,
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """The rows of the chosen parts, of all when none is named. Steps are computed by the fused operator.
 
-    tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. Raises UserError
-    where the fused operator cannot be built, and ArtefactError where it differs from PyTorch.
+    tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. before: the root
+    of another checkout, which the part `stall` is compared with. Raises UserError where the fused operator
+    cannot be built, and ArtefactError where it differs from PyTorch.
     default_threads: whether everything but throughput is measured with the threads that the server takes by
     itself, and not with `threads`.
     """
@@ -96,6 +100,7 @@ def run(
             tokens=tokens,
             minutes=minutes,
             sizes=SIZES,
+            before=before,
             progress=progress,
         )
         return [row for part in chosen(names or tuple(PARTS)) for row in PARTS[part](bench)]

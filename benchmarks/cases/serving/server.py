@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,19 +60,29 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(artefact: Path, *, threads: int, options: Sequence[object] = ()) -> Iterator[Served]:
-    """While the block runs, `xl-export serve` serves the artefact. options: further ones of the command."""
+def serving(
+    artefact: Path, *, threads: int, options: Sequence[object] = (), root: Path = ROOT
+) -> Iterator[Served]:
+    """While the block runs, `xl-export serve` serves the artefact.
+
+    options: further ones of the command. root: of the checkout whose server it is.
+    """
     command = [sys.executable, "-m", "xl_export", "serve", artefact, "--port", 0, "--threads", threads]
-    with running([*map(str, command), "--quiet", *map(str, options)]) as served:
+    with running([*map(str, command), "--quiet", *map(str, options)], root=root) as served:
         yield served
 
 
 @contextlib.contextmanager
-def running(command: list[str]) -> Iterator[Served]:
-    """While the block runs, the process of this command serves at the address that it prints."""
+def running(command: list[str], *, root: Path = ROOT) -> Iterator[Served]:
+    """While the block runs, the process of this command serves at the address that it prints. root: of the
+    checkout whose code it runs.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     # What the process says about itself goes to a file, since nobody reads it while it serves.
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
         try:
             assert process.stdout is not None
             match = None
