@@ -232,24 +232,29 @@ def check_memory(session: Session, memory: Memory) -> None:
         raise StreamError(
             f"the memory's positions are beyond {MAX_POSITION}; set them to 0 to start new texts."
         )
-    if not isinstance(tensors, dict) or tensors.keys() != {tensor.name for tensor in session.state}:
-        raise StreamError(
-            "the memory's arrays do not have the names of this session; use memory from start() or "
-            "load_memory()."
-        )
-    for tensor in session.state:
-        array = tensors[tensor.name]
-        shape = (len(positions), *tensor.row)
+    batch, state = positions.shape, session.state
+    if not isinstance(tensors, dict) or len(tensors) != len(state):
+        raise _other_names()
+    for tensor in state:
+        array = tensors.get(tensor.name)
+        if array is None:
+            raise _other_names()
         if not (isinstance(array, DeviceTensor) or _is_own(array)):
             raise StreamError(
                 f"the memory's {tensor.name} is read-only, a view of another array, or no array; "
                 "put a copy of it in its place."
             )
-        if array.shape != shape or array.dtype != tensor.dtype:
+        if array.shape[:1] != batch or array.shape[1:] != tensor.shape[1:] or array.dtype != tensor.dtype:
             raise StreamError(
                 f"the memory's {tensor.name} is {array.dtype.str} {list(array.shape)} and this session takes "
-                f"{tensor.dtype} {list(shape)}; use memory from start() or load_memory()."
+                f"{tensor.dtype} {[*batch, *tensor.row]}; use memory from start() or load_memory()."
             )
+
+
+def _other_names() -> StreamError:
+    return StreamError(
+        "the memory's arrays do not have the names of this session; use memory from start() or load_memory()."
+    )
 
 
 def _is_own(array: object) -> bool:

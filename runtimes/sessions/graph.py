@@ -51,6 +51,7 @@ class GraphSession(FromLogits, ABC):
         self._process = os.getpid()
         self._tried, self._counts_from_end = False, False
         self.rule: MemoryRule = spec.rule
+        self._selective = spec.model.selective  # asked several times for each token
         self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.
         self._ring_sizes = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
@@ -114,7 +115,7 @@ class GraphSession(FromLogits, ABC):
     def predict(
         self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, Memory]:
-        if not self.spec.model.selective:
+        if not self._selective:
             return super().predict(tokens, memory, lengths=lengths)
         logits, _ = self._advance(tokens, memory, lengths, logits_of="last")
         return logits, memory
@@ -122,7 +123,7 @@ class GraphSession(FromLogits, ABC):
     def score(
         self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, Memory]:
-        if not self.spec.model.selective:
+        if not self._selective:
             return super().score(tokens, targets, memory, lengths=lengths)
         targets = checked_targets(self, targets, tokens, lengths)
         _, log_probs = self._advance(
@@ -156,18 +157,18 @@ class GraphSession(FromLogits, ABC):
             # that is still seen; the row's next tokens take its slots, or see in them what is yet to come.
             stream = memory.positions[:, None] + np.arange(tokens.shape[1])
             inputs, where = {"input_ids": tokens, "position_ids": stream}, tokens.shape
-            if self.spec.model.selective:
+            if self._selective:
                 inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
                 inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
                 where = inputs["logit_rows"].shape
             outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
-            if self.spec.model.selective:
+            if self._selective:
                 outputs["log_probs"] = np.empty(tokens.shape, np.float32)
             self._run_whole(inputs, outputs, memory, lengths)
             memory.positions += tokens.shape[1] if lengths is None else lengths
             observe(memory, _last_outputs(outputs, inputs, lengths))
         logits = outputs["logits"]
-        if self.spec.model.selective:
+        if self._selective:
             shape = {"all": tokens.shape, "last": tokens.shape[:1], "none": (0,)}[logits_of]
             logits = _spread(logits, shape, lengths)
         elif lengths is not None:

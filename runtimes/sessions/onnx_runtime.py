@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from operator import is_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,7 +216,8 @@ class _Binding:
 
     def serves(self, session: Any, memory: Memory) -> bool:
         """Whether this binding is of the session and over the arrays that the memory holds now."""
-        return self.session is session and all(memory.tensors.get(n) is a for n, a in self._arrays.items())
+        now = map(memory.tensors.get, self._arrays)
+        return self.session is session and all(map(is_, now, self._arrays.values()))
 
     def advance(self, memory: Memory) -> None:
         """Makes the buffers that a step has just written the tensors of the memory."""
