@@ -21,7 +21,6 @@ from torch import Tensor
 
 from xl_export.importers.pickle.allowed_names import called, named
 from xl_export.importers.pickle.interpreter import Interpreter
-from xl_export.importers.pickle.opcodes import run
 from xl_export.importers.pickle.tensors import Storages, fill
 from xl_export.importers.pickle.values import Named, PickleError, described, shown
 
@@ -35,7 +34,8 @@ ZIP_ERRORS = (
     ValueError,
     OverflowError,
 )
-LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+LEGACY_PROTOCOL = 1001
 
 
 class ContainerError(Exception):
@@ -55,7 +55,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
     with _damage(f"{prefix}data.pkl: "):
         pickle = archive.read(f"{prefix}data.pkl")
     storages = Storages(size)
-    content = run(_machine(io.BytesIO(pickle), len(pickle), storages))
+    content = _machine(io.BytesIO(pickle), len(pickle), storages).run()
     for key, flat in storages.flat.items():
         name = f"{prefix}data/{key}"
         if name not in members:
@@ -77,19 +77,21 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
     """
     storages = Storages(size)
     machine = _machine(stream, size, storages)
-    content = run(machine)
+    content = machine.run()
     if type(content) is not int or content != LEGACY_MAGIC:
         if storages.flat:
             raise ContainerError("is a bare pickle that mentions tensors' storages and holds none")
         return content
-    protocol, system = run(machine), run(machine)
+    protocol = machine.run()
+    system = machine.run()
     if type(protocol) is not int or protocol != LEGACY_PROTOCOL:
         raise ContainerError(
             f"is a PyTorch file of protocol {described(protocol)}; expected {LEGACY_PROTOCOL}"
         )
     if type(system) is not dict or system.get("little_endian") is not True:
         raise ContainerError("does not say that its numbers are little-endian")
-    content, keys = run(machine), run(machine)
+    content = machine.run()
+    keys = machine.run()
     if (
         type(keys) is not list
         or not all(type(key) is str for key in keys)

@@ -2,9 +2,9 @@
 
 A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes, and one overridden
 method is all that makes it safe. Even then a short file can make it use gigabytes (a memo index, a length) or
-run for hours (a set of nested tuples, which are hashed in 2^n steps). This machine knows only data. A global
-becomes a `Named`. Where a pickle calls something, a function that the caller passes decides what the result
-is. Every size is bounded:
+run for hours (a set of nested tuples, which are hashed in 2^n steps). Here `pickletools.genops` decodes the
+opcodes, which executes nothing, and this machine knows only data. A global becomes a `Named`. Where a pickle
+calls something, a function that the caller passes decides what the result is. Every size is bounded:
 
 - Lengths are compared with the rest of the file before anything is read. Whole numbers have at most 1 KiB.
 - Every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container costs one of
@@ -14,24 +14,58 @@ is. Every size is bounded:
 - Keys, and members of sets, are short scalars.
 - No function is recursive. The result holds no cycles and is not deep (`check_shape`).
 
-The opcodes are in `opcodes.py`.
+The extension registry, out-of-band buffers and persistent ids as text are refused: checkpoints have none.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
+from pickletools import genops
 from typing import Any, BinaryIO
 
-from xl_export.importers.pickle.values import CONTAINERS, Foreign, Named, PickleError, checked_key, described
+from xl_export.importers.pickle.values import (
+    CONTAINERS,
+    Foreign,
+    Named,
+    PickleError,
+    check_shape,
+    checked_key,
+    described,
+    shown,
+)
 
 # The vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million steps.
 MAX_STEPS = 10_000_000
 MAX_CONTAINERS = 1_000_000
 MAX_MEMO = 4_000_000
 MAX_LINE = 1 << 16
+MAX_INT_BITS = 8 << 10
 # Nodes of OmegaConf point to the node that holds them, and a result here has no cycles.
 POINTS_BACK = "omegaconf."
+
+
+class BoundedStream:
+    """What `genops` reads from: it takes memory only for a length that the file has."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self.stream = stream
+        self.left = size
+
+    def read(self, count: int) -> bytes:
+        if count > self.left:
+            raise PickleError(
+                f"claims {count} bytes where its file has fewer" if count > 256 else "ends in the middle"
+            )
+        self.left -= count
+        return self.stream.read(count)
+
+    def readline(self) -> bytes:
+        """Returns the next line; protocol 0 writes lines."""
+        line = self.stream.readline(MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise PickleError("ends in the middle of a line, or has one that is too long")
+        self.left -= len(line)
+        return line
 
 
 class Interpreter:
@@ -50,46 +84,44 @@ class Interpreter:
         called: Callable[[Named, tuple[Any, ...]], Any],
         persistent: Callable[[Any], Any],
     ) -> None:
-        self.stream, self.size = stream, size
-        self.named, self.called, self.persistent = named, called, persistent
-        self.steps = self.containers = 0
+        self.stream = BoundedStream(stream, size)
+        self.named = named
+        self.called = called
+        self.persistent = persistent
+        self.steps = 0
+        self.containers = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
-    def begin(self) -> None:
-        """Forgets the previous pickle; the counts of steps and containers go on."""
+    def run(self) -> Any:
+        """Returns the object that the next pickle makes; raises PickleError for what is not data.
+
+        The counts of steps and containers go on from one pickle to the next.
+        """
         self.stack, self.marks, self.memo = [], [], {}
+        opcodes = genops(self.stream)  # type: ignore[arg-type]  # it calls read and readline
+        while True:
+            try:
+                opcode, argument, _ = next(opcodes)
+            except ValueError as error:
+                reason = str(error).removeprefix("at position <unknown>, ")
+                raise PickleError(f"is damaged ({shown(reason)})") from error
+            if opcode.name == "STOP":
+                break
+            operation = OPERATIONS.get(opcode.name)
+            if operation is None:
+                raise PickleError(f"uses {opcode.name}, which a checkpoint does not need")
+            self.spend(1)
+            operation(self, argument)
+        result = self.pop()
+        check_shape(result)
+        return result
 
     def spend(self, steps: int) -> None:
         self.steps += steps
         if self.steps > MAX_STEPS:
             raise PickleError(f"takes more than {MAX_STEPS} steps")
-
-    def contain(self) -> None:
-        """Counts a container that is about to be made."""
-        self.containers += 1
-        if self.containers > MAX_CONTAINERS:
-            raise PickleError(f"makes more than {MAX_CONTAINERS} lists, tuples, dictionaries and objects")
-
-    def exact(self, count: int) -> bytes:
-        """Returns the next `count` bytes; memory is taken only where the file has so many."""
-        if count > 256 and count > self.size - self.stream.tell():
-            raise PickleError(f"claims {count} bytes where its file has fewer")
-        data = self.stream.read(count)
-        if len(data) != count:
-            raise PickleError("ends in the middle")
-        return data
-
-    def number(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self.exact(layout.size))[0]
-
-    def line(self) -> bytes:
-        """Returns the bytes before the next line feed; protocol 0 writes lines."""
-        data = self.stream.readline(MAX_LINE)
-        if not data.endswith(b"\n"):
-            raise PickleError("ends in the middle of a line, or has one that is too long")
-        return data[:-1]
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -98,10 +130,37 @@ class Interpreter:
         self.contain()
         self.stack.append(value)
 
+    def contain(self) -> None:
+        """Counts a container that is about to be made."""
+        self.containers += 1
+        if self.containers > MAX_CONTAINERS:
+            raise PickleError(f"makes more than {MAX_CONTAINERS} lists, tuples, dictionaries and objects")
+
+    def push_integer(self, value: int) -> None:
+        if value.bit_length() > MAX_INT_BITS:
+            raise PickleError(f"has a whole number of {value.bit_length()} bits")
+        self.stack.append(value)
+
+    def push_text(self, text: str) -> None:
+        """Pushes a string of Python 2, which `genops` decodes as Latin-1; it may be UTF-8."""
+        try:
+            self.stack.append(text.encode("latin-1").decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError:
+            raise PickleError("has text that is not UTF-8") from None
+
     def pop(self) -> Any:
         if not self.stack:
             raise PickleError("takes more from its stack than is on it")
         return self.stack.pop()
+
+    def pop_many(self, count: int) -> tuple[Any, ...]:
+        return tuple(reversed([self.pop() for _ in range(count)]))
+
+    def pop_or_group(self) -> None:
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.group()
 
     def top(self) -> Any:
         if not self.stack:
@@ -130,7 +189,7 @@ class Interpreter:
             raise PickleError(f"recalls object {index}, which it did not remember")
         self.push(self.memo[index])
 
-    def global_(self, module: Any, name: Any) -> None:
+    def push_global(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
             raise PickleError("names a global by something that is not text")
         self.push(self.named(module, name))
@@ -144,6 +203,19 @@ class Interpreter:
             self.spend(1 + _length(argument))
         self.push_container(self.called(target, args))
 
+    def instance(self, full: str) -> None:
+        module, name = full.split(" ", 1)
+        self.call(self.named(module, name), tuple(self.group()))
+
+    def object(self, items: list[Any]) -> None:
+        if not items:
+            raise PickleError("calls nothing")
+        self.call(items[0], tuple(items[1:]))
+
+    def dictionary(self, items: list[Any]) -> None:
+        self.push_container({})
+        self.set_items(items)
+
     def append(self, values: list[Any]) -> None:
         target = self.top()
         target = target.items if isinstance(target, Foreign) else target
@@ -151,7 +223,7 @@ class Interpreter:
             raise PickleError(f"appends to a {described(target)}")
         target.extend(values)
 
-    def set_items(self, values: list[Any]) -> None:
+    def set_items(self, values: list[Any] | tuple[Any, ...]) -> None:
         target = self.top()
         target = target.entries if isinstance(target, Foreign) else target
         if type(target) is not dict:
@@ -194,3 +266,61 @@ def _length(value: Any) -> int:
     if type(value) in (str, bytes):
         return len(value) // 8
     return len(value) if type(value) in CONTAINERS and not isinstance(value, Foreign) else 0
+
+
+def _check_protocol(_: Interpreter, version: int) -> None:
+    if version > 5:
+        raise PickleError(f"is of protocol {version}, which is newer than 5")
+
+
+# By the name in pickletools; each is called with the machine and the opcode's argument.
+OPERATIONS: dict[str, Callable[[Interpreter, Any], Any]] = {
+    "PROTO": _check_protocol,
+    "FRAME": lambda m, _: None,  # a hint for buffering
+    "MARK": lambda m, _: m.mark(),
+    "POP": lambda m, _: m.pop_or_group(),
+    "POP_MARK": lambda m, _: m.group(),
+    "DUP": lambda m, _: m.push(m.top()),
+    # scalars
+    "NONE": lambda m, _: m.push(None),
+    "NEWTRUE": lambda m, _: m.push(True),
+    "NEWFALSE": lambda m, _: m.push(False),
+    **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), Interpreter.push_integer),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"), Interpreter.push),
+    # text and bytes
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), Interpreter.push_text),
+    **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), Interpreter.push),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), Interpreter.push),
+    "BYTEARRAY8": lambda m, data: m.push(bytes(data)),
+    # containers
+    "EMPTY_TUPLE": lambda m, _: m.push(()),
+    "TUPLE": lambda m, _: m.push_container(tuple(m.group())),
+    "TUPLE1": lambda m, _: m.push_container(m.pop_many(1)),
+    "TUPLE2": lambda m, _: m.push_container(m.pop_many(2)),
+    "TUPLE3": lambda m, _: m.push_container(m.pop_many(3)),
+    "EMPTY_LIST": lambda m, _: m.push_container([]),
+    "LIST": lambda m, _: m.push_container(m.group()),
+    "APPEND": lambda m, _: m.append([m.pop()]),
+    "APPENDS": lambda m, _: m.append(m.group()),
+    "EMPTY_DICT": lambda m, _: m.push_container({}),
+    "DICT": lambda m, _: m.dictionary(m.group()),
+    "SETITEM": lambda m, _: m.set_items(m.pop_many(2)),
+    "SETITEMS": lambda m, _: m.set_items(m.group()),
+    "EMPTY_SET": lambda m, _: m.push_container(set()),
+    "ADDITEMS": lambda m, _: m.add(m.group()),
+    "FROZENSET": lambda m, _: m.push_container(frozenset([checked_key(value) for value in m.group()])),
+    # memo
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), Interpreter.remember),
+    "MEMOIZE": lambda m, _: m.remember(len(m.memo)),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), Interpreter.recall),
+    # objects
+    "GLOBAL": lambda m, full: m.push_global(*full.split(" ", 1)),
+    "STACK_GLOBAL": lambda m, _: m.push_global(*m.pop_many(2)),
+    "REDUCE": lambda m, _: m.call(*m.pop_many(2)),
+    "NEWOBJ": lambda m, _: m.call(*m.pop_many(2)),  # without the constructor; there is no difference here
+    "NEWOBJ_EX": lambda m, _: m.call(*m.pop_many(3)),
+    "INST": Interpreter.instance,
+    "OBJ": lambda m, _: m.object(m.group()),
+    "BUILD": lambda m, _: m.build(m.pop()),
+    "BINPERSID": lambda m, _: m.push(m.persistent(m.pop())),
+}

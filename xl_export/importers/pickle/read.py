@@ -1,19 +1,19 @@
 """Reads checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`.
 
-Nothing in a file is run. `interpreter.py` and `opcodes.py` explain how opcodes are followed,
-`allowed_names.py` which names are allowed, and `containers.py` which files are read.
+Nothing in a file is run. `interpreter.py` explains how opcodes are followed, `allowed_names.py` which
+names are allowed, and `containers.py` which files are read.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from pickletools import code2op
 from typing import Any
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import unreadable
 from xl_export.importers.pickle.compressed import Budget, open_content
 from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
-from xl_export.importers.pickle.opcodes import OPERATIONS, REFUSED
 from xl_export.importers.pickle.values import Foreign, Named, PickleError
 
 __all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
@@ -94,7 +94,7 @@ def _start_of_no_pickle(path: Path) -> str | None:
         if head.startswith(magic):
             return f"it begins like {kind}"
     # Old protocols begin with any opcode, and every pickle ends with STOP.
-    begins = head[0] == PROTOCOL or (head[:1] in (OPERATIONS | REFUSED) and last == b".")
+    begins = head[0] == PROTOCOL or (chr(head[0]) in code2op and last == b".")
     return None if begins else f"its first bytes are {head[:4].hex(' ')}"
 
 
