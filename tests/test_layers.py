@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("graph", "importers", "figures"),
         ("tracing",),
         ("artefact", "tensorrt"),
-        ("deployment", "web", "serve", "offline"),
+        ("deployment", "web", "serve", "offline", "demo"),
         ("cli",),
     ),
     "xl_export.serve": (("core",), ("streams",), ("http",)),

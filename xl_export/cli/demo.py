@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import click
 
 from runtimes.base.errors import needs
 from runtimes.cli.options import echo_json, json_option
+from xl_export.cli.options import PACKAGES
 
 
 @click.command("demo")
@@ -44,9 +44,10 @@ def demo_command(out: Path, train: bool, steps: int | None, force: bool, as_json
     """
     if steps is not None and not train:
         raise click.UsageError("--steps is the number of training steps; give --train too.")
-    with needs("cpu,subword", "onnxruntime", "tokenizers"):
-        demo = import_module("benchmarks.showcase.demo")  # by name: the benchmarks import this package
-        figures = demo.run_demo(out, train=train, steps=steps, force=force)
+    with needs("demo" if train else "cpu,subword", *PACKAGES, "tokenizers"):
+        from xl_export.demo.run import run_demo
+
+        figures = run_demo(out, train=train, steps=steps, force=force)
     echo_json(figures, as_json)
     if not figures["passed"]:
         raise SystemExit(1)

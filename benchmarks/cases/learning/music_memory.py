@@ -21,7 +21,6 @@ import numpy as np
 from benchmarks.baselines.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig, checked_repeats
 from benchmarks.measure import Limits, Timing, take_turns
-from benchmarks.showcase.shipped import MUSIC, find_shipped
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
@@ -32,6 +31,7 @@ from runtimes.tasks.check import check
 from runtimes.tasks.context_losses import context_losses, spread_positions
 from runtimes.tasks.evaluate import evaluate
 from trainer.run.config import TrainConfig
+from xl_export.demo.shipped import MUSIC, find_shipped
 
 EVENTS, ORDER, REPEATS, TURNS = 1000, 5, 40, 4
 WINDOWS = (16, 32, 64, 128, 256)  # events

@@ -25,7 +25,6 @@ import numpy as np
 from benchmarks.baselines.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Limits
-from benchmarks.showcase.shipped import STORIES, find_shipped
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
@@ -36,6 +35,7 @@ from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import evaluate
 from trainer.data.own_text import encode_file
 from trainer.run.config import TrainConfig
+from xl_export.demo.shipped import STORIES, find_shipped
 
 ORDER, LANES = 5, 4
 

@@ -5,39 +5,42 @@ Without a training it needs NumPy, ONNX Runtime, click and tokenizers alone.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.showcase.lines import WIDTH, check_line, echo_title
-from benchmarks.showcase.shipped import (
-    MUSIC,
-    SAMPLER,
-    STORIES,
-    Flat,
-    find_shipped,
-    measure_flat,
-    play_music,
-    write_text,
-)
-from runtimes.base.errors import UserError, needs
+from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file, refuse_unwritable, writing
 from runtimes.base.folders import refuse_existing
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from trainer.run.record import METRICS
-from xl_export.cli.options import PACKAGES
+from xl_export.demo.shipped import (
+    MUSIC,
+    SAMPLER,
+    STORIES,
+    WIDTH,
+    Flat,
+    echo_title,
+    find_shipped,
+    measure_flat,
+    play_music,
+    write_text,
+)
 
-# Two beginnings with seeds whose texts were chosen by hand. The model itself ends the first one.
+# Two beginnings, with seeds whose texts were chosen by hand. The model itself ends the first text, and the
+# second ends with a sentence.
 OPENING = "Once upon a time"
+OPENING_SEED = 5
+OPENING_TOKENS = 120
 STORY = (
     "Once upon a time there was a little girl who lived with her grandmother at the edge of a great forest. "
     "One winter evening somebody knocked at the door. It was a bear."
 )
-OPENING_SEED, STORY_SEED, MUSIC_SEED = 5, 41, 0
-OPENING_TOKENS, STORY_TOKENS = 120, 273  # the second ends with a sentence
+STORY_SEED = 41
+STORY_TOKENS = 273
+MUSIC_SEED = 0
 TEXT = "story.txt"
 SAMPLING = f"temperature {SAMPLER.temperature}, top-p {SAMPLER.top_p}"
 
@@ -53,7 +56,8 @@ def run_demo(
     left to show.
     """
     refuse_existing(out, force=force, marker=f"run/{METRICS}" if (out / "run").is_dir() else TEXT)
-    stories, music = find_shipped(), find_shipped(MUSIC)
+    stories = find_shipped()
+    music = find_shipped(MUSIC)
     if stories is None:
         missing = f"{STORIES} is not here (its recipe is in {STORIES.parent})"
         if not train:
@@ -62,15 +66,14 @@ def run_demo(
                 "repository, or give --train, and it trains a small model."
             )
         click.echo(f"{missing}, so the demo has only its small model")
-    small_model = None
     if train:
-        with needs("demo", *PACKAGES):
-            small_model = import_module("benchmarks.showcase.small_model")  # it imports PyTorch
+        from xl_export.demo.small_model import train_small_model  # it imports PyTorch
     with writing(out):  # a place that cannot be written is refused before the first word
         out.mkdir(parents=True, exist_ok=True)
     refuse_unwritable(out / TEXT, option="--out", suffixes=(".txt",))
     figures: dict[str, Any] = {"trained_model": None}
-    lines, passed = [], True
+    lines = []
+    passed = True
     if stories is not None:
         echo_title(
             "a trained model writes",
@@ -79,12 +82,12 @@ def run_demo(
         )
         report, flat = _show(stories)
         figures["trained_model"] = {"check": report.to_json(), **flat.to_json()}
-        lines += [check_line("stories", report), _flat_line(flat)]
+        lines += [_check_line("stories", report), _flat_line(flat)]
         passed = report.passed
-    if small_model is not None:
-        small = small_model.train_small_model(out, steps=steps, force=force)
+    if train:
+        small = train_small_model(out, steps=steps, force=force)
         figures |= small.to_json()
-        lines += [check_line("artefact", small.report), *small.table()]
+        lines += [_check_line("artefact", small.report), *small.table()]
         passed = passed and small.report.passed
     click.echo("")
     for line in lines:
@@ -120,6 +123,13 @@ def _show(stories: Path) -> tuple[CheckReport, Flat]:
         f"{flat.memory_bytes / 1e6:.1f} MB"
     )
     return report, flat
+
+
+def _check_line(name: str, report: CheckReport) -> str:
+    return (
+        f"{f'{name} against {report.against}':<{WIDTH}}{'passed' if report.passed else 'FAILED'}: at most "
+        f"{report.max_difference:.1e} nats apart"
+    )
 
 
 def _flat_line(flat: Flat) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.showcase import demo
 from runtimes.tasks.check import check
 from tests.commands import last_line, xl
+from xl_export.demo import run as demo
 
 
 def test_the_trained_models_write_and_play_and_nothing_is_trained(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.learning import music_memory
-from benchmarks.showcase.shipped import MUSIC, find_shipped
 from benchmarks.tables.music_memory import music_memory as table_of
 from benchmarks.tables.runs import History, Run
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import evaluate
+from xl_export.demo.shipped import MUSIC, find_shipped
 
 CHORALES = find_shipped(MUSIC)
 

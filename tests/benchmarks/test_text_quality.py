@@ -1,4 +1,4 @@
-"""What the demo shows of a trained model, and its score beside n-grams and compressors."""
+"""The case that compares an artefact with n-grams and compressors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.learning import text_quality
-from benchmarks.showcase import shipped
 from benchmarks.tables.runs import History, Run
 from benchmarks.tables.text_quality import text_quality as table_of
-from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.errors import ArtefactError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
 from trainer.data.subwords import learn_subwords
@@ -37,56 +36,6 @@ def teller(make_run: Callable[..., Path], text: str) -> Path:
     write_json(run / "vocab.json", vocab.to_json())
     (run / "tokenizer.json").write_bytes(vocab.content)
     return run
-
-
-def test_a_trained_model_is_found_below_the_working_folder_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert shipped.find_shipped(Path("examples/none")) is None
-    (tmp_path / "examples/none").mkdir(parents=True)
-    (tmp_path / "examples/none/spec.json").touch()
-    assert shipped.find_shipped(Path("examples/none")) == tmp_path / "examples/none"
-
-
-def test_a_stream_is_written_and_measured(teller, capsys):
-    session = open_session(teller)
-    text = shipped.write_text(session, "The fox", tokens=9, seed=0)
-    assert text.startswith("The fox")
-    assert capsys.readouterr().out == text + "\n"
-    flat = shipped.measure_flat(session, tokens=7)
-    assert flat.tokens == 7
-    assert flat.memory_bytes == sum(tensor.nbytes for tensor in session.start(1).tensors.values())
-    assert min(flat.first, flat.last) > 0
-
-
-def test_music_is_written_by_the_program_of_the_example_and_its_error_is_told(tmp_path, capsys):
-    music = shipped.find_shipped(shipped.MUSIC)
-    assert music is not None
-    shipped.play_music(music, tmp_path / "tune", seconds=1)
-    assert {"tune.mid", "tune.wav"} <= {path.name for path in tmp_path.iterdir()}
-    assert "tune.mid" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"play\.py: .*tune\.mid exists; give another --out, or --force"):
-        shipped.play_music(music, tmp_path / "tune", seconds=1)
-    before = (tmp_path / "tune.mid").stat().st_mtime_ns
-    shipped.play_music(music, tmp_path / "tune", seconds=1, force=True)
-    assert (tmp_path / "tune.mid").stat().st_mtime_ns > before
-
-
-def test_the_error_of_the_program_is_told_whole(tmp_path, monkeypatch):
-    music = tmp_path / "chorales"
-    monkeypatch.setattr(shipped.sys, "executable", "/bin/sh")
-    sentence = f"{'a long name ' * 40}could not be written: no space left."
-    program = tmp_path / "play.py"
-    program.write_text(f"echo 'Error: {sentence}' >&2; exit 2")
-    with pytest.raises(UserError) as found:
-        shipped.play_music(music, tmp_path / "tune")
-    assert str(found.value) == f"{program}: {sentence}"
-    program.write_text("printf 'Traceback:\\n  a line\\nKeyError: 1' >&2; exit 1")
-    with pytest.raises(UserError) as found:
-        shipped.play_music(music, tmp_path / "tune")
-    assert str(found.value) == f"{program}: KeyError: 1"
-    program.write_text("exit 3")
-    with pytest.raises(UserError, match=r"play\.py: it ended with exit code 3\.$"):
-        shipped.play_music(music, tmp_path / "tune")
 
 
 def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller, tmp_path):

@@ -22,23 +22,26 @@ from runtimes.tasks.sample import Sampler
 STORIES = Path("examples", "stories", "tales")
 MUSIC = Path("examples", "music", "chorales")
 SAMPLER = Sampler(temperature=0.8, top_p=0.9, top_k=40)  # as of the command in README.md
+WIDTH = 44  # columns of the left half of the table that the demo prints
 TIMED = 200  # tokens at the beginning of a stream, and as many of one that is long already
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """What a token costs at the beginning of a stream and after `tokens` tokens, in ms.
+    """What a token costs early and late in a stream."""
 
-    memory_bytes: of the stream's memory, which does not grow.
-    """
-
-    first: float
-    last: float
+    first: float  # ms for a token at the beginning of a stream
+    last: float  # ms for a token after `tokens` tokens
     tokens: int
-    memory_bytes: int
+    memory_bytes: int  # the stream's memory, which does not grow
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
+
+
+def echo_title(step: str, what: str) -> None:
+    """Prints the title of a step of the demo."""
+    click.echo(f"\n== {step}: {what}")
 
 
 def find_shipped(artefact: Path = STORIES) -> Path | None:

@@ -1,1 +1,0 @@
-"""The demo, and the trained models that it shows."""
