@@ -120,7 +120,8 @@ def _in_folder(source: Path, wanted: Wanted, limit: int) -> Contents:
 
 
 def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
-    found, left = Contents(), limit
+    found = Contents()
+    left = limit
     with _Pieces(_Counted(source, tick)) as pieces:
         with reading_archive(source):
             archive = zipfile.ZipFile(pieces)
@@ -260,7 +261,9 @@ class _Decompressed(RawIOBase):
     """
 
     def __init__(self, file: Readable, new: Callable[[], Any]) -> None:
-        self._file, self._new, self._decompressor = file, new, new()
+        self._file = file
+        self._new = new
+        self._decompressor = new()
 
     def readable(self) -> bool:
         return True
@@ -301,7 +304,10 @@ class _Forward:
     """
 
     def __init__(self, stream: Readable, source: Path, limit: int) -> None:
-        self._stream, self._source, self._limit, self._at = stream, source, limit, 0
+        self._stream = stream
+        self._source = source
+        self._limit = limit
+        self._at = 0
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= BLOCK:

@@ -70,7 +70,8 @@ def write_part(path: Path, pieces: Iterable[np.ndarray], vocab_size: int) -> tup
 
     Raises TextError for an id outside the vocabulary, which the file's type could not hold.
     """
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     little_endian = np.dtype(smallest_dtype(vocab_size)).newbyteorder("<")
     with open(path, "wb") as stream:
         for ids in pieces:

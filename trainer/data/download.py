@@ -25,7 +25,8 @@ def download(name: str, path: Path, *, progress: bool = True) -> None:
     The servers are tried one after another. Raises UserError, and leaves no file, if none of them gives the
     published archive.
     """
-    corpus, reasons = CORPORA[name], []
+    corpus = CORPORA[name]
+    reasons = []
     for url in corpus.urls:
         try:
             with atomic_file(path) as temporary:
@@ -41,7 +42,8 @@ def download(name: str, path: Path, *, progress: bool = True) -> None:
 
 def download_file(url: str, path: Path, *, sha256: str, num_bytes: int, progress: bool = True) -> None:
     """Downloads a file to `path`, which appears whole and verified; raises UserError and leaves no file."""
-    expected, name = Fingerprint(sha256=sha256, num_bytes=num_bytes), url.rpartition("/")[2]
+    expected = Fingerprint(sha256=sha256, num_bytes=num_bytes)
+    name = url.rpartition("/")[2]
     try:
         with atomic_file(path) as temporary:
             _fetch(url, temporary, expected, name, num_bytes, progress)

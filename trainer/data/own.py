@@ -19,7 +19,9 @@ from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, save_vocab
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
 from trainer.data.published import Tick, progress_bar
 
-OWN_TEXT, OWN_IDS = "own text", "own ids"  # in place of a corpus's name
+# In place of a corpus's name.
+OWN_TEXT = "own text"
+OWN_IDS = "own ids"
 LEAST = 2  # tokens of a part: one is fed and the other predicted
 HELD_OUT = 5  # per cent of the training ids for each part that was not given
 JOINED = (
@@ -78,7 +80,8 @@ def write_dataset(
     notes = [JOINED] if joined else []
     with atomic_folder(out, force=force, marker=DATA, sources=files.all) as folder:
         save_vocab(folder, vocab)
-        tokens, facts = {}, {}
+        tokens = {}
+        facts = {}
         held: Counter[tuple[str, Path]] = Counter()  # how many tokens each file of each part has
         sources: dict[str, FileFacts] = {}
         for split in SPLITS:
@@ -160,7 +163,8 @@ def _refuse_too_few(
             found += f" and the {split} part has {count}"
         if count < LEAST:
             raise UserError(f"{found}, too few to predict one; give more for --{split}.")
-        cut, options = " and ".join(missing), " and ".join(f"--{part}" for part in missing)
+        cut = " and ".join(missing)
+        options = " and ".join(f"--{part}" for part in missing)
         raise UserError(
             f"{found}, too few to cut the {cut} part{'s' * (len(missing) > 1)} from the end; give more, or "
             f"give {options}."
@@ -179,7 +183,9 @@ def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> tuple[dict[st
     They are cut after a token that ends a document or a line, if one comes soon enough. Returns the number of
     ids in each file, and whether all cuts are after such a token.
     """
-    path, mark, dtype = folder / "train.bin", vocab.special.after_text, smallest_dtype(vocab.size)
+    path = folder / "train.bin"
+    mark = vocab.special.after_text
+    dtype = smallest_dtype(vocab.size)
     ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r") if path.stat().st_size else np.empty(0)
     percents = [100 - HELD_OUT * left for left in range(len(missing), 0, -1)]
     found = [_after(ids, percent, mark) for percent in percents]
@@ -187,7 +193,9 @@ def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> tuple[dict[st
     cuts = [exact_cut if cut is None else cut for cut, exact_cut in zip(found, exact, strict=True)]
     ends = [*cuts[1:], len(ids)]
     if any(end - start < 2 for start, end in zip(cuts, ends, strict=True)):
-        found, cuts, ends = [None], exact, [*exact[1:], len(ids)]
+        found = [None]
+        cuts = exact
+        ends = [*exact[1:], len(ids)]
     counts = {"train": cuts[0]}
     for split, start, end in zip(missing, cuts, ends, strict=True):
         blocks = (ids[at : min(at + CHECKED, end)] for at in range(start, end, CHECKED))

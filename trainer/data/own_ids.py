@@ -118,7 +118,9 @@ def _refuse_other(path: Path) -> None:
 
 def _encode_numbers(path: Path, vocab: IdsVocab, tick: Tick) -> Iterator[np.ndarray]:
     """The ids of a `.txt` file, with the token for the end of a document behind them."""
-    end, last, start = vocab.special.end_of_document, None, 0
+    end = vocab.special.end_of_document
+    last = None
+    start = 0
     for block in number_blocks(path, tick=tick, mend=f"give such a file, or {MEND_TEXT}"):
         refuse_outside(block, path, vocab.size, mend=MEND_SIZE, start=start)
         start += len(block)

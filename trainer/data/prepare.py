@@ -53,7 +53,8 @@ def prepare(
         found = find_corpus(corpus, source, scratch, unverified=unverified, progress=progress)
         vocab = _vocabulary(corpus, found.parts, progress)
         save_vocab(folder, vocab)
-        tokens, files = {}, {VOCAB: file_facts(folder / VOCAB)}
+        tokens = {}
+        files = {VOCAB: file_facts(folder / VOCAB)}
         for split in SPLITS:
             path = folder / f"{split}.bin"
             if isinstance(vocab, WordVocab):
@@ -127,7 +128,8 @@ def _words(corpus: Corpus, vocab: WordVocab, files: Files, tick: Tick) -> Iterat
 def _lines(corpus: Corpus, files: Files, tick: Tick) -> Iterator[str]:
     """The text of the files in pieces of whole lines. A newline is added to a last line that has none."""
     for name, path in files.items():
-        rest, at = b"", 0
+        rest = b""
+        at = 0
         for block in read_blocks(path, tick):
             lines, newline, rest = (rest + block).rpartition(b"\n")
             yield _text(corpus, name, lines + newline, at)

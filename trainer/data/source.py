@@ -61,7 +61,8 @@ def load_source(config: TrainConfig) -> Source:
                 "give a dataset of that, or another configuration."
             )
         kept = {TEST_IDS: dataset.test, side_file(TEST_IDS): side_bytes(dataset.vocab)}
-        tokens, known = _lanes(config, dataset.train), held_out_of_dataset(Path(config.data))
+        tokens = _lanes(config, dataset.train)
+        known = held_out_of_dataset(Path(config.data))
         return Source(dataset.facts.corpus, dataset.vocab, tokens, dataset.valid, kept, known)
     if config.corpus is not None and config.text is None:
         raise ConfigError(
@@ -73,7 +74,8 @@ def load_source(config: TrainConfig) -> Source:
     refuse_word_options(config.vocab, min_count=config.min_count, max_size=config.max_size)
     vocab = build_vocab(config.vocab, splits, min_count=config.min_count, max_size=config.max_size)
     files = {VALID: splits.valid, TEST: splits.test}
-    tokens, valid = _training(config, vocab, splits), vocab.encode(splits.valid)
+    tokens = _training(config, vocab, splits)
+    valid = vocab.encode(splits.valid)
     held_out = hashlib.sha256(splits.valid).hexdigest()
     return Source(_name(config), vocab, tokens, valid, files, held_out, splits.note)
 
@@ -88,11 +90,13 @@ def reload_source(config: TrainConfig, run: Path) -> Source:
                 f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start "
                 "a new run."
             )
-        tokens, known = _lanes(config, dataset.train), held_out_of_dataset(Path(config.data))
+        tokens = _lanes(config, dataset.train)
+        known = held_out_of_dataset(Path(config.data))
         return Source(dataset.facts.corpus, vocab, tokens, dataset.valid, {}, known)
     text = read_bytes(run / VALID)
     splits = load_splits(config.text, as_bytes=isinstance(vocab, ByteVocab))
-    tokens, valid = _training(config, vocab, splits), vocab.encode(text)
+    tokens = _training(config, vocab, splits)
+    valid = vocab.encode(text)
     return Source(_name(config), vocab, tokens, valid, {}, hashlib.sha256(text).hexdigest(), splits.note)
 
 
@@ -112,7 +116,8 @@ def _name(config: TrainConfig) -> str:
 
 def _training(config: TrainConfig, vocab: Vocab, splits: Splits) -> np.ndarray:
     """The training part of a text in lanes. It is one document, so its end stands after it."""
-    ids, end = vocab.encode(splits.train), vocab.special.end_of_document
+    ids = vocab.encode(splits.train)
+    end = vocab.special.end_of_document
     return _lanes(config, ids if end is None else np.append(ids, end))
 
 

@@ -177,7 +177,8 @@ def cut_line(line: str) -> Iterator[str]:
     """The parts of a line that SentencePiece does not leave out: a long one is cut in front of blanks, or
     anywhere where there is none.
     """
-    at, most = 0, LONGEST_SENTENCE // 4  # characters, of at most 4 bytes
+    at = 0
+    most = LONGEST_SENTENCE // 4  # characters, of at most 4 bytes
     if len(line.encode("utf-8")) > LONGEST_SENTENCE:
         while len(line) - at > most:
             end = line.rfind(" ", at + 1, at + most)

@@ -48,7 +48,8 @@ def load_splits(text: str | None, *, as_bytes: bool = False) -> Splits:
     """
     if text is not None:
         refuse_no_text(Path(text))
-    data, note = built_in_corpus() if text is None else read_bytes(Path(text)), None
+    data = built_in_corpus() if text is None else read_bytes(Path(text))
+    note = None
     if text is not None and not as_bytes:
         decoder = TextDecoder(text)
         data = decoder.decode(data, final=True).encode()

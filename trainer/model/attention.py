@@ -76,7 +76,8 @@ def relative_attention(
         return blocked_attention(
             query, key, value, visible=visible, terms=terms, persistent=persistent, dropout=dropout
         )
-    J, own = key.shape[1], None if persistent is None else persistent[0]
+    J = key.shape[1]
+    own = None if persistent is None else persistent[0]
     weights = F.dropout(attention_weights(query, key, visible=visible, terms=terms, persistent=own), dropout)
     answer = torch.einsum("bhtj,bjhk->bthk", weights[..., :J], value)
     if persistent is not None:
@@ -101,7 +102,9 @@ def blocked_attention(
     dropout: float,
 ) -> Tensor:
     """`relative_attention` by `blocked.BlockedAttention`, with one score or more kept in the cache."""
-    T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    T = query.shape[1]
+    J = key.shape[1]
+    scale = query.shape[-1] ** -0.5
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     with torch.autocast("cpu", enabled=False):
         content = (query if terms.u is None else query + terms.u) * scale
@@ -147,7 +150,9 @@ def attention_weights(
 
     persistent: the persistent keys [H, N, K], whose weights come last.
     """
-    T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    T = query.shape[1]
+    J = key.shape[1]
+    scale = query.shape[-1] ** -0.5
     scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
     if terms.position is not None or terms.bias is not None:
         scores_BHTJ = scores_BHTJ + position_scores(query, terms)

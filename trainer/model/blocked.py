@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = 128  # queries; a smaller block sees fewer keys in vain, and a larger one makes fewer calls
-SMALL_BLOCK, SHORT_DISTANCE = 64, 384  # up to this distance a small block is faster
+SMALL_BLOCK = 64
+SHORT_DISTANCE = 384  # up to this distance a small block is faster
 GROUP_BYTES = 4 << 20  # of the scores that are computed together
 
 

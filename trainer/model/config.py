@@ -223,7 +223,8 @@ class ModelConfig:
     def clusters(self) -> tuple[Cluster, ...]:
         """The clusters of the vocabulary, the shortlist first. A plain softmax has one cluster."""
         v = self.vocabulary
-        widest, ends = v.d_embed or self.d_model, (0, *v.cutoffs, self.vocab_size)
+        widest = v.d_embed or self.d_model
+        ends = (0, *v.cutoffs, self.vocab_size)
         return tuple(
             Cluster(
                 first=first,

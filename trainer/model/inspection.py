@@ -103,7 +103,8 @@ class _Recorder:
 
     def __init__(self, model: LanguageModel, rule: MemoryRule, stretch: range, terms: bool) -> None:
         L, H, R = model.config.layers, model.facts().context_heads, rule.longest_distance + 1
-        self.first, self.stretch = rule.mem_len, stretch
+        self.first = rule.mem_len
+        self.stretch = stretch
         self.average = torch.zeros(L, H, R, dtype=torch.float64)
         self.persistent = (
             torch.zeros(L, H, dtype=torch.float64) if model.config.sublayers == "all-attention" else None
@@ -114,7 +115,8 @@ class _Recorder:
 
     def begin(self, start: int) -> None:
         """Notes that a segment begins at this position."""
-        self.start, self.layer = start, 0
+        self.start = start
+        self.layer = 0
 
     def __call__(
         self,
@@ -153,12 +155,11 @@ class _Recorder:
 
     def _keep(self, context: Tensor, seen: Tensor) -> None:
         """Keeps the weights of those targets of the stretch that are in this segment."""
-        first, last = max(self.stretch.start, self.start), min(self.stretch.stop, self.start + len(seen))
+        first = max(self.stretch.start, self.start)
+        last = min(self.stretch.stop, self.start + len(seen))
         if first < last:
-            here, kept = (
-                slice(first - self.start, last - self.start),
-                slice(first - self.stretch.start, last - self.stretch.start),
-            )
+            here = slice(first - self.start, last - self.start)
+            kept = slice(first - self.stretch.start, last - self.stretch.start)
             self.weights[self.layer, :, kept] = context[:, here].double()
             self.seen[kept] = seen[here]
 
@@ -240,7 +241,8 @@ def learned_spans(model: LanguageModel) -> LearnedSpans:
     """Returns the adaptive spans of a model; raises ConfigError where it has none."""
     if model.config.span is None:
         raise ConfigError("the model has no learned spans; give a run whose configuration has model.span.")
-    H, maximum = model.facts().context_heads, model.config.span.maximum
+    H = model.facts().context_heads
+    maximum = model.config.span.maximum
     return LearnedSpans(
         maximum=maximum,
         spans=tuple(tuple((span.share.detach().double() * maximum).tolist()[:H]) for span in model.spans()),

@@ -76,7 +76,8 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        D, width = config.d_model, config.heads * config.head_dim
+        D = config.d_model
+        width = config.heads * config.head_dim
         self.query = nn.Linear(D, width, bias=False)  # W_q
         self.key = nn.Linear(D, width, bias=False)  # W_kE
         self.value = nn.Linear(D, width, bias=False)  # W_v
@@ -94,7 +95,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, terms: Terms, visibility: Visibility) -> Tensor:
         """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
         M = memory.shape[1]
-        past, own = memory.detach(), x  # SG(m) and h
+        past = memory.detach()  # SG(m)
+        own = x  # h
         if visibility.before_start is not None:  # which may be padding in the segment too
             past = past.masked_fill(visibility.before_start[:, :M, None], 0.0)
             own = own.masked_fill(visibility.before_start[:, M:, None], 0.0)
@@ -242,7 +244,8 @@ class LanguageModel(nn.Module):
         The arguments are those of `inputs_and_outputs`; the memory after has M tokens too.
         """
         inputs, outputs = self.inputs_and_outputs(tokens, memory, positions, rule, attention=attention)
-        T, newest = tokens.shape[1], max(0, tokens.shape[1] - rule.mem_len)
+        T = tokens.shape[1]
+        newest = max(0, tokens.shape[1] - rule.mem_len)
         pairs = zip(memory, inputs, strict=True)
         return outputs, [torch.cat([held[:, T:], x[:, newest:]], dim=1).detach() for held, x in pairs]
 
@@ -268,7 +271,8 @@ class LanguageModel(nn.Module):
         visibility = visibility_of(T, positions, rule, attention)
         vectors = self.positions.vectors(M + T, rule)
         x = self.embed(tokens)
-        inputs, outputs = [], []
+        inputs = []
+        outputs = []
         for layer, block in enumerate(self.blocks):
             x = self.positions.embed(layer, x, visibility.positions)
             inputs.append(x.detach())

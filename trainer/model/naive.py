@@ -28,7 +28,9 @@ def naive_attention(
     rows = []
     for b in range(B):
         for i in range(T):
-            scores, masks, values = [], [], []
+            scores = []
+            masks = []
+            values = []
             for j in range(J):
                 if not visible[b, i, j]:
                     continue

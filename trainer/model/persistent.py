@@ -32,9 +32,11 @@ class PersistentVectors(nn.Module):
         if config.sublayers == "head-split":
             heads //= 2
         elif config.sublayers == "single-head":
-            heads, width = 1, heads * width
+            width = heads * width
+            heads = 1
         elif config.sublayers == "ff-attn":
-            heads, width = 1, config.d_model
+            heads = 1
+            width = config.d_model
         self.key = nn.Parameter(torch.empty(heads, config.persistent, width))
         self.value = nn.Parameter(torch.empty(heads, config.persistent, width))
 

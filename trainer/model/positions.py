@@ -175,7 +175,8 @@ class RelativePositions(Positions, kind="relative"):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        pairs, heads = 1 if config.tie_biases else config.layers, (config.heads, config.head_dim)
+        pairs = 1 if config.tie_biases else config.layers
+        heads = (config.heads, config.head_dim)
         self.u = nn.Parameter(torch.empty(pairs, *heads))
         self.v = nn.Parameter(torch.empty(pairs, *heads))
         self.project = nn.ModuleList(  # W_kR
@@ -243,7 +244,8 @@ class AbsolutePositions(Positions, kind="absolute"):
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
         if layer:
             return x
-        rows, context = self.input_rows(position), self.config.context
+        rows = self.input_rows(position)
+        context = self.config.context
         if context * self.config.d_model <= KEPT_VALUES:
             return x + self._sinusoids(context, x)[rows]
         return x + self._of(rows.flatten()).to(x).view(*rows.shape, -1)  # the context may be vast

@@ -35,7 +35,10 @@ class ProjectedModel:
         around: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext,
         write: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        self.model, self.rule, self.around, self.write = model, rule, around, write or append
+        self.model = model
+        self.rule = rule
+        self.around = around
+        self.write = write or append
         with torch.inference_mode():
             vectors = model.positions.vectors(rule.slots, rule)
             self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
@@ -49,7 +52,8 @@ class ProjectedModel:
         T = tokens.shape[1]
         with torch.inference_mode():
             visibility = visibility_of(T, positions, self.rule)
-            x, after = self.model.embed(tokens), []
+            x = self.model.embed(tokens)
+            after = []
             for layer, block in enumerate(self.model.blocks):
                 x = self.model.positions.embed(layer, x, visibility.positions)
                 past = memory[2 * layer : 2 * layer + 2]

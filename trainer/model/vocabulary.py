@@ -38,7 +38,8 @@ class Vocabulary(nn.Module):
         self.output_bias = nn.ParameterDict(
             {str(i): nn.Parameter(torch.zeros(c.last - c.first)) for i, c in enumerate(self.clusters)}
         )
-        tails, width = len(self.clusters) - 1, self.clusters[0].width
+        tails = len(self.clusters) - 1
+        width = self.clusters[0].width
         self.cluster_table = nn.Parameter(torch.empty(tails, width)) if tails else None
         self.cluster_bias = nn.Parameter(torch.zeros(tails)) if tails else None
 

@@ -28,10 +28,16 @@ from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 
-CONFIG, MODEL, STATE, METRICS = "config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"
-VALID, TEST = "valid.txt", "test.txt"
+CONFIG = "config.json"
+MODEL = "model.safetensors"
+STATE = "training.safetensors"
+METRICS = "metrics.jsonl"
+VALID = "valid.txt"
+TEST = "test.txt"
 TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
-TENSORBOARD, WANDB = "tensorboard", "wandb"  # folders in the run, which these libraries fill
+# Folders in the run, which these libraries fill.
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
 # All that a run may hold. A folder with anything else is not replaced by another run.
 RUN_FILES = frozenset(
     {
@@ -151,7 +157,8 @@ def verify_tensors(path: Path) -> dict[str, str]:
     try:
         refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
-            names, metadata = file.keys(), file.metadata() or {}
+            names = file.keys()
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from error

@@ -272,7 +272,8 @@ class TrainConfig:
         """
         from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
 
-        model, T = self.model, max(self.longest.segment, self.evaluation.segment)
+        model = self.model
+        T = max(self.longest.segment, self.evaluation.segment)
         J, B = max(self.longest.slots, self.validation.slots), -(-lanes // self.accumulate)
         scores = B * model.heads * T * J
         activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model

@@ -15,7 +15,9 @@ from runtimes.contract.session import Session
 
 AnySession = TypeVar("AnySession", bound=Session)
 
-TRIED_SEGMENTS, TRIED_TOKENS, TRIED_ROWS = 3, 16, 2
+TRIED_SEGMENTS = 3
+TRIED_TOKENS = 16
+TRIED_ROWS = 2
 TOLERANCE = 1e-3  # nats between two devices in fp32; wrong answers differ by far more
 
 
@@ -51,7 +53,8 @@ def _on_first_gpu(session: AnySession, move: Callable[[Device], AnySession]) -> 
         difference = _difference(session, moved)
         fault = f"its answers differ from the CPU's by {difference:.2g} nats"
     except RuntimeError as error:  # as above; a GPU may also be found for which PyTorch has no kernels
-        difference, fault = math.nan, f"{first_line(error):.300}"
+        difference = math.nan
+        fault = f"{first_line(error):.300}"
     if difference <= TOLERANCE:
         say_once(f"computing with PyTorch on {first}")
         return moved
@@ -78,7 +81,8 @@ def _difference(one: Session, other: Session) -> float:
     """The largest difference of two sessions' answers to a few tokens; NaN where one is not a number."""
     answers = []
     for session in (one, other):
-        memory, segment = session.start(TRIED_ROWS), min(TRIED_TOKENS, session.rule.segment)
+        memory = session.start(TRIED_ROWS)
+        segment = min(TRIED_TOKENS, session.rule.segment)
         pieces = []
         for number in range(TRIED_SEGMENTS):
             tokens = np.arange(TRIED_ROWS * segment).reshape(TRIED_ROWS, segment) + number

@@ -70,7 +70,8 @@ class History:
 
     def describe(self) -> dict[str, Any]:
         """What `info` says of the training, as JSON; step is None where the checkpoint is damaged."""
-        config, leader = self.config, best(self.facts.validations if self.facts else ())
+        config = self.config
+        leader = best(self.facts.validations if self.facts else ())
         return {
             "step": self.facts.step if self.facts else None,
             "steps": config.steps,
@@ -101,7 +102,8 @@ class History:
                 f"how this run was trained is unknown, because its {STATE} is missing or damaged; copy the "
                 "run again."
             )
-        leader, vocab_size = best(self.facts.validations), self.config.model.vocab_size
+        leader = best(self.facts.validations)
+        vocab_size = self.config.model.vocab_size
         if leader is None:
             if self.facts.step < self.config.steps:
                 mend = "continue it with `xl-export train --resume RUN`, or validate sooner (validate_every)"

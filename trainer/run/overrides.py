@@ -56,7 +56,8 @@ def _hint(key: str, *, where: str) -> Any:
     hint: Any = TrainConfig
     names = key.split(".")
     for depth, name in enumerate(names):
-        record, section = _record(hint), ".".join(names[:depth])
+        record = _record(hint)
+        section = ".".join(names[:depth])
         if record is None:
             raise ConfigError(
                 f"{where}: {section} is one value and has no key {name!r}; give {section}=VALUE."

@@ -20,8 +20,11 @@ from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import load_vocab
 from trainer.run.config import TrainConfig
 
-CONFIG, METRICS, VALID = "config.json", "metrics.jsonl", "valid.txt"
-MODEL, STATE = "model.safetensors", "training.safetensors"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+VALID = "valid.txt"
+MODEL = "model.safetensors"
+STATE = "training.safetensors"
 # The unit of a score of one token, where every token stands for one such unit of the text.
 UNITS = {"byte": "byte", "char": "character"}
 # What a file that is missing, damaged or of another program raises where its header is read.
@@ -128,10 +131,13 @@ def read_record(run: Path) -> Record:
 
 def tokens_after(config: TrainConfig, steps: int) -> int:
     """The number of tokens that so many steps of training read."""
-    total, at, segment = 0, 0, config.training.segment
+    total = 0
+    at = 0
+    segment = config.training.segment
     for start, longer in (*config.segment_schedule, (steps, 0)):
         total += max(0, min(start, steps) - at) * segment
-        at, segment = min(start, steps), longer
+        at = min(start, steps)
+        segment = longer
     return total * config.batch
 
 

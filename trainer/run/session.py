@@ -77,7 +77,10 @@ class TorchSession:
         device: Device = CPU,
     ) -> None:
         self.device = device
-        self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
+        self.model = model
+        self.vocab = vocab
+        self.rule = rule
+        self.identity = identity
         self._process = os.getpid()
         facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
         self.state = state_tensors(facts, rule, "hidden")
@@ -122,7 +125,8 @@ class TorchSession:
     def _moved(self, device: Device) -> TorchSession:
         """A session of the same weights on another device; this one keeps its own."""
         moved = copy.copy(self)
-        moved.model, moved.device = copy.deepcopy(self.model).to(str(device)), device
+        moved.model = copy.deepcopy(self.model).to(str(device))
+        moved.device = device
         return moved
 
     @classmethod
@@ -194,7 +198,8 @@ class TorchSession:
         hidden, memory = self._advance(tokens, memory, lengths)
         log_probs = np.zeros(wanted.shape, np.float32)
         chosen = wanted >= 0
-        rows, targets = self._here(chosen), self._here(wanted[chosen])
+        rows = self._here(chosen)
+        targets = self._here(wanted[chosen])
         log_probs[chosen.numpy()] = self._answer(
             lambda: self.model.vocabulary.log_prob(hidden[rows], targets)
         )
@@ -298,7 +303,8 @@ class ProjectedTorchSession(TorchSession):
         from trainer.model.projected import ProjectedModel
 
         super().__init__(model, vocab, rule, identity=f"{identity} projected")
-        config, self._projected = model.config, ProjectedModel(model, rule, write=write)
+        config = model.config
+        self._projected = ProjectedModel(model, rule, write=write)
         shape = ("batch", config.heads, rule.mem_len, config.head_dim)
         names = [f"{kind}.{layer}" for layer in range(config.layers) for kind in ("key", "value")]
         self.state = tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name in names)

@@ -11,7 +11,9 @@ import ctypes
 import os
 import platform
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the names of mallopt(3) without their M_
+# The names of mallopt(3) without their M_.
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
 NEVER = -1
 LARGEST = (2**30, 2**25)  # bytes of a tensor that is kept; glibc before 2.35 takes at most 32 MiB
 CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # how users set the same

@@ -189,7 +189,8 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
 
 def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
     """Trains from the present step to the end, with validations and checkpoints on the way."""
-    config, validates = training.config, len(source.valid) > 1
+    config = training.config
+    validates = len(source.valid) > 1
     with Report(training, run, source, progress=progress) as report, Writer() as writer:
         if not validates:
             report.say(
@@ -199,7 +200,8 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
         while not training.finished:
             result = training.advance(source.tokens)
             writer.check()
-            step, last = training.step, training.step == config.steps
+            step = training.step
+            last = training.step == config.steps
             logs = step % config.log_every == 0 or last
             validates_now = validates and (step % config.validate_every == 0 or last)
             saves = step % config.checkpoint_every == 0 or training.finished
@@ -250,7 +252,8 @@ def _validate(training: Training, source: Source, run: Path, writer: Writer, rep
 
 
 def _report(training: Training) -> str:
-    last, leader = training.validations[-1], best(training.validations)
+    last = training.validations[-1]
+    leader = best(training.validations)
     assert leader is not None
     line = f"step {last.step}: validation {last.bits_per_token:.4f} bits/token ({training.config.evaluation})"
     if training.final is not None and training.final != leader.bits_per_token:

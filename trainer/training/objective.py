@@ -45,7 +45,8 @@ def segment_loss(
     config = model.config
     inputs, outputs = model.inputs_and_outputs(tokens, memory, positions, rule, longest=longest)
     first = tokens.shape[1] // 2 if config.objective.half else 0
-    hidden, wanted = model.last(outputs)[:, first:], targets[:, first:]
+    hidden = model.last(outputs)[:, first:]
+    wanted = targets[:, first:]
     nats = -model.vocabulary.log_prob(hidden.flatten(0, 1), wanted.flatten()).mean()
     objective = nats
     for name, classifier in model.auxiliary.items():

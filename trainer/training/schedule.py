@@ -16,7 +16,8 @@ FINE_TUNE = 0.1  # the share of the learning rate in the last `schedule.fine_tun
 
 def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
     """The learning rate of a step from 0 to steps - 1. decays: plateaus so far (see `validation.decays`)."""
-    schedule, highest = config.schedule, config.optimizer.lr
+    schedule = config.schedule
+    highest = config.optimizer.lr
     warmup, lowest = schedule.warmup_steps, schedule.min_lr
     if step >= max(warmup, config.steps - schedule.fine_tune_steps):
         highest, lowest = FINE_TUNE * highest, FINE_TUNE * lowest

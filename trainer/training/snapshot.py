@@ -114,7 +114,8 @@ class Writer:
 
     def wait(self) -> None:
         """Returns when the work is done; raises its error."""
-        work, self._work = self._work, None
+        work = self._work
+        self._work = None
         if work is not None:
             work.result()
 
@@ -134,7 +135,9 @@ def restore(training: Training, run: Path, text: str) -> None:
     takes its share of the lanes' memory, so there may be more or fewer processes than before. Raises
     ArtefactError for a file that is damaged or belongs to another model, and ConfigError for another text.
     """
-    path, config, ranks = run / STATE, training.config, training.ranks
+    path = run / STATE
+    config = training.config
+    ranks = training.ranks
     facts = read_facts(path, config.steps)
     # Older checkpoints store the hash of the training text alone.
     if facts.text not in (text, text.partition("-")[0]):
@@ -143,7 +146,8 @@ def restore(training: Training, run: Path, text: str) -> None:
             f"the text that {run} was {part} on has changed since; restore it, or start a new run."
         )
     training.step, training.at, training.position = facts.step, facts.at, facts.position
-    training.epoch, training.validations = facts.epoch, list(facts.validations)
+    training.epoch = facts.epoch
+    training.validations = list(facts.validations)
     training.validation_extent = facts.lanes, facts.limit
     # A run whose steps were raised goes on, and its last score is then not the final one.
     training.final = facts.final if training.finished else None

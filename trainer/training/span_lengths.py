@@ -25,7 +25,9 @@ class SpanLengths:
     """The distances beyond which the layers of a model have no weight, kept right from step to step."""
 
     def __init__(self, model: LanguageModel, optimizer: torch.optim.Optimizer, clip: float) -> None:
-        self.spans, self.optimizer, self.clip = model.spans(), optimizer, clip
+        self.spans = model.spans()
+        self.optimizer = optimizer
+        self.clip = clip
         self.steps = 0  # since the last reading
         self.read: list[float] = []  # the longest span of each layer in tokens, when they were read
         self.squares: list[float] = []  # Adagrad's smallest sum of squared gradients of each layer, then
@@ -60,8 +62,10 @@ class SpanLengths:
         sums = (self.optimizer.state[span.share].get("sum", span.share) for span in self.spans)
         squares = [whole(tensor.detach()).min() for tensor in sums]
         numbers = torch.stack([*longest, *squares]).tolist()  # one transfer for all layers
-        self.read, self.squares = numbers[: len(longest)], numbers[len(longest) :]
-        self.steps, self.grown = 0, [0.0] * len(longest)
+        self.read = numbers[: len(longest)]
+        self.squares = numbers[len(longest) :]
+        self.steps = 0
+        self.grown = [0.0] * len(longest)
         self.lengths = tuple(
             length_for(span, z + ROOM) for span, z in zip(self.spans, self.read, strict=True)
         )

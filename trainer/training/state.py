@@ -108,7 +108,8 @@ class Training:
         On a CPU the process keeps freed memory from now on (see `keep_freed_memory`). Raises ConfigError if
         this machine has too little memory.
         """
-        lanes, device = ranks.lanes(config.batch, config.accumulate), ranks.device
+        lanes = ranks.lanes(config.batch, config.accumulate)
+        device = ranks.device
         shards = ranks.count if config.parallel == "fsdp" else 1
         config.refuse_if_too_large(lanes=lanes, memory_bytes=ranks.memory_bytes(), shards=shards)
         if config.threads:
@@ -199,12 +200,14 @@ class Training:
         belong to which cluster of a vocabulary that has clusters. So a loss that is not finite raises no
         error here: call `refuse_not_finite` before anything depends on the weights.
         """
-        T, rate = self.rule.segment, self.rate
+        T = self.rule.segment
+        rate = self.rate
         # A segment needs one token more than its length, as the last target. If the lanes are too short for
         # another one, the streams start again. Nothing has to be cleared: what is from before position 0
         # is hidden by the mask, or zero to the model.
         if self.at + T >= tokens_BN.shape[1]:
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch += 1
+            self.position = 0
             self.at = first_token(self.config, self.epoch, length=tokens_BN.shape[1], segment=T)
         elif begins_empty(self.config, self.step):
             self.position = 0  # they begin anew where they are
@@ -215,7 +218,9 @@ class Training:
             sums += self._backward(part, _on_device(piece, self.ranks.device))
         objective, nats = self.ranks.mean(sums) / self.config.accumulate
         norm = self._update(rate)
-        self.at, self.position, before = self.at + T, self.position + T, self.rule
+        before = self.rule
+        self.at += T
+        self.position += T
         self.step += 1
         self._note_not_finite(objective, norm)
         self._fit_memory(before.mem_len)
@@ -243,9 +248,11 @@ class Training:
 
     def _backward(self, part: int, piece: Tensor) -> Tensor:
         """Objective and nats [2] of one part of the lanes, whose gradient is added to the parameters."""
-        last, device = part == self.config.accumulate - 1, self.ranks.device
+        last = part == self.config.accumulate - 1
+        device = self.ranks.device
         positions = torch.full((1,), self.position, device=device)  # all lanes are there
-        dtype, longest = AUTOCAST.get(self.config.autocast), self.span_lengths.current()
+        dtype = AUTOCAST.get(self.config.autocast)
+        longest = self.span_lengths.current()
         # Processes exchange gradients once per step: in the backward pass of the last part, when the sum is
         # complete.
         with nullcontext() if last else unexchanged(self.objective):
@@ -317,7 +324,8 @@ def _refuse_without_compiler(device: torch.device) -> None:
         there = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++"))
         needed = "a C++ compiler, g++ or clang++"
     else:
-        there, needed = importlib.util.find_spec("triton") is not None, "the package triton"
+        there = importlib.util.find_spec("triton") is not None
+        needed = "the package triton"
     if not there:
         raise ConfigError(
             f"compile is true, and torch.compile needs {needed} for device {device.type}, which is not "

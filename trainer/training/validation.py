@@ -47,7 +47,8 @@ def validate(
     inputs_BN, targets_BN = _own_lanes(np.asarray(tokens[: targets + 1]), lanes or config.batch, ranks)
     was_training = model.training
     model.eval()
-    done, nats = 0, torch.zeros(1, dtype=torch.float64)
+    done = 0
+    nats = torch.zeros(1, dtype=torch.float64)
     with gathered(model):
         rule = _shortened(config.validation, model)
         # A group has no more lanes than one part of a training step, so it fits where training fits.
@@ -79,7 +80,8 @@ def _own_lanes(tokens: np.ndarray, batch: int, ranks: Ranks) -> tuple[np.ndarray
     inputs_BN = np.zeros((own, -(-targets // count)), np.int64)
     targets_BN = np.full_like(inputs_BN, -1)
     for row, lane in enumerate(range(ranks.rank * own, min((ranks.rank + 1) * own, count))):
-        first, last = starts[lane], starts[lane + 1]
+        first = starts[lane]
+        last = starts[lane + 1]
         inputs_BN[row, : last - first] = tokens[first:last]
         targets_BN[row, : last - first] = tokens[first + 1 : last + 1]
     return inputs_BN, targets_BN
@@ -102,7 +104,8 @@ def _group_nats(
     progress: Callable[[int], None],
 ) -> Tensor:
     """The sum [1], float64 on the CPU, of the losses of all targets but -1."""
-    projected, config = ProjectedModel(model, rule, around=gathered), model.config
+    projected = ProjectedModel(model, rule, around=gathered)
+    config = model.config
     B, N = inputs_BN.shape
     shape = (B, config.heads, rule.mem_len, config.head_dim)
     memory = [model.vocabulary.table["0"].new_zeros(shape) for _ in range(2 * config.layers)]
@@ -132,12 +135,15 @@ def decays(history: Sequence[Validation], patience: int) -> int:
     It decays when more than `patience` validations in a row were no better than the best; then the count
     starts again.
     """
-    count, waited, lowest = 0, 0, float("inf")
+    count = 0
+    waited = 0
+    lowest = float("inf")
     for validation in history:
         waited = 0 if validation.bits_per_token < lowest else waited + 1
         lowest = min(lowest, validation.bits_per_token)
         if waited > patience:
-            count, waited = count + 1, 0
+            count += 1
+            waited = 0
     return count
 
 

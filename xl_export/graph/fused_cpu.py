@@ -54,7 +54,8 @@ class _FusedStepGraph(StepGraph):
         others = [head for head in range(config.heads) if head not in order]
         packed = self.projected(layer, x, order, others)
         # One product for all, or queries apart from keys and values.
-        query, context = packed[0][0], packed[-1][0]
+        query = packed[0][0]
+        context = packed[-1][0]
         key_at = 0 if len(packed) > 1 else config.heads * config.head_dim
         answers = []
         for group in groups:
@@ -72,7 +73,8 @@ class _FusedStepGraph(StepGraph):
             if self.gated and config.span is not None:
                 attributes["epsilon"] = config.span.epsilon
             inputs = self.operator_inputs(group, query, context)
-            name, in_bytes = OPERATORS[self.spec.state_dtype], self.spec.state_dtype == "int8"
+            name = OPERATORS[self.spec.state_dtype]
+            in_bytes = self.spec.state_dtype == "int8"
             answer, *kept = op.custom(DOMAIN, name, inputs, attributes, outputs=5 if in_bytes else 3)
             # ONNX Runtime knows no shapes behind an operator of another library. Where they are declared, it
             # makes one node of a residual addition, its bias and the LayerNormalization behind it.

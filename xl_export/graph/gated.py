@@ -46,14 +46,16 @@ def gated_attention(
     scores = op.Add(
         op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), op.Max(bias, op.constant(LEAST_SCORE))
     )
-    last, total = op.constant(np.array([3])), op.constant(np.float32(config.span.epsilon))
+    last = op.constant(np.array([3]))
+    total = op.constant(np.float32(config.span.epsilon))
     if config.sublayers != "all-attention":
         weights = op.Mul(op.Softmax(scores, axis=-1), gate)
         return op.Div(op.MatMul(weights, value), op.Add(op.ReduceSum(weights, last), total))
     keys, values = persistent_constants(layers, layer, heads)
     count = layers.weights[f"blocks.{layer}.persistent.key"].shape[1]
     joint = op.Softmax(op.Concat(op.MatMul(query, keys), scores, axis=3), axis=-1)
-    start, end = op.constant(np.array([count])), op.constant(np.array([np.iinfo(np.int64).max]))
+    start = op.constant(np.array([count]))
+    end = op.constant(np.array([np.iinfo(np.int64).max]))
     on_own = op.Slice(joint, op.constant(np.array([0])), start, last)
     weights = op.Mul(op.Slice(joint, start, end, last), gate)
     answers = op.Add(op.MatMul(weights, value), op.MatMul(on_own, values))

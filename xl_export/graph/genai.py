@@ -15,7 +15,9 @@ from runtimes.contract.spec import GRAPH, Spec
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, SubwordVocab, Vocab
 from runtimes.contract.vocabulary.files import TRANSFORMERS_NAMES
 
-FILE, TOKENIZER, TOKENIZER_CONFIG = "genai_config.json", "tokenizer.json", "tokenizer_config.json"
+FILE = "genai_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 

@@ -17,7 +17,8 @@ from xl_export.graph.layers import Layers
 
 def embed(layers: Layers, config: ModelConfig, tokens: ir.Value) -> ir.Value:
     """Returns the embeddings [B, T, D] of tokens int64 [B, T]."""
-    op, scale = layers.op, np.float32(config.d_model**0.5 if config.vocabulary.scale else 1.0)
+    op = layers.op
+    scale = np.float32(config.d_model**0.5 if config.vocabulary.scale else 1.0)
     x: ir.Value | None = None
     for i, cluster in enumerate(config.clusters):
         at = op.Clip(
@@ -77,7 +78,9 @@ def selected_densely(
 
     Engines need such shapes. Each cluster's logits are computed for all targets.
     """
-    op, zero, clusters = layers.op, _int(layers, 0), config.clusters
+    op = layers.op
+    zero = _int(layers, 0)
+    clusters = config.clusters
     flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
     logits = all_logits(layers, config, op.Gather(flat, logit_rows))
     wanted = op.Reshape(targets, op.constant(np.array([-1])))
@@ -112,7 +115,9 @@ def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.V
 
     It is the target's own column in the shortlist, or the column of its cluster.
     """
-    op, clusters, column = layers.op, config.clusters, targets
+    op = layers.op
+    clusters = config.clusters
+    column = targets
     for i, cluster in enumerate(clusters[1:]):
         tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
         column = op.Where(tail, _int(layers, clusters[0].last + i), column)
@@ -121,7 +126,8 @@ def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.V
 
 def _chosen(layers: Layers, logits: ir.Value, column: ir.Value) -> ir.Value:
     """Returns the log softmax of logits [N, C] at one column of each row: [N]."""
-    op, last = layers.op, layers.op.constant(np.array([1]))
+    op = layers.op
+    last = layers.op.constant(np.array([1]))
     chosen = op.Squeeze(op.GatherElements(logits, op.Unsqueeze(column, last), axis=1), last)
     return op.Sub(chosen, op.ReduceLogSumExp(logits, last, keepdims=0))
 
@@ -142,7 +148,8 @@ def _logits(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir
 
     The table is read in the layout that is stored, so that input and output share it.
     """
-    op, bias = layers.op, layers.weight(f"vocabulary.output_bias.{i}")
+    op = layers.op
+    bias = layers.weight(f"vocabulary.output_bias.{i}")
     table = layers.weight(f"vocabulary.{'table' if config.vocabulary.tie_weights else 'output_table'}.{i}")
     if is_selective(config.vocabulary.cutoffs, config.vocab_size):
         return op.Gemm(_project(layers, config, i, hidden), table, bias, transB=1)

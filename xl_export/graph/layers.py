@@ -19,13 +19,11 @@ class Layers:
     """Writes parts of a model into one graph, whose nodes `op` records."""
 
     def __init__(self, weights: Weights, *, heads: int, head_dim: int, norm_epsilon: float = 1e-5) -> None:
-        self.weights, self.heads, self.head_dim, self.norm_epsilon, self.op = (
-            weights,
-            heads,
-            head_dim,
-            norm_epsilon,
-            Ops(),
-        )
+        self.weights = weights
+        self.heads = heads
+        self.head_dim = head_dim
+        self.norm_epsilon = norm_epsilon
+        self.op = Ops()
 
     def weight(self, name: str, *, transpose: bool = False) -> ir.Value:
         array = self.weights[name]
@@ -49,7 +47,8 @@ class Layers:
         return self.op.LayerNormalization(x, scale, shift, axis=-1, epsilon=self.norm_epsilon)
 
     def feed_forward(self, layer: int, x: ir.Value) -> ir.Value:
-        op, name = self.op, f"blocks.{layer}."
+        op = self.op
+        name = f"blocks.{layer}."
         inner = op.Relu(
             op.Add(
                 op.MatMul(x, self.weight(name + "expand.weight", transpose=True)),

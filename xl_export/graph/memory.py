@@ -47,7 +47,9 @@ class MemoryLayers(Layers):
         super().__init__(
             weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon
         )
-        self.spec, self.config, self.rule = spec, config, spec.rule
+        self.spec = spec
+        self.config = config
+        self.rule = spec.rule
         self.terms = ModelTerms(config, weights, spec.rule)
         self.inputs = {facts.name: graph_input(facts) for facts in spec.inputs}
         self.masks: dict[int, StepMask] = {}
@@ -85,7 +87,9 @@ class MemoryLayers(Layers):
         self, layer: int, x: ir.Value, order: list[int], others: list[int]
     ) -> list[tuple[ir.Value, list[int]]]:
         """Returns queries, keys and values in as few products as possible, with the widths of the parts."""
-        op, query_input, name = self.op, x, f"blocks.{layer}."
+        op = self.op
+        query_input = x
+        name = f"blocks.{layer}."
         if self.config.pre_norm:
             x = self.norm(name + "attention_norm", x)
         matrices = [self.projection(layer, "query", [*order, *others])]
@@ -106,7 +110,8 @@ class MemoryLayers(Layers):
 
         Appends the memory after the step to `present`.
         """
-        op, name = self.op, f"blocks.{group.layer}."
+        op = self.op
+        name = f"blocks.{group.layer}."
         context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], self.to_memory(x), axis=1)
         present.append(self.last_of(context, group.rule.mem_len, axis=1))
         context = self.from_memory(context)
@@ -130,7 +135,8 @@ class MemoryLayers(Layers):
 
         It appends the memory after the step to `present`.
         """
-        op, mask = self.op, self.mask_of(group)
+        op = self.op
+        mask = self.mask_of(group)
         name = f"past_key_values.{group.name}.{kind}"
         past = self.inputs[name]
         if self.spec.state_dtype == "int8":
@@ -186,7 +192,8 @@ def bytes_and_scales(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     the even one. What is not finite makes the scale not a number, so that it is not lost in the bytes.
     `trainer.model.projected.through_bytes` says the same in PyTorch.
     """
-    last, most = op.constant(np.array([3])), op.constant(MOST)
+    last = op.constant(np.array([3]))
+    most = op.constant(MOST)
     zero, one = op.constant(np.float32(0)), op.constant(np.float32(1))
     largest = op.ReduceMax(op.Abs(x), last)
     # A maximum may pass over NaN, and a sum does not. The zeros are summed, because a sum of large finite

@@ -86,7 +86,9 @@ class Ops:
     ) -> ir.Model:
         """Returns the finished model; `facts` are the names, types and shapes of the outputs."""
         for value, fact in zip(outputs, facts, strict=True):
-            value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], ir.Shape(fact.shape)
+            value.name = fact.name
+            value.dtype = TYPES[fact.dtype]
+            value.shape = ir.Shape(fact.shape)
         graph = ir.Graph(
             inputs,
             outputs,

@@ -47,7 +47,8 @@ def attend_persistent(
 
     order: the order of the heads in `query`, where it differs from that of the model.
     """
-    op, name = layers.op, f"blocks.{layer}.persistent."
+    op = layers.op
+    name = f"blocks.{layer}.persistent."
     key, value = persistent_tables(layers, layer, scaled=config.sublayers != "ff-attn")
     # A single head is as wide as all heads together: its columns are in the order of the heads.
     if order is not None and config.sublayers == "single-head":

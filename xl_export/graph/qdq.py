@@ -53,7 +53,8 @@ def dequantised(model: ir.Model, precision: Precision) -> ir.Model:
 
     Raises ConfigError where a matrix cannot be cut into blocks, and where no matrix is large enough.
     """
-    chosen, made = FORMATS[precision], dict[str, ir.Value]()
+    chosen = FORMATS[precision]
+    made = dict[str, ir.Value]()
     for node in list(model.graph):
         matrix = _matrix(node)
         if matrix is None:
@@ -80,7 +81,8 @@ def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np
     blocks = matrix.astype(np.float32).reshape(-1, rows, matrix.shape[1])
     highest = np.abs(blocks).max(axis=1, keepdims=True)
     scales = np.ones_like(highest)
-    values, least = np.zeros_like(blocks), np.full_like(highest, np.inf)
+    values = np.zeros_like(blocks)
+    least = np.full_like(highest, np.inf)
     for share in SHARES:
         tried = np.maximum((share * highest / chosen.largest).astype(np.float16), LEAST).astype(np.float32)
         rounded = _rounded(blocks / tried, chosen)

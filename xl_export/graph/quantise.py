@@ -34,7 +34,8 @@ BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 SMALL = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
 # The ends of the names of scales that stay in float32: they may be too small for half precision.
-SCALES, COLUMN_SCALES = ".table_scales", ".column_scales"
+SCALES = ".table_scales"
+COLUMN_SCALES = ".column_scales"
 
 
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:
@@ -128,11 +129,13 @@ def store_tables_in_bytes(model: ir.Model) -> None:
     """
     graph = model.graph
     for name, value in list(graph.initializers.items()):
-        array, axis = _floats(value), _summed_axis(name)
+        array = _floats(value)
+        axis = _summed_axis(name)
         if array is None or axis is None or array.size < SMALL:
             continue
         bytes_, scales = in_bytes(array, axis)
-        stored, factors = constant(graph, f"{name}.int8", bytes_), constant(graph, name + SCALES, scales)
+        stored = constant(graph, f"{name}.int8", bytes_)
+        factors = constant(graph, name + SCALES, scales)
         for node, index in value.uses():
             if _is_fused(node) and index in SCALES_OF:
                 node.resize_inputs(max(len(node.inputs), SCALES_OF[index] + 1))
@@ -210,7 +213,8 @@ class Matrix:
 
     def in_bytes(self, graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
         """Returns the matrix as int8 in the graph's layout, and its scales [N], stored once."""
-        name, scales = f"{self.name}.int8", f"{self.name}{COLUMN_SCALES}"
+        name = f"{self.name}.int8"
+        scales = f"{self.name}{COLUMN_SCALES}"
         if name not in graph.initializers:
             bytes_, factors = in_bytes(self.array, 0)
             constant(graph, name, np.ascontiguousarray(bytes_.T if self.turned else bytes_))
@@ -231,10 +235,12 @@ def matrix_of(node: ir.Node) -> Matrix | None:
     """Returns the matrix of a product; None for every other node."""
     if node.op_type not in ("MatMul", "Gemm") or not _is_plain(node):
         return None
-    value, turned = node.inputs[1], bool(node.attributes.get_int("transB", 0))
+    value = node.inputs[1]
+    turned = bool(node.attributes.get_int("transB", 0))
     behind = None if value is None else value.producer()
     if behind is not None and behind.op_type == "Transpose":
-        value, turned = behind.inputs[0], not turned
+        value = behind.inputs[0]
+        turned = not turned
     return _matrix(value, turned=turned)
 
 

@@ -77,18 +77,21 @@ class StepGraph(MemoryLayers):
         vectors = self.terms.input_table(layer)
         if vectors is None:
             return x
-        table, rows = op.constant(vectors, f"positions.{layer}"), len(vectors)
+        table = op.constant(vectors, f"positions.{layer}")
+        rows = len(vectors)
         if (
             self.config.from_segment_end
         ):  # rows T - 1, …, 0, and the last row for what is further from the end
-            one, length = op.constant(np.array(1)), op.Squeeze(op.Shape(self.inputs["input_ids"], start=1))
+            one = op.constant(np.array(1))
+            length = op.Squeeze(op.Shape(self.inputs["input_ids"], start=1))
             back = op.Range(op.Sub(length, one), op.constant(np.array(-1)), op.constant(np.array(-1)))
             return op.Add(x, op.Gather(table, op.Min(back, op.constant(np.array(rows - 1)))))
         return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], op.constant(np.array(rows)))))
 
     def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         """One layer on x [B, T, D]; appends its memory outputs to `present`."""
-        op, name = self.op, f"blocks.{layer}."
+        op = self.op
+        name = f"blocks.{layer}."
         two = self.config.sublayers in ("feed-forward", "ff-attn")
         if self.config.pre_norm:
             x = op.Add(x, self.attention(layer, x, groups, present))
@@ -100,7 +103,8 @@ class StepGraph(MemoryLayers):
         """The second sublayer: a feed-forward network, or one with softmax in the place of ReLU."""
         if self.config.sublayers == "feed-forward":
             return self.feed_forward(layer, x)
-        op, axis = self.op, self.op.constant(np.array([1]))
+        op = self.op
+        axis = self.op.constant(np.array([1]))
         return op.Squeeze(attend_persistent(self, self.config, layer, op.Unsqueeze(x, axis)), axis)
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
@@ -159,7 +163,9 @@ class StepGraph(MemoryLayers):
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         """Answers [B, h, T, K] of one group's heads to keys and values [B, h, J, K]."""
-        op, name, mask = self.op, f"blocks.{group.name}.", self.mask_of(group)
+        op = self.op
+        name = f"blocks.{group.name}."
+        mask = self.mask_of(group)
         terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
         u, v = (query_bias(vector, group.heads) for vector in (terms.u, terms.v))
         table = position_table(terms, group.heads, rows)
@@ -217,7 +223,8 @@ class StepGraph(MemoryLayers):
 
     def gate(self, group: Group, query: ir.Value) -> ir.Value:
         """m(d) of a group's heads for every query and key, [B, h, T, J]; 0 for keys that are not visible."""
-        op, mask = self.op, self.mask_of(group)
+        op = self.op
+        mask = self.mask_of(group)
         table = span_table(self.terms.layer(group.layer), group.heads, self.terms.rows(group.rule))
         constant = op.constant(table, f"blocks.{group.name}.span_table")
         lead = op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0)

@@ -74,7 +74,8 @@ def make_mask(
 
 def _visible(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value, offset: ir.Value) -> ir.Value:
     """`MemoryRule.visible` in the graph: bool [B, 1, T, J]."""
-    zero, window = op.constant(np.array(0)), op.constant(np.array(rule.mem_len))
+    zero = op.constant(np.array(0))
+    window = op.constant(np.array(rule.mem_len))
     if rule.mask == "full":
         window = op.Add(window, offset)
     seen = op.And(

@@ -62,7 +62,8 @@ class WebStep(StepGraph):
 
     def write_ring(self, group: Group, past: ir.Value, new: ir.Value) -> ir.Value:
         """The ring after the step: a slot keeps its vector, or takes that of the token written to it."""
-        op, mask = self.op, self.mask_of(group)
+        op = self.op
+        mask = self.mask_of(group)
         assert mask.one_hot is not None, "the mask of a ring says what is written where"
         placed = op.MatMul(mask.one_hot, self.from_memory(new))
         return op.Where(mask.written, self.to_memory(placed), past)
@@ -73,7 +74,8 @@ class WebStep(StepGraph):
     def attend(
         self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value
     ) -> ir.Value:
-        op, mask = self.op, self.mask_of(group)
+        op = self.op
+        mask = self.mask_of(group)
         scores = op.Add(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
         answer = op.MatMul(op.Softmax(scores, axis=-1), value)
         return answer if mask.sees is None else op.Mul(answer, mask.sees)
@@ -90,7 +92,8 @@ def make_mask(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: A
     zero, one = (op.constant(np.float32(x)) for x in (0, 1))
     one_hot = written = None
     if form == "ring":
-        size, places = op.constant(np.float32(rule.slots)), np.arange(rule.slots, dtype=np.float32)
+        size = op.constant(np.float32(rule.slots))
+        places = np.arange(rule.slots, dtype=np.float32)
         slot = _column(op, op.Mod(inputs["position_ids"], op.constant(np.array(rule.slots))))
         difference = op.Sub(slot, op.constant(places))  # [B, 1, T, S]
         distance = op.Where(op.Less(difference, zero), op.Add(difference, size), difference)

@@ -98,7 +98,8 @@ class Sizes:
                 f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] "
                 f"with K a part of the {self.d_model} of layers.0.attn.proj_query.weight."
             )
-        self.heads, self.layers = self.d_model // self.head_dim, t.count("layers")
+        self.heads = self.d_model // self.head_dim
+        self.layers = t.count("layers")
         self.adaptive_span = f"layers.0.attn.attn.{SPAN}.current_val" in t
         self.persistent = 0
         if "layers.0.attn.attn.persistent_memory.key" in t:
@@ -108,7 +109,8 @@ class Sizes:
             t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(max(clusters, 1))
         ]
         ends = list(itertools.accumulate(shape[0] for shape in shapes))
-        self.vocab_size, self.cutoffs = ends[-1], tuple(ends[:-1])
+        self.vocab_size = ends[-1]
+        self.cutoffs = tuple(ends[:-1])
         self.div_val = shapes[0][1] // max(shapes[1][1], 1) if self.cutoffs else 1
 
 

@@ -45,7 +45,8 @@ DEFAULTS: dict[str, Any] = {  # those of TransformerXLConfig, for the options th
     "dropatt": 0.0,
 }
 TOKENS_PER_SAMPLE = 1024  # that of TruncatedBPTTLMConfig
-IN_FILE, BY_DEFAULT = "the file", "default of the project"
+IN_FILE = "the file"
+BY_DEFAULT = "default of the project"
 
 
 def recognises(opened: Source) -> bool:
@@ -63,7 +64,8 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
-    where, state = opened.path, state_in(opened.content) or {}
+    where = opened.path
+    state = state_in(opened.content) or {}
     model, task = configuration(opened.content, where)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     size = _vocabulary_size(state, where)
@@ -98,7 +100,8 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     )
 
 
-NAME, TASK_NAME = "transformer_xl", "truncated_bptt_lm"
+NAME = "transformer_xl"
+TASK_NAME = "truncated_bptt_lm"
 MODEL: Table = {  # the fields of TransformerXLConfig; `huggingface.config_table` has their rules
     **ignored("checked as those of Hugging Face's model", *DEFAULTS, "d_inner"),
     **fixed(NAME, "_name"),
@@ -121,7 +124,8 @@ def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any],
     config = plain(content.get("cfg") if content.get("cfg") is not None else content.get("args"))
     if not isinstance(config, dict):
         raise ArtefactError(f"{where}: cfg is not the configuration of fairseq; copy the checkpoint again.")
-    model, task = plain(config.get("model")), plain(config.get("task", {}))
+    model = plain(config.get("model"))
+    task = plain(config.get("task", {}))
     if not isinstance(model, dict):
         # `args` is one Namespace of all options; a model and a task get only those that they declare.
         model = {key: config[key] for key in MODEL if key in config} | {"_name": config.get("arch", NAME)}

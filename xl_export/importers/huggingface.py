@@ -96,7 +96,8 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """
     if not opened.path.is_dir():
         return _read_state(opened, options)
-    folder, config_file = opened.path, opened.path / CONFIG
+    folder = opened.path
+    config_file = opened.path / CONFIG
     described = checked_config(opened.content, config_file)
     facts = config_facts(described)
     vocab_path = companion_file(folder, VOCABULARIES, options.vocab, what="vocabulary")

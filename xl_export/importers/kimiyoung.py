@@ -175,7 +175,8 @@ def tables(m: dict[str, Any], ends: list[int], div_val: int) -> dict[str, Table]
 
     m: the settings of the model. ends: the token after each cluster.
     """
-    clusters, attention = len(ends), ATTENTION[m["attn_type"]]
+    clusters = len(ends)
+    attention = ATTENTION[m["attn_type"]]
     vocabulary: Table = MODULE | {
         **fixed(m["n_token"], "n_token"),
         **fixed(m["d_embed"], "d_embed"),
@@ -252,7 +253,8 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
     Raises ArtefactError for a module or a setting that is unknown, or that computes something else than this
     project.
     """
-    at, parts = str(where), modules_of(module, where)
+    at = str(where)
+    parts = modules_of(module, where)
     m = checked(parts.pop("").state, MODEL, where=at)
     embedding = parts["word_emb"].state if "word_emb" in parts else {}
     ends = list(checked_setting(embedding, "cutoffs", ASCENDING, where=at, inside="word_emb."))
@@ -261,7 +263,8 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
         raise ArtefactError(
             f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {m['n_token']}."
         )
-    said, known = {}, tables(m, ends, div_val)
+    said = {}
+    known = tables(m, ends, div_val)
     for path, kind in module_classes(m, 1 if div_val == 1 else len(ends)):
         part = parts.pop(path, None)
         if part is None:
@@ -352,11 +355,9 @@ def under_rule(
     trained: the positions that a model of attn_type 2 was trained with, or 0 if they are not known. Raises
     ConfigError where the rule cannot be expressed here.
     """
-    kind, clamp_len, segment = (
-        facts.attention_type,
-        settings.get("clamp_len", Setting(0, "")).value,
-        settings["segment"].value,
-    )
+    kind = facts.attention_type
+    clamp_len = settings.get("clamp_len", Setting(0, "")).value
+    segment = settings["segment"].value
     if kind in (2, 3):
         if settings["mem_len"].value or settings["mask"].value != "full":
             raise ConfigError(
@@ -386,7 +387,9 @@ def under_rule(
 
 def modules_of(model: Foreign, where: Path) -> dict[str, Foreign]:
     """Returns the modules of a pickled model by path, the model itself with the path ""."""
-    found, todo, seen = {}, [("", model)], 0
+    found = {}
+    todo = [("", model)]
+    seen = 0
     while todo:
         path, module = todo.pop()
         found[path] = module

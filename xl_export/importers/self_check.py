@@ -20,7 +20,11 @@ from xl_export.importers.shared.checkpoint import Checkpoint
 
 # In nats, for any one token. The rounding of float32 stayed below 1e-4 in every model that was measured.
 TOLERANCE = 1e-3
-MEMORY, SEGMENT, SEGMENTS, BATCH = 10, 4, 4, 2  # the largest sizes, because the naive form is slow
+# The largest sizes, because the naive form is slow.
+MEMORY = 10
+SEGMENT = 4
+SEGMENTS = 4
+BATCH = 2
 
 
 def check_import(checkpoint: Checkpoint) -> float:
@@ -39,7 +43,8 @@ def check_import(checkpoint: Checkpoint) -> float:
         model = LanguageModel(checkpoint.config)
     model.load_state_dict(checkpoint.tensors, assign=True)
     model.eval()
-    shape, draw = (BATCH, SEGMENTS * rule.segment), torch.Generator().manual_seed(0)
+    shape = (BATCH, SEGMENTS * rule.segment)
+    draw = torch.Generator().manual_seed(0)
     tokens, targets = (
         torch.randint(0, checkpoint.config.vocab_size, shape, generator=draw) for _ in range(2)
     )
@@ -61,13 +66,15 @@ def _scores(
     model: LanguageModel, rule: MemoryRule, tokens: Tensor, targets: Tensor, *, naive: bool
 ) -> Tensor:
     """Returns log p(target) [B, N], computed segment by segment from an empty memory."""
-    memory, pieces = model.start(len(tokens), rule), []
+    memory = model.start(len(tokens), rule)
+    pieces = []
     for first in range(0, tokens.shape[1], rule.segment):
         part = slice(first, first + rule.segment)
         attention = naive_attention if naive else relative_attention
         positions = torch.full((len(tokens),), first)
         outputs, memory = model.layers(tokens[:, part], memory, positions, rule, attention=attention)
-        hidden, wanted = outputs[-1].flatten(0, 1), targets[:, part].flatten()
+        hidden = outputs[-1].flatten(0, 1)
+        wanted = targets[:, part].flatten()
         if naive:
             log_probs = model.vocabulary.logits(hidden).log_softmax(-1).gather(1, wanted[:, None])
         else:

@@ -26,8 +26,10 @@ PARTS = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)", re.DOTALL)
 STATE = "checkpoint"
 NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
 TABLE = bytes.fromhex("57fb808b247547db")  # the last bytes of a file of the oldest releases
-SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # that the process may take: to start, and to read
-GROWTH, LEAST = 4, 1 << 20  # variables may be compressed, up to this factor
+SECONDS = 300  # that the process may take to start
+BYTES_PER_SECOND = 5_000_000  # and the least that it must read
+GROWTH = 4  # variables may be compressed, up to this factor
+LEAST = 1 << 20
 STATE_BYTES = 1 << 16
 # Python puts the current folder first on the module path, where a stranger's numpy.py would be executed.
 PROGRAM = (
@@ -89,7 +91,8 @@ def _module_path() -> list[str]:
 
     The folder of this package comes last, because it may be the current one.
     """
-    here, root = os.path.realpath(os.curdir), str(Path(__file__).resolve().parents[2])
+    here = os.path.realpath(os.curdir)
+    root = str(Path(__file__).resolve().parents[2])
     return [os.path.abspath(path) for path in sys.path if os.path.realpath(path) not in (here, root)] + [root]
 
 
@@ -97,7 +100,8 @@ def _run_child(prefix: Path, out: Path, size: int) -> None:
     """Lets a process write the variables; raises ArtefactError where it fails or takes too long."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment = os.environ | quiet | {"PYTHONPATH": os.pathsep.join(_module_path())}
-    limit, seconds = GROWTH * size + LEAST, SECONDS + size / BYTES_PER_SECOND
+    limit = GROWTH * size + LEAST
+    seconds = SECONDS + size / BYTES_PER_SECOND
     command = [sys.executable, "-c", PROGRAM, str(prefix.absolute()), str(out), str(limit)]
     reason = "it took too long"
     try:

@@ -116,7 +116,8 @@ def _trim(path: Path, step: int) -> float:
 
     Returns the seconds of training that the last line with such a number tells.
     """
-    kept, seconds = [], 0.0
+    kept = []
+    seconds = 0.0
     for line in read_bytes(path).decode("utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             facts = json.loads(line)

@@ -14,7 +14,9 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._since, self._tokens = clock, clock(), 0
+        self._clock = clock
+        self._since = clock()
+        self._tokens = 0
 
     def add(self, tokens: int) -> None:
         """Counts tokens that a step has read."""
@@ -27,7 +29,9 @@ class Pace:
 
     def report(self) -> float:
         """Returns the rate since the last report, and begins to count anew."""
-        rate, self._since, self._tokens = self.tokens_per_second, self._clock(), 0
+        rate = self.tokens_per_second
+        self._since = self._clock()
+        self._tokens = 0
         return rate
 
     @contextmanager

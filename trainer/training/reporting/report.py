@@ -35,7 +35,10 @@ class Report:
     """
 
     def __init__(self, training: Training, run: Path, source: Source, *, progress: bool) -> None:
-        self.training, self.config, self.source, self.progress = training, training.config, source, progress
+        self.training = training
+        self.config = training.config
+        self.source = source
+        self.progress = progress
         on_terminal = sys.stderr.isatty()
         if progress and not training.finished:
             print(
@@ -57,7 +60,9 @@ class Report:
             disable=not progress or not on_terminal,
             dynamic_ncols=True,
         )
-        self.pace, self._began, self._shown = Pace(), time.monotonic(), -math.inf
+        self.pace = Pace()
+        self._began = time.monotonic()
+        self._shown = -math.inf
         self._first_step = training.step
 
     def __enter__(self) -> Report:

@@ -39,8 +39,10 @@ def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_ou
 
 def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) -> list[int]:
     """The ids that the model draws after a prompt [N], fed in segments and then one by one."""
-    rule, device = config.evaluation, model.vocabulary.table["0"].device
-    projected, rng = ProjectedModel(model, rule, around=gathered), np.random.default_rng(config.seed)
+    rule = config.evaluation
+    device = model.vocabulary.table["0"].device
+    projected = ProjectedModel(model, rule, around=gathered)
+    rng = np.random.default_rng(config.seed)
     shape = (1, config.model.heads, rule.mem_len, config.model.head_dim)
     memory = [torch.zeros(shape, device=device) for _ in range(2 * config.model.layers)]
     pieces = [prompt[at : at + rule.segment] for at in range(0, len(prompt), rule.segment)]

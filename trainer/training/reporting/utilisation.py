@@ -32,7 +32,9 @@ GPUS = {
     "V100": (125.0, 15.7),
     "T4": (65.0, 8.1),
 }
-SIZE, TRIALS = 768, 6  # of the product that is timed on a CPU
+# Of the product that is timed on a CPU.
+SIZE = 768
+TRIALS = 6
 
 
 def multiply_adds_per_token(config: TrainConfig, step: int, lengths: Sequence[int] | None = None) -> float:

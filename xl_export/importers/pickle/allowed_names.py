@@ -214,10 +214,8 @@ def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     dtype, data = args
     if not isinstance(dtype, Foreign) or dtype.name != "numpy.dtype" or type(data) is not bytes:
         raise ValueError
-    kind, order = (
-        dtype.args[0] if dtype.args else None,
-        dtype.state[1:2] if type(dtype.state) is tuple else (),
-    )
+    kind = dtype.args[0] if dtype.args else None
+    order = dtype.state[1:2] if type(dtype.state) is tuple else ()
     if type(kind) is not str or kind not in NUMPY_SCALARS or order not in (("<",), ("|",)):
         raise PickleError("has a NumPy number of a type that is not read here")
     (value,) = np.frombuffer(data, np.dtype("<" + kind)).tolist()

@@ -17,7 +17,8 @@ from trainer.data.formats import COMPRESSED, START, kind_by_start
 
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 # Weights become little smaller and vocabularies a few times; a file that grows more is a bomb.
-RATIO, LEAST = 64, 64 << 20
+RATIO = 64
+LEAST = 64 << 20
 BLOCK = 1 << 20
 
 
@@ -57,7 +58,8 @@ def open_content(path: Path, budget: Budget | None = None) -> Iterator[tuple[Bin
     cannot be opened.
     """
     with open_file(path) as file:
-        start, size = file.read(START), file.seek(0, io.SEEK_END)
+        start = file.read(START)
+        size = file.seek(0, io.SEEK_END)
         _refuse_others(path, start)
         if kind_by_start(start) not in COMPRESSED:
             file.seek(0)

@@ -99,7 +99,9 @@ class Interpreter:
 
         The counts of steps and containers go on from one pickle to the next.
         """
-        self.stack, self.marks, self.memo = [], [], {}
+        self.stack = []
+        self.marks = []
+        self.memo = {}
         opcodes = genops(self.stream)  # type: ignore[arg-type]  # it calls read and readline
         while True:
             try:
@@ -176,7 +178,8 @@ class Interpreter:
         """Takes the values since the last mark off the stack and returns them."""
         if not self.marks:
             raise PickleError("ends a group that it did not begin")
-        items, self.stack = self.stack, self.marks.pop()
+        items = self.stack
+        self.stack = self.marks.pop()
         return items
 
     def remember(self, index: int) -> None:

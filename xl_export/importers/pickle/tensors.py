@@ -45,7 +45,8 @@ class Storages:
     """
 
     def __init__(self, budget: int) -> None:
-        self.left, self.left_of_views = budget, VIEWS * budget
+        self.left = budget
+        self.left_of_views = VIEWS * budget
         self.flat: dict[str, Tensor] = {}
         self.tensors = 0
 

@@ -61,7 +61,8 @@ def convert_vocabulary(
             else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
         )
         converted[f"vocabulary.projection.{i}"] = into
-        wanted, name = None if tie_projections is None else tie_projections[i], f"crit.out_projs.{i}"
+        wanted = None if tie_projections is None else tie_projections[i]
+        name = f"crit.out_projs.{i}"
         out = into if wanted and name not in t else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
             raise ArtefactError(
@@ -73,10 +74,8 @@ def convert_vocabulary(
             converted[f"vocabulary.output_projection.{i}"] = out
 
     if tails := len(clusters) - 1:
-        weight, bias = (
-            t.take("crit.cluster_weight", tails, clusters[0].width),
-            t.take("crit.cluster_bias", tails),
-        )
+        weight = t.take("crit.cluster_weight", tails, clusters[0].width)
+        bias = t.take("crit.cluster_bias", tails)
         converted["vocabulary.cluster_table"] = weight.flip(0) if reversed_clusters else weight
         converted["vocabulary.cluster_bias"] = bias.flip(0) if reversed_clusters else bias
     vocabulary = dataclasses.replace(config.vocabulary, tie_weights=tied, tie_projections=tuple(ties))

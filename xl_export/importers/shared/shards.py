@@ -19,7 +19,8 @@ from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.pickle.values import shown
 
-SAFETENSORS, PYTORCH = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS = "model.safetensors"
+PYTORCH = "pytorch_model.bin"
 INDEX = ".index.json"
 WEIGHTS = (SAFETENSORS, SAFETENSORS + INDEX, PYTORCH, PYTORCH + INDEX)  # in the order of transformers
 MAX_SHARDS = 1000
@@ -88,7 +89,8 @@ def _names_by_shard(index: Path) -> dict[str, set[str]]:
         raise ArtefactError(
             f'{index} has no "weight_map" that gives the file of each tensor; copy the whole folder again.'
         )
-    suffix, names = Path(index.name.removesuffix(INDEX)).suffix, dict[str, set[str]]()
+    suffix = Path(index.name.removesuffix(INDEX)).suffix
+    names = dict[str, set[str]]()
     for tensor, shard in found.items():
         if (
             not isinstance(shard, str)

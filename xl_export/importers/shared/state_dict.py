@@ -110,9 +110,12 @@ def architecture(t: Tensors, options: ImportOptions, *, reversed_clusters: bool)
     d_embed = shapes[0][1]
     if tables > 1:
         ends = list(itertools.accumulate(shape[0] for shape in shapes))
-        vocab_size, cutoffs, div_val = ends[-1], tuple(ends[:-1]), max(d_embed // max(shapes[1][1], 1), 1)
+        vocab_size = ends[-1]
+        cutoffs = tuple(ends[:-1])
+        div_val = max(d_embed // max(shapes[1][1], 1), 1)
     else:
-        vocab_size, cutoffs = shapes[0][0], _cutoffs(t, options)
+        vocab_size = shapes[0][0]
+        cutoffs = _cutoffs(t, options)
         # Only a div_val above 1 has a projection between equal widths.
         div_val = 2 if not cutoffs and d_embed == d_model and "word_emb.emb_projs.0" in t else 1
     return Architecture(
@@ -149,10 +152,8 @@ def _heads(t: Tensors, options: ImportOptions, *, kind: int, untied: bool) -> tu
     if kind in (1, 3):
         table = t.peek("r_emb", dimensions=4).shape
         return table[2], table[3]
-    width, heads = (
-        t.peek("layers.0.dec_attn.q_net.weight", dimensions=2).shape[0],
-        options.overrides.chosen("n_head"),
-    )
+    width = t.peek("layers.0.dec_attn.q_net.weight", dimensions=2).shape[0]
+    heads = options.overrides.chosen("n_head")
     if heads is None or width % heads:
         raise ConfigError(
             f"{t.where} is a bare state dict with queries of {width} numbers, and n_head is "
@@ -166,7 +167,8 @@ def _cutoffs(t: Tensors, options: ImportOptions) -> tuple[int, ...]:
     """Returns the first token of each tail cluster where all clusters share one table."""
     if "crit.cluster_weight" not in t:
         return ()
-    tails, chosen = t.peek("crit.cluster_weight", dimensions=2).shape[0], options.overrides.chosen("cutoffs")
+    tails = t.peek("crit.cluster_weight", dimensions=2).shape[0]
+    chosen = options.overrides.chosen("cutoffs")
     if chosen is None or len(chosen) != tails:
         raise ConfigError(
             f"{t.where} is a bare state dict with {tails} tail clusters, and cutoffs "

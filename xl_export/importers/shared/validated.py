@@ -38,7 +38,10 @@ class Tensors:
         spell: Callable[[str], str] = str,
         allow_nonfinite: bool = False,
     ) -> None:
-        self.where, self.project, self.spell, self.allow_nonfinite = where, project, spell, allow_nonfinite
+        self.where = where
+        self.project = project
+        self.spell = spell
+        self.allow_nonfinite = allow_nonfinite
         self._left: dict[str, Tensor] = {}
         self.halved: set[str] = set()  # types other than float32 that were found
         self.nonfinite: list[str] = []  # names of tensors that hold NaN or infinity, where these may pass
