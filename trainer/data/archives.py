@@ -39,15 +39,12 @@ Tick = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source holds.
+    """What a source holds."""
 
-    files: the wanted files, by their names inside the source. names: the names of all its files.
-    is_single: the source is one file that is no archive; it may be compressed.
-    """
-
+    # The wanted files, by their names inside the source.
     files: dict[str, Path] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    is_single: bool = False
+    names: list[str] = field(default_factory=list)  # the names of all its files
+    is_single: bool = False  # the source is one file that is no archive; it may be compressed
 
 
 def is_packed(path: Path) -> bool:

@@ -59,29 +59,22 @@ class Fingerprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The description of one corpus.
-
-    parts: the file names of each part, as shell patterns. The published name comes first; then comes
-    `train.txt` or the like, which the public script writes. A corpus that is cut 90/5/5 has the only part
-    `all`.
-    files: what is known of each part. archive: what is known of the published archive.
-    urls: where the archive is or was; they are tried in turn. max_bytes: the archive unpacks to less.
-    min_count: words that appear less often are `unknown`.
-    end_of_line: the token of each newline. bounded: whether it also precedes the first line.
-    """
+    """The description of one corpus."""
 
     name: CorpusName
     kind: VocabKind
+    # The file names of each part, as shell patterns. The published name comes first; then comes `train.txt`
+    # or the like, which the public script writes. A corpus that is cut 90/5/5 has the only part `all`.
     parts: dict[str, tuple[str, ...]]
-    files: dict[str, Fingerprint]
+    files: dict[str, Fingerprint]  # what is known of each part
     archive_name: str
-    archive: Fingerprint
-    urls: tuple[str, ...]
-    max_bytes: int = 1 << 30
-    min_count: int = 1
+    archive: Fingerprint  # what is known of the published archive
+    urls: tuple[str, ...]  # where the archive is or was; they are tried in turn
+    max_bytes: int = 1 << 30  # the archive unpacks to less
+    min_count: int = 1  # words that appear less often are `unknown`
     unknown: str = "<unk>"
-    end_of_line: str = "<eos>"
-    bounded: bool = False
+    end_of_line: str = "<eos>"  # the token of each newline
+    bounded: bool = False  # whether that token also precedes the first line
 
     def wants(self, member: str) -> bool:
         """Whether a file of this name may belong to the corpus."""

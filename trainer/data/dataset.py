@@ -31,20 +31,16 @@ DType = Literal["uint8", "uint16", "int32"]
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """The content of `data.json`.
-
-    tokens: number of ids in each part. files: hashes and sizes of the files in this folder.
-    sources: hashes and sizes of the files from which it was prepared.
-    published: whether these are the published ones, by size and hash.
-    """
+    """The content of `data.json`."""
 
     schema: int = SCHEMA
     corpus: str
-    published: bool
+    published: bool  # whether the sources are the published files, by size and hash
     dtype: DType
     vocab_size: int
-    tokens: dict[str, int]
-    files: dict[str, FileFacts]
+    tokens: dict[str, int]  # number of ids in each part
+    files: dict[str, FileFacts]  # hashes and sizes of the files in this folder
+    # Hashes and sizes of the files from which it was prepared.
     sources: dict[str, FileFacts] = field(default_factory=dict)
     identity: str = ""  # SHA-256 of the bytes of `data.json`, which does not hold it
 

@@ -55,9 +55,10 @@ class OwnFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A new dataset. notes: what the user did not ask for and should know, a clause each."""
+    """A new dataset."""
 
     facts: DatasetFacts
+    # What the user did not ask for and should know, a clause each.
     notes: list[str] = field(default_factory=list)
 
 

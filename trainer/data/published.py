@@ -23,15 +23,11 @@ Tick = Callable[[int], object]  # called with the number of bytes that were done
 
 @dataclass(frozen=True)
 class FoundCorpus:
-    """The files of each part of a corpus.
-
-    published: whether these files, or the archive that holds them, are the published ones. sources: hashes
-    and sizes.
-    """
+    """The files of each part of a corpus."""
 
     parts: dict[str, Files]
-    published: bool
-    sources: dict[str, FileFacts]
+    published: bool  # whether these files, or the archive that holds them, are the published ones
+    sources: dict[str, FileFacts]  # hashes and sizes
 
 
 def find_corpus(

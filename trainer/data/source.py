@@ -26,21 +26,18 @@ OWN = (OWN_IDS, OWN_TEXT)  # datasets that fit the recipe for any corpus, as a t
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that a run reads.
+    """Everything that a run reads."""
 
-    name: the text or corpus, as people call it. tokens: ids for training, in lanes [B, N].
-    valid: held-out ids [N] for validation. files: the held-out files that the run keeps, by name: their
-    bytes, or a memory-mapped array for a `.npy` file. held_out: the SHA-256 of the held-out text, which does
-    not depend on the vocabulary; None where a dataset does not know its sources. note: what was changed in
-    the text when it was decoded, for the user; None for nothing.
-    """
-
-    name: str
+    name: str  # the text or corpus, as people call it
     vocab: Vocab
-    tokens: np.ndarray
-    valid: np.ndarray
+    tokens: np.ndarray  # ids for training, in lanes [B, N]
+    valid: np.ndarray  # held-out ids [N] for validation
+    # The held-out files that the run keeps, by name: their bytes, or a memory-mapped array for a `.npy` file.
     files: dict[str, bytes | np.ndarray]
+    # The SHA-256 of the held-out text, which does not depend on the vocabulary; None where a dataset does not
+    # know its sources.
     held_out: str | None
+    # What was changed in the text when it was decoded, for the user; None for nothing.
     note: str | None = None
 
     @cached_property

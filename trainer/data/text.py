@@ -28,14 +28,12 @@ MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigaby
 
 @dataclass(frozen=True)
 class Splits:
-    """The first 90 % of a text, the next 5 % and the last 5 %.
-
-    note: what was changed in the file when it was decoded, for the user; None for nothing.
-    """
+    """The first 90 % of a text, the next 5 % and the last 5 %."""
 
     train: bytes
     valid: bytes
     test: bytes
+    # What was changed in the file when it was decoded, for the user; None for nothing.
     note: str | None = None
 
 

@@ -22,24 +22,18 @@ class Terms:
     """The terms of one layer's scores that do not depend on content alone; each may be None.
 
     Row d of an array [J, …] is for distance d.
-
-    - position [J, H, K]: the position vectors r(d).
-    - bias [J, H]: a number for each distance.
-    - u [H, K]: is added to the query in its product with keys.
-    - v [H, K]: is added to the query in its product with r(d).
-    - gate [J, H]: m(d), the soft span mask.
-    - longest: the largest distance that has a weight, if that is known. It changes no answer: what lies
-      beyond it need not be computed.
-    - window, epsilon: for a gate that is normalised as in the public code of adaptive spans. The softmax
-      covers the distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
     """
 
-    position: Tensor | None = None
-    bias: Tensor | None = None
-    u: Tensor | None = None
-    v: Tensor | None = None
-    gate: Tensor | None = None
+    position: Tensor | None = None  # [J, H, K]: the position vectors r(d)
+    bias: Tensor | None = None  # [J, H]: a number for each distance
+    u: Tensor | None = None  # [H, K]: added to the query in its product with keys
+    v: Tensor | None = None  # [H, K]: added to the query in its product with r(d)
+    gate: Tensor | None = None  # [J, H]: m(d), the soft span mask
+    # The largest distance that has a weight, if that is known. It changes no answer: what lies beyond it need
+    # not be computed.
     longest: int | None = None
+    # For a gate that is normalised as in the public code of adaptive spans. The softmax
+    # covers the distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
     window: Tensor | int | None = None
     epsilon: float = 0.0
 

@@ -13,23 +13,24 @@ from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyConfig:
-    """The input embedding and output softmax, plain or adaptive (Grave et al. 2017; Baevski and Auli 2019).
+    """The input embedding and output softmax, plain or adaptive.
 
-    cutoffs: first token of each tail cluster, ascending; empty for a plain softmax. d_embed: width of the
-    first cluster; 0 for d_model. div_val: cluster i is d_embed // div_val**i wide. A cluster is projected to
-    d_model unless it has that width and div_val is 1. project_same_width: whether a cluster of that width is
-    projected where div_val is not 1; the TensorFlow code of Dai et al. can leave this projection out.
-    tie_weights: input and output share their tables. tie_projections: for each cluster, whether input and
-    output share its projection; empty when all do. scale: embeddings are multiplied by sqrt(d_model).
+    Source: Grave et al. 2017; Baevski and Auli 2019.
     """
 
+    # First token of each tail cluster, ascending; empty for a plain softmax.
     cutoffs: tuple[int, ...] = ()
-    d_embed: int = 0
+    d_embed: int = 0  # width of the first cluster; 0 for d_model
+    # Cluster i is d_embed // div_val**i wide. A cluster is projected to d_model unless it has that width and
+    # div_val is 1.
     div_val: int = 1
+    # Whether a cluster of width d_model is projected if div_val is not 1; the TensorFlow code of Dai et al.
+    # can leave this projection out.
     project_same_width: bool = True
-    tie_weights: bool = True
+    tie_weights: bool = True  # input and output share their tables
+    # For each cluster, whether input and output share its projection; empty when all do.
     tie_projections: tuple[bool, ...] = ()
-    scale: bool = True
+    scale: bool = True  # embeddings are multiplied by sqrt(d_model)
 
     def __post_init__(self) -> None:
         if any(first >= second for first, second in itertools.pairwise((0, *self.cutoffs))):
@@ -65,19 +66,15 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanConfig:
-    """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1).
+    """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1)."""
 
-    maximum: the longest span that a head can learn, in tokens (S). ramp: width of the soft edge, in tokens
-    (R). penalty: the coefficient of the span loss. initial: the spans at the start of training, as a share of
-    the maximum. epsilon: is added to the sum that masked weights are divided by; the public code of the paper
-    adds 1e-8. A head whose softmax lies almost wholly outside its span then answers with less than one full
-    weight, so an imported model needs it to give its project's scores.
-    """
-
-    maximum: int
-    ramp: int = 32
-    penalty: float = 0.0
-    initial: float = 0.0
+    maximum: int  # the longest span that a head can learn, in tokens (S)
+    ramp: int = 32  # width of the soft edge, in tokens (R)
+    penalty: float = 0.0  # the coefficient of the span loss
+    initial: float = 0.0  # the spans at the start of training, as a share of the maximum
+    # Added to the sum that masked weights are divided by; the public code of the paper adds 1e-8. A head
+    # whose softmax lies almost wholly outside its span then answers with less than one full weight, so an
+    # imported model needs it to give its project's scores.
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
@@ -97,53 +94,20 @@ class SpanConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What training minimises besides the mean negative log-likelihood of every position.
+    """What training minimises besides the mean negative log-likelihood of every position."""
 
-    half: only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6).
-    intermediate: every layer predicts the next token too; layer l of L does until l / 2L of the training is
-    done. second_target: the token after the next one is predicted too, at half weight (both Al-Rfou et al.
-    2018, section 3). The extra classifiers are used in training only.
-    """
-
+    # Only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6).
     half: bool = False
+    # Every layer predicts the next token too; layer l of L does until l / 2L of the training is done.
     intermediate: bool = False
+    # The token after the next one is predicted too, at half weight (both Al-Rfou et al. 2018, section 3). The
+    # extra classifiers are used in training only.
     second_target: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A language model with segment recurrence, of either paper or one of their baselines.
-
-    positions: the kind of position, one of `trainer.model.positions.KINDS`: `relative` (Dai et al. 2019,
-    section 3.3), `shaw` (Shaw et al. 2018: a learned vector for each distance, layer and head), `learned`
-    (Sukhbaatar et al. 2019b: one learned table for all heads and layers), `absolute` (Vaswani et al. 2017:
-    sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned vectors added to every layer's
-    input). Options that the kind does not take are refused when the model is made. context: rows of the
-    position table; 0 for `relative`. Longer distances use the last row. Positions that are added to the input
-    start again after the last row. from_segment_end: such positions count back from the last token of the
-    segment, as in the public code, and those beyond `context` use the last row. stored_frequencies: the
-    frequencies of sinusoids are a tensor of the checkpoint, `positions.frequencies`, and are not computed.
-    tie_biases: all layers share one u and v. pre_norm: LayerNorm stands before each sublayer instead of after
-    it. query_norm: under pre_norm, queries are computed from normalised inputs too. norm_epsilon: of every
-    LayerNorm.
-
-    sublayers: `feed-forward` for attention and a feed-forward network. The other choices have persistent
-    vectors in the place of the network (Sukhbaatar et al. 2019b): `all-attention` (one softmax over context
-    and persistent vectors), and the variants of its Figure 2: `attn-split` (persistent vectors have a softmax
-    of their own), `head-split` (half of the heads see persistent vectors alone), `single-head` (as
-    attn-split, but not split into heads) and `ff-attn` (a feed-forward network with softmax in the place of
-    ReLU). persistent: vectors in each layer and head (N). span: adaptive spans, or null.
-
-    initialization: the values that training starts from. `normal`: matrices from Normal(0, 0.02), biases 0,
-    as the public code of Dai et al. `uniform-fan-in`: matrices and biases of linear layers from U(±1/√n) with
-    n inputs, and embeddings from Normal(0, 1), which are PyTorch's defaults and those of the public code of
-    Sukhbaatar et al.
-
-    dropout: of sublayers' outputs, position vectors and the last layer's output. attention_dropout: of
-    attention weights. embedding_dropout, inner_dropout, output_dropout: of the embedding, within the
-    feed-forward network, and of the last layer's output; `dropout` when null. variational_dropout: one mask
-    for all positions of a segment. vocab_size: 0 until the text has decided it.
-    """
+    """A language model with segment recurrence, of either paper or one of their baselines."""
 
     layers: int
     d_model: int
@@ -151,26 +115,66 @@ class ModelConfig:
     head_dim: int
     d_ff: int = 0
     positions: str = "relative"
+    """The kind of position, one of `trainer.model.positions.KINDS`: `relative` (Dai et al. 2019, section
+    3.3), `shaw` (Shaw et al. 2018: a learned vector for each distance, layer and head), `learned`
+    (Sukhbaatar et al. 2019b: one learned table for all heads and layers), `absolute` (Vaswani et al. 2017:
+    sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned vectors added to every
+    layer's input). Options that the kind does not take are refused when the model is made.
+    """
     context: int = 0
+    """Rows of the position table; 0 for `relative`. Longer distances use the last row. Positions that are
+    added to the input start again after the last row.
+    """
     from_segment_end: bool = False
+    """Positions that are added to the input count back from the last token of the segment, as in the public
+    code, and those beyond `context` use the last row.
+    """
     stored_frequencies: bool = False
+    """The frequencies of sinusoids are a tensor of the checkpoint, `positions.frequencies`, and are not
+    computed.
+    """
     tie_biases: bool = True
+    """All layers share one u and v."""
     pre_norm: bool = False
+    """LayerNorm stands before each sublayer instead of after it."""
     query_norm: bool = True
+    """Under pre_norm, queries are computed from normalised inputs too."""
     norm_epsilon: float = 1e-5
+    """Of every LayerNorm."""
     sublayers: Sublayers = "feed-forward"
+    """`feed-forward` for attention and a feed-forward network. The other choices have persistent vectors in
+    the place of the network (Sukhbaatar et al. 2019b): `all-attention` (one softmax over context and
+    persistent vectors), and the variants of its Figure 2: `attn-split` (persistent vectors have a softmax
+    of their own), `head-split` (half of the heads see persistent vectors alone), `single-head` (as
+    attn-split, but not split into heads) and `ff-attn` (a feed-forward network with softmax in the place
+    of ReLU).
+    """
     persistent: int = 0
+    """Vectors in each layer and head (N)."""
     span: SpanConfig | None = None
+    """Adaptive spans, or null."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     initialization: Literal["normal", "uniform-fan-in"] = "normal"
+    """The values that training starts from. `normal`: matrices from Normal(0, 0.02), biases 0, as the public
+    code of Dai et al. `uniform-fan-in`: matrices and biases of linear layers from U(±1/√n) with n inputs,
+    and embeddings from Normal(0, 1), which are PyTorch's defaults and those of the public code of
+    Sukhbaatar et al.
+    """
     dropout: float = 0.0
+    """Of sublayers' outputs, position vectors and the last layer's output."""
     attention_dropout: float = 0.0
+    """Of attention weights."""
     embedding_dropout: float | None = None
+    """Of the embedding; `dropout` when null."""
     inner_dropout: float | None = None
+    """Within the feed-forward network; `dropout` when null."""
     output_dropout: float | None = None
+    """Of the last layer's output; `dropout` when null."""
     variational_dropout: bool = False
+    """One mask for all positions of a segment."""
     vocab_size: int = 0
+    """0 until the text has decided it."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "d_model", "heads", "head_dim"):

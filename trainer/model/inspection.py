@@ -23,23 +23,18 @@ class Observation:
     """What the heads of a model attended to in one text, by distance.
 
     An array has R columns, for the distances 0 … R - 1. All arrays are float64, except `seen`.
-
-    - positions: the number of tokens that the averages are over.
-    - average [L, H, R]: the mean weights (Dai et al. 2019, Figure 5).
-    - persistent [L, H]: the mean share of persistent vectors in the same softmax, or None.
-    - terms: the terms `a`, `b` and `d` (Figure 7), [L, H, R] each, or None.
-    - stretch: the targets of Figure 6.
-    - weights [L, H, targets, R]: the weights of these targets.
-    - seen bool [targets, R]: the distances that the mask makes visible to each target.
     """
 
-    positions: int
+    positions: int  # the number of tokens that the averages are over
+    # [L, H, R]: the mean weights (Dai et al. 2019, Figure 5).
     average: np.ndarray
+    # [L, H]: the mean share of persistent vectors in the same softmax, or None.
     persistent: np.ndarray | None
+    # The terms `a`, `b` and `d` (Figure 7), [L, H, R] each, or None.
     terms: dict[str, np.ndarray] | None
-    stretch: range
-    weights: np.ndarray
-    seen: np.ndarray
+    stretch: range  # the targets of Figure 6
+    weights: np.ndarray  # [L, H, targets, R]: the weights of these targets
+    seen: np.ndarray  # bool [targets, R]: the distances that the mask makes visible to each target
 
     @property
     def mean_distances(self) -> np.ndarray:
@@ -226,14 +221,14 @@ def highlighted(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LearnedSpans:
-    """The learned spans z [L][H] in tokens, and the longest distance to which each head gives any weight.
+    """The learned spans of a model (Sukhbaatar et al. 2019a, section 3.2).
 
-    maximum: the longest span that the model can learn. With `head-split` only the heads that attend to the
-    context are there. Source: Sukhbaatar et al. 2019a, section 3.2.
+    With `head-split` only the heads that attend to the context are there.
     """
 
-    maximum: int
-    spans: tuple[tuple[float, ...], ...]
+    maximum: int  # the longest span that the model can learn
+    spans: tuple[tuple[float, ...], ...]  # z [L][H] in tokens
+    # [L][H]: the longest distance to which each head gives any weight.
     longest_distances: tuple[tuple[int, ...], ...]
 
 

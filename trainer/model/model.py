@@ -29,17 +29,16 @@ from trainer.model.vocabulary import Vocabulary
 class Visibility:
     """Which keys the tokens of one segment see, and where they are; all layers share it. J = M + T keys.
 
-    B is 1 where all rows are at the same position. visible bool [B, T, J]: whether a query sees a key; the
-    segment's own keys are the last T. before_start bool [B, J]: keys before the stream began, which are read
-    as hidden states of zero; None where they are masked. positions int64 [B, T]: stream positions.
-    attention: the function that computes attention, fast or naive. longest: the largest distance that any
-    query may see; None where that is not known.
+    B is 1 where all rows are at the same position.
     """
 
-    visible: Tensor
+    visible: Tensor  # bool [B, T, J]: whether a query sees a key; the segment's own keys are the last T
+    # bool [B, J]: keys before the stream began, which are read as hidden states of zero; None where they are
+    # masked.
     before_start: Tensor | None
-    positions: Tensor
-    attention: AttentionFunction
+    positions: Tensor  # int64 [B, T]: stream positions
+    attention: AttentionFunction  # the function that computes attention, fast or naive
+    # The largest distance that any query may see; None where that is not known.
     longest: int | None = None
 
     def nearest(self, memory: int, longest: int | None) -> Visibility:

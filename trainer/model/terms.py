@@ -19,8 +19,7 @@ class DistanceTables:
     """One layer's `trainer.model.attention.Terms` in float32, with the span mask and its logarithm.
 
     position [R, H, K], bias, mask and log_mask [R, H]: row d is for distance d; longer distances use the last
-    row. u, v [H, K]. window: the longest distance in the softmax before the mask. Each is None where the
-    model has no such term. Nothing is divided by sqrt(K) yet.
+    row. u, v [H, K]. Each is None where the model has no such term. Nothing is divided by sqrt(K) yet.
     """
 
     position: np.ndarray | None
@@ -29,7 +28,7 @@ class DistanceTables:
     v: np.ndarray | None
     mask: np.ndarray | None
     log_mask: np.ndarray | None
-    window: int | None
+    window: int | None  # the longest distance in the softmax before the mask
 
     @property
     def one_for_all_heads(self) -> bool:

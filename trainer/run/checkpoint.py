@@ -60,12 +60,12 @@ SHA256 = "tensors_sha256"  # in the metadata of a file of tensors
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with all that belongs to it. sha256: of its weights file."""
+    """A trained model with all that belongs to it."""
 
     config: TrainConfig
     model: LanguageModel
     vocab: Vocab
-    sha256: str
+    sha256: str  # of its weights file
 
 
 def load_run(folder: Path) -> Run:

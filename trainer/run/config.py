@@ -31,14 +31,11 @@ def built_in() -> dict[str, Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """When the average of the weights begins. Exactly one of the two must be given.
+    """When the average of the weights begins. Exactly one of the two must be given."""
 
-    start_step: the weights after every later step are averaged. patience: the average begins at the first
-    validation that is worse than the best of those more than `patience` validations before it (Merity et al.
-    2018, section 3, where patience is 5).
-    """
-
-    start_step: int | None = None
+    start_step: int | None = None  # the weights after every later step are averaged
+    # The average begins at the first validation that is worse than the best of those more than `patience`
+    # validations before it (Merity et al. 2018, section 3, where patience is 5).
     patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -55,78 +52,91 @@ class Averaging:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One training run.
-
-    training, evaluation: the memory rule of training, and the rule of every score afterwards.
-    mem_len_schedule, segment_schedule: [step, value] pairs in ascending order; from that step on, `training`
-    has this mem_len or segment. empty_memory_schedule: such pairs too; from that step on, at every so many
-    steps all lanes begin with an empty memory, as a new stream does, so that the model learns to begin; 0 for
-    at each pass over the text alone. corpus: the public corpus that the recipe is for; `data` must then be a
-    dataset of it or of own files, unless `text` is given; null for any. vocab: tokens are bytes (`byte`),
-    characters (`char`) or words (`word`) of the text, or those of the vocabulary in a file of this path.
-    min_count: rarer words are not in a vocabulary of words. max_size: the most tokens of a vocabulary of
-    words; null for no limit. text: path of a text file; null for the built-in text. data: folder of a
-    prepared dataset, which has its own vocabulary; null for none. batch: lanes (B), each of which reads a
-    contiguous part of the text. accumulate: a step computes its lanes in that many parts, one after the
-    other, and adds up their gradients.
-
-    optimizer: how a gradient changes the weights. schedule: how the learning rate changes. autocast:
-    precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32. averaging:
-    the mean of the weights is validated and exported; null for the weights themselves. patience: training
-    ends when this many validations in a row were no better than the best; 0 for never.
-
-    validate_every: steps between two validations. validate_tokens: the most tokens of the held-out text that
-    such a validation predicts, always the first ones; null for all. After the last step, the best weights are
-    scored on all of them.
-
-    sample_tokens: length of the text that each validation generates after the beginning of the held-out text;
-    0 for none. tensorboard, wandb: metrics are also written as TensorBoard events, to the run's folder
-    `tensorboard`, or sent to Weights & Biases. peak_tflops: the operations that the device of one process can
-    do, in 10^12 a second, of which metrics tell the share; null to measure a CPU or look up a GPU.
-
-    device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps`
-    is the GPU of an Apple computer, for one process.
-    parallel: what each of several processes keeps of the weights and the optimiser's state: `ddp` all of
-    them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads: CPU threads; 0 for PyTorch's
-    choice. compile: whether `torch.compile` translates forward and backward pass, which needs a C++ compiler
-    on the CPU and Triton on a GPU. checkpoint_activations: whether a layer keeps only its input and computes
-    the rest again in the backward pass: less memory, about a third more time.
-    """
+    """One training run."""
 
     model: ModelConfig
     training: MemoryRule
+    """The memory rule of training."""
     evaluation: MemoryRule
+    """The memory rule of every score after training."""
     mem_len_schedule: Schedule = ()
+    """[step, value] pairs in ascending order; from that step on, `training` has this mem_len."""
     segment_schedule: Schedule = ()
+    """The same for the segment of `training`."""
     empty_memory_schedule: Schedule = ()
+    """The same kind of pairs; from that step on, at every so many steps all lanes begin with an empty memory,
+    as a new stream does, so that the model learns to begin; 0 for only at each pass over the text.
+    """
     corpus: CorpusName | None = None
+    """The public corpus that the recipe is for; `data` must then be a dataset of it or of own files, unless
+    `text` is given; null for any.
+    """
     vocab: str = "char"
+    """Tokens are bytes (`byte`), characters (`char`) or words (`word`) of the text, or those of the
+    vocabulary in a file of this path.
+    """
     min_count: int = 1
+    """Rarer words are not in a vocabulary of words."""
     max_size: int | None = None
+    """The most tokens of a vocabulary of words; null for no limit."""
     text: str | None = None
+    """Path of a text file; null for the built-in text."""
     data: str | None = None
+    """Folder of a prepared dataset, which has its own vocabulary; null for none."""
     batch: int = 16
+    """Lanes (B), each of which reads a contiguous part of the text."""
     accumulate: int = 1
+    """A step computes its lanes in that many parts, one after the other, and adds up their gradients."""
     steps: int = 1000
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How a gradient changes the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """How the learning rate changes."""
     autocast: Literal["none", "bf16", "fp16"] = "none"
+    """Precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32."""
     averaging: Averaging | None = None
+    """The mean of the weights is validated and exported; null for the weights themselves."""
     patience: int = 0
+    """Training ends when this many validations in a row were no better than the best; 0 for never."""
     seed: int = 0
     log_every: int = 20
     validate_every: int = 200
+    """Steps between two validations."""
     validate_tokens: int | None = 1 << 19
+    """The most tokens of the held-out text that such a validation predicts, always the first ones; null for
+    all. After the last step, the best weights are scored on all of them.
+    """
     checkpoint_every: int = 100
     device: Literal["cpu", "cuda", "mps"] = "cpu"
+    """Where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps` is the
+    GPU of an Apple computer, for one process.
+    """
     parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What each of several processes keeps of the weights and the optimiser's state: `ddp` all of them,
+    `fsdp` a part (PyTorch's FSDP2), for models beyond one device.
+    """
     threads: int = 0
+    """CPU threads; 0 for PyTorch's choice."""
     sample_tokens: int = 64
+    """Length of the text that each validation generates after the beginning of the held-out text; 0
+    for none.
+    """
     tensorboard: bool = False
+    """Whether metrics are also written as TensorBoard events, to the run's folder `tensorboard`."""
     wandb: bool = False
+    """Whether metrics are also sent to Weights & Biases."""
     peak_tflops: float | None = None
+    """The operations that the device of one process can do, in 10^12 a second, of which metrics tell the
+    share; null to measure a CPU or look up a GPU.
+    """
     compile: bool = False
+    """Whether `torch.compile` translates forward and backward pass, which needs a C++ compiler on the CPU and
+    Triton on a GPU.
+    """
     checkpoint_activations: bool = False
+    """Whether a layer keeps only its input and computes the rest again in the backward pass: less memory,
+    about a third more time.
+    """
 
     def __post_init__(self) -> None:
         for name in (

@@ -26,34 +26,24 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The part of a checkpoint that is no tensor.
+    """The part of a checkpoint that is no tensor."""
 
-    text: hashes of the training text and of the held-out text.
-    at: index in the lanes where the next segment begins. position: stream position of that segment. epoch:
-    how often the streams have started again.
-    lanes, limit: of every validation of the run, the number of lanes and the most tokens, or None for all.
-    They stay as they were when the run began, because its scores are compared.
-    final: bits per token of the whole held-out text at the end of training; None before.
-    averaged: number of weights in the average.
-    scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
-    ranks: number of processes whose random states are stored.
-    held_out: the SHA-256 of the held-out text, as `Source` has it.
-    """
-
-    text: str
+    text: str  # hashes of the training text and of the held-out text
     step: int
-    at: int
-    position: int
-    averaged: int
-    scale: float
-    scale_steps: int
-    ranks: int
+    at: int  # index in the lanes where the next segment begins
+    position: int  # stream position of that segment
+    averaged: int  # number of weights in the average
+    scale: float  # scale of the fp16 loss
+    scale_steps: int  # steps since the scale changed
+    ranks: int  # number of processes whose random states are stored
     validations: tuple[Validation, ...]
-    epoch: int
+    epoch: int  # how often the streams have started again
+    # The number of lanes of every validation of the run, and its most tokens; None for all. They stay as
+    # they were when the run began, because its scores are compared.
     lanes: int
     limit: int | None
-    final: float | None
-    held_out: str | None
+    final: float | None  # bits per token of the whole held-out text at the end of training; None before
+    held_out: str | None  # the SHA-256 of the held-out text, as `Source` has it
 
 
 def best(history: Sequence[Validation]) -> Validation | None:
@@ -63,10 +53,10 @@ def best(history: Sequence[Validation]) -> Validation | None:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The training of a run. facts: of its last checkpoint; None where its file is damaged."""
+    """The training of a run."""
 
     config: TrainConfig
-    facts: Facts | None
+    facts: Facts | None  # of its last checkpoint; None where its file is damaged
 
     def describe(self) -> dict[str, Any]:
         """What `info` says of the training, as JSON; step is None where the checkpoint is damaged."""

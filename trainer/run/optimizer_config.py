@@ -12,21 +12,19 @@ MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyon
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How a gradient changes the weights. `trainer/training/optimizer.py` says what each kind computes.
+    """How a gradient changes the weights. `trainer/training/optimizer.py` says what each kind computes."""
 
-    kind: `adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`. lr: the highest learning rate,
-    which `schedule` changes. betas: how much of the mean and of the mean square of the gradients Adam keeps
-    from one step to the next. epsilon: is added to the root that the step is divided by; null for 1e-8, and
-    for 1e-10 with adagrad. weight_decay: a step multiplies weights by 1 - lr * weight_decay (adamw only). It
-    concerns matrices, and no bias, norm or span. clip: the largest norm of the gradient of all parameters;
-    with adagrad, of each tensor by itself.
-    """
-
+    # `adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`.
     kind: Literal["adam", "adamw", "adagrad"] = "adam"
-    lr: float = 2.5e-4
+    lr: float = 2.5e-4  # the highest learning rate, which `schedule` changes
+    # How much of the mean and of the mean square of the gradients Adam keeps from one step to the next.
     betas: tuple[float, ...] = (0.9, 0.999)
+    # Added to the root that the step is divided by; null for 1e-8, and for 1e-10 with adagrad.
     epsilon: float | None = None
+    # A step multiplies weights by 1 - lr * weight_decay (adamw only). It concerns matrices, and no bias, norm
+    # or span.
     weight_decay: float = 0.0
+    # The largest norm of the gradient of all parameters; with adagrad, of each tensor by itself.
     clip: float = 0.25
 
     def __post_init__(self) -> None:
@@ -63,17 +61,18 @@ class ScheduleConfig:
     """How the learning rate changes during training.
 
     It rises linearly over `warmup_steps` to `optimizer.lr`, then follows `kind` and is never below `min_lr`,
-    except in the fine-tuning. kind: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-
-    sqrt` falls as 1/√step; `plateau` is multiplied by plateau_decay when more than plateau_patience
-    validations in a row were no better than the best. fine_tune_steps: the last steps have a tenth of the
-    rate that `kind` gives them (the public code of Sukhbaatar et al.).
+    except in the fine-tuning.
     """
 
+    # `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau`
+    # is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
+    # the best.
     kind: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
     warmup_steps: int = 0
     min_lr: float = 0.0
     plateau_patience: int = 0
     plateau_decay: float = 0.5
+    # The last steps have a tenth of the rate that `kind` gives them (the public code of Sukhbaatar et al.).
     fine_tune_steps: int = 0
 
     def __post_init__(self) -> None:

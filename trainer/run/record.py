@@ -45,34 +45,29 @@ Curve = tuple[tuple[int, int, float], ...]  # (step, tokens trained until then, 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The training of one run. A figure is None where the run does not tell it.
-
-    steps: done so far. planned: of the whole training. parameters: trained values. tokens: that were trained
-    so far. best_bits, best_step: the best validation, in bits per token. final_bits: the score of the whole
-    held-out text at the end. unit, bits_per_unit: the best validation for each `byte` or `character` of the
-    text. held_out: the SHA-256 of the held-out text, as training recorded it; of a run without that record it
-    is of the text that is there now. validated: the number of tokens that a validation scores.
-    validate_tokens: the most that it may score, as configured; None for the whole held-out text.
-    learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
-    seconds: of training, with validations. training, validations: the curves.
-    """
+    """The training of one run. A figure is None where the run does not tell it."""
 
     path: str
-    steps: int
-    planned: int
-    parameters: int | None
-    tokens: int
+    steps: int  # done so far
+    planned: int  # of the whole training
+    parameters: int | None  # trained values
+    tokens: int  # trained so far
+    # The best validation, in bits per token, and its step.
     best_bits: float | None
     best_step: int | None
-    final_bits: float | None
+    final_bits: float | None  # the score of the whole held-out text at the end
+    # The best validation for each `byte` or `character` of the text, and which of the two.
     unit: str | None
     bits_per_unit: float | None
+    # The SHA-256 of the held-out text, as training recorded it; of a run without that record it is of the
+    # text that is there now.
     held_out: str | None
-    validated: int | None
+    validated: int | None  # the number of tokens that a validation scores
+    # The most that it may score, as configured; None for the whole held-out text.
     validate_tokens: int | None
-    learning_rate: float
-    tokens_per_second: float | None
-    seconds: float | None
+    learning_rate: float  # the highest of the schedule
+    tokens_per_second: float | None  # the median of what was logged
+    seconds: float | None  # of training, with validations
     training: Curve
     validations: Curve
 

@@ -15,14 +15,10 @@ from trainer.model.vocabulary import at_least_fp32
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one segment.
+    """The loss of one segment."""
 
-    objective: the scalar that training minimises, with all penalties.
-    nats: mean negative log-likelihood of a token.
-    """
-
-    objective: Tensor
-    nats: Tensor
+    objective: Tensor  # the scalar that training minimises, with all penalties
+    nats: Tensor  # mean negative log-likelihood of a token
 
 
 def segment_loss(

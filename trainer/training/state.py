@@ -55,32 +55,18 @@ class Step:
     """What one training step has computed. The tensors lie on the training device and were not read.
 
     To read one (`float(step.nats)`) waits for the device, so a loop reads only what it shows.
-
-    number: of this step, from 1. nats: mean loss of a token before the step, of all processes [].
-    gradient_norm: of the whole gradient before clipping []. learning_rate: of this step. tokens: the number
-    of tokens that were trained, of all processes.
     """
 
-    number: int
-    nats: Tensor
-    gradient_norm: Tensor
-    learning_rate: float
-    tokens: int
+    number: int  # of this step, from 1
+    nats: Tensor  # mean loss of a token before the step, of all processes []
+    gradient_norm: Tensor  # of the whole gradient before clipping []
+    learning_rate: float  # of this step
+    tokens: int  # the number of tokens that were trained, of all processes
 
 
 @dataclass
 class Training:
-    """The state of one process.
-
-    lanes: the memory of this process's lanes, for each of the `accumulate` parts that are computed one after
-    another.
-    step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
-    position. epoch: how often the streams have started again. validation_extent: lanes of each validation,
-    and its most tokens. final: the score of the whole held-out text at the end of training, in bits a token.
-    held_out: the SHA-256 of that text, which checkpoints keep for `xl-export runs`.
-    first_not_finite [3]: the first step whose objective or gradient norm was not finite, and these two
-    numbers; the step is 0 while there was none. `refuse_not_finite` reads it.
-    """
+    """The state of one process."""
 
     config: TrainConfig
     ranks: Ranks
@@ -89,16 +75,22 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
+    # The memory of this process's lanes, for each of the `accumulate` parts that are computed one after
+    # another.
     lanes: list[LaneMemory]
     span_lengths: SpanLengths
-    step: int = 0
-    at: int = 0
-    position: int = 0
-    epoch: int = 0
+    step: int = 0  # number of steps done
+    at: int = 0  # index in the lanes where the next segment begins
+    position: int = 0  # its stream position
+    epoch: int = 0  # how often the streams have started again
     validations: list[Validation] = field(default_factory=list)
+    # Lanes of each validation, and its most tokens.
     validation_extent: tuple[int, int | None] = (1, None)
+    # The score of the whole held-out text at the end of training, in bits a token.
     final: float | None = None
-    held_out: str | None = None
+    held_out: str | None = None  # the SHA-256 of that text, which checkpoints keep for `xl-export runs`
+    # [3]: the first step whose objective or gradient norm was not finite, and these two numbers; the step is
+    # 0 while there was none. `refuse_not_finite` reads it.
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
 
     @classmethod

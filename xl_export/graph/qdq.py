@@ -34,11 +34,11 @@ PREFIX = "blocks."  # of the names of the layers' matrices
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How the values of a matrix are stored. largest: the largest of them. in_blocks: see `BLOCKS`."""
+    """How the values of a matrix are stored."""
 
     dtype: ir.DataType
-    largest: float
-    in_blocks: bool = False
+    largest: float  # the largest of them
+    in_blocks: bool = False  # see `BLOCKS`
 
 
 FORMATS: dict[Precision, Format] = {

@@ -186,14 +186,11 @@ def _quantiser(bits: int) -> Any:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A constant W [K, N] of a product x·W.
+    """A constant W [K, N] of a product x·W."""
 
-    source: its name. turned: whether the graph has it as [N, K].
-    """
-
-    source: str
+    source: str  # its name
     array: np.ndarray
-    turned: bool
+    turned: bool  # whether the graph has it as [N, K]
 
     @property
     def name(self) -> str:

@@ -18,19 +18,16 @@ class StepMask:
     """Values that all heads of one memory length share.
 
     J key columns: S for the ring, M + T for the other forms.
-
-    mask float [B, 1, T, J]: 0 where a query sees a key, minus infinity where it does not. row int64 [B, 1, T,
-    J]: the row of the tables by distance for every query and key. before_start bool [B, 1, J, 1]: keys from
-    before the stream began, which are read as hidden states of zero; None where the mask hides them. write_at
-    int64 [B]: the ring's first slot to write; None for the other forms.
     """
 
     op: Ops
     batch: ir.Value
-    mask: ir.Value
-    row: ir.Value
+    mask: ir.Value  # float [B, 1, T, J]: 0 where a query sees a key, minus infinity where it does not
+    row: ir.Value  # int64 [B, 1, T, J]: the row of the tables by distance for every query and key
+    # bool [B, 1, J, 1]: keys from before the stream began, which are read as hidden states of zero; None if
+    # the mask hides them.
     before_start: ir.Value | None
-    write_at: ir.Value | None
+    write_at: ir.Value | None  # int64 [B]: the ring's first slot to write; None for the other forms
     rows: dict[int, ir.Value] = field(default_factory=dict)
 
     def row_of(self, heads: int) -> ir.Value:

@@ -35,15 +35,11 @@ LAST_AXIS = np.array([3])
 
 @dataclass(frozen=True)
 class WebMask(StepMask):
-    """The mask of a step in floats; `mask` has `LEAST_SCORE` where a query does not see a key.
+    """The mask of a step in floats; `mask` has `LEAST_SCORE` where a query does not see a key."""
 
-    one_hot: float [B, 1, S, T], 1 where a token is written to a slot. written: bool [B, 1, S, 1], whether a
-    slot is. sees: float [B, 1, T, 1], 1 where a query sees any key; None where all do.
-    """
-
-    one_hot: ir.Value | None = None
-    written: ir.Value | None = None
-    sees: ir.Value | None = None
+    one_hot: ir.Value | None = None  # float [B, 1, S, T], 1 where a token is written to a slot
+    written: ir.Value | None = None  # bool [B, 1, S, 1], whether a slot is
+    sees: ir.Value | None = None  # float [B, 1, T, 1], 1 where a query sees any key; None where all do
 
 
 class WebStep(StepGraph):

@@ -36,10 +36,10 @@ IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoin
 
 @dataclass(frozen=True)
 class Format:
-    """The checkpoints of one project; files: a description of the files for messages."""
+    """The checkpoints of one project."""
 
     project: str
-    files: str
+    files: str  # a description of the files for messages
     recognises: Callable[[Source], bool]
     read: Callable[[Source, ImportOptions], Checkpoint]
 

@@ -26,8 +26,9 @@ PARTS = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)", re.DOTALL)
 STATE = "checkpoint"
 NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
 TABLE = bytes.fromhex("57fb808b247547db")  # the last bytes of a file of the oldest releases
-SECONDS = 300  # that the process may take to start
-BYTES_PER_SECOND = 5_000_000  # and the least that it must read
+# The process may take SECONDS to start, and then as long as reading its file at this rate takes.
+SECONDS = 300
+BYTES_PER_SECOND = 5_000_000
 GROWTH = 4  # variables may be compressed, up to this factor
 LEAST = 1 << 20
 STATE_BYTES = 1 << 16

@@ -24,15 +24,11 @@ BLOCK = 1 << 20
 
 @dataclass
 class Budget:
-    """The bytes that compressed files may have together when they are decompressed.
+    """The bytes that compressed files may have together when they are decompressed."""
 
-    what: the file or files, for the message. size: their bytes as they are. taken: what was decompressed
-    until now.
-    """
-
-    what: str
-    size: int
-    taken: int = 0
+    what: str  # the file or files, for the message
+    size: int  # their bytes as they are
+    taken: int = 0  # what was decompressed until now
 
     def take(self, num_bytes: int) -> None:
         """Counts bytes; raises ArtefactError where all of them are too many.

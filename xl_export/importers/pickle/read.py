@@ -7,7 +7,7 @@ names are allowed, and `containers.py` which files are read.
 from __future__ import annotations
 
 from pathlib import Path
-from pickletools import code2op
+from pickletools import opcodes
 from typing import Any
 
 from runtimes.base.errors import UserError
@@ -17,6 +17,7 @@ from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, rea
 from xl_export.importers.pickle.values import Foreign, Named, PickleError
 
 __all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
+OPCODES = frozenset(opcode.code for opcode in opcodes)
 PROTOCOL = 0x80  # the first byte of a pickle of protocol 2 or newer
 OTHER_STARTS = {
     b"\x89PNG": "a PNG picture",
@@ -94,7 +95,7 @@ def _start_of_no_pickle(path: Path) -> str | None:
         if head.startswith(magic):
             return f"it begins like {kind}"
     # Old protocols begin with any opcode, and every pickle ends with STOP.
-    begins = head[0] == PROTOCOL or (chr(head[0]) in code2op and last == b".")
+    begins = head[0] == PROTOCOL or (chr(head[0]) in OPCODES and last == b".")
     return None if begins else f"its first bytes are {head[:4].hex(' ')}"
 
 

@@ -24,17 +24,14 @@ class Named:
 
 @dataclass(slots=True, eq=False)
 class Foreign:
-    """An instance of a class that is not imported: only what the pickle holds of it.
-
-    args: the arguments that it was made with. state: its attributes, or another value where the class has its
-    own way of pickling. items and entries: its content where the class is a list or a dictionary.
-    """
+    """An instance of a class that is not imported: only what the pickle holds of it."""
 
     name: str
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()  # the arguments that it was made with
+    # Its attributes, or another value where the class has its own way of pickling.
     state: Any = field(default_factory=dict)
-    items: list[Any] = field(default_factory=list)
-    entries: dict[Any, Any] = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)  # its content, if the class is a list
+    entries: dict[Any, Any] = field(default_factory=dict)  # its content, if the class is a dictionary
 
 
 CONTAINERS = frozenset({list, tuple, set, frozenset, dict, Foreign})

@@ -24,29 +24,24 @@ from xl_export.importers.shared.vocabularies import IDS
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint that was opened and read, but not yet understood.
+    """A checkpoint that was opened and read, but not yet understood."""
 
-    path: the file, or the folder where the format is a folder. content: plain data and tensors of that file.
-    files: the files that were read, by role, where they are more than one.
-    """
-
-    path: Path
-    content: Any
+    path: Path  # the file, or the folder where the format is a folder
+    content: Any  # plain data and tensors of that file
+    # The files that were read, by role, where they are more than one.
     files: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Options that the user chose for one import.
+    """Options that the user chose for one import."""
 
-    overrides: settings that replace those of the project. vocab: the file of the vocabulary; where it is
-    None, the vocabulary is searched in the folder of the checkpoint. allow_nonfinite: whether weights may be
-    NaN or infinite.
-    """
-
+    # Settings that replace those of the project.
     overrides: Overrides = field(default_factory=Overrides)
+    # The file of the vocabulary; where it is None, the vocabulary is searched in the folder of the
+    # checkpoint.
     vocab: Path | None = None
-    allow_nonfinite: bool = False
+    allow_nonfinite: bool = False  # whether weights may be NaN or infinite
 
     def tensors(
         self,
@@ -76,21 +71,16 @@ class ImportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model of another project, expressed as a model of this one.
-
-    tensors: the tensors of `trainer.model.model.LanguageModel` by name. settings: the settings of the
-    evaluation by name. files: the files that were read, by role. notes: sentences on decisions, and on
-    differences from the other project. run: the training configuration, where the checkpoint is a run of this
-    project.
-    """
+    """A model of another project, expressed as a model of this one."""
 
     config: ModelConfig
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # the tensors of `trainer.model.model.LanguageModel` by name
     rule: MemoryRule
     vocab: Vocab
-    settings: dict[str, Setting]
-    files: dict[str, Path]
-    notes: tuple[str, ...] = ()
+    settings: dict[str, Setting]  # the settings of the evaluation by name
+    files: dict[str, Path]  # the files that were read, by role
+    notes: tuple[str, ...] = ()  # sentences on decisions, and on differences from the other project
+    # The training configuration, where the checkpoint is a run of this project.
     run: TrainConfig | None = None
 
     @property

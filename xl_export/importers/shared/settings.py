@@ -21,20 +21,17 @@ from runtimes.contract.rule import MAX_LENGTH, InitialMemory, Mask, MemoryRule
 class Settings:
     """Lengths and mask in the words of the project that trained the model; None where one is not set.
 
-    mem_len: the project's own `mem_len`; its mask decides whether the own token counts. segment: tokens of
-    one step (`tgt_len`, `block_sz`). mask: `same-length` (the flag `same_length`) or `full`. clamp_len: the
-    largest distance that has a position of its own; 0 or -1 for no clamp. ramp: the width of the soft edge of
-    adaptive spans (`adapt_span_ramp`).
-
     n_head, cutoffs and pre_lnorm belong to the model. They are for bare state dicts, where the tensors do not
     tell them.
     """
 
+    # The project's own `mem_len`; its mask decides whether the own token counts.
     mem_len: int | None = None
-    segment: int | None = None
-    mask: Mask | None = None
+    segment: int | None = None  # tokens of one step (`tgt_len`, `block_sz`)
+    mask: Mask | None = None  # `same-length` (the flag `same_length`) or `full`
+    # The largest distance that has a position of its own; 0 or -1 for no clamp.
     clamp_len: int | None = None
-    ramp: int | None = None
+    ramp: int | None = None  # the width of the soft edge of adaptive spans (`adapt_span_ramp`)
     n_head: int | None = None
     cutoffs: tuple[int, ...] | None = None
     pre_lnorm: bool | None = None

@@ -38,10 +38,7 @@ class Architecture:
     """Sizes and options of a checkpoint.
 
     tie_weights, and tie_projections for each cluster: whether a tensor is tied, so that it may be absent;
-    where one is None, tensors with equal values are taken as tied. reversed_clusters: whether the head's
-    columns for the tail clusters are stored in reverse order. biases_in_layers: whether every layer has its
-    own u and v. d_ff: the width of the feed-forward network; None if only the tensors tell it. context: the
-    number of sinusoids for type 2.
+    where one is None, tensors with equal values are taken as tied.
     """
 
     layers: int
@@ -52,18 +49,19 @@ class Architecture:
     d_embed: int
     div_val: int
     cutoffs: tuple[int, ...]
+    # Whether the head's columns for the tail clusters are stored in reverse order.
     reversed_clusters: bool
-    d_ff: int | None = None
+    d_ff: int | None = None  # the width of the feed-forward network; None if only the tensors tell it
     attention_type: int = 0
     pre_norm: bool = False
-    biases_in_layers: bool = False
+    biases_in_layers: bool = False  # whether every layer has its own u and v
     project_same_width: bool = True
     tie_weights: bool | None = None
     tie_projections: tuple[bool, ...] | None = None
     norm_epsilon: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    context: int = 0
+    context: int = 0  # the number of sinusoids for type 2
 
 
 def checkpoint(

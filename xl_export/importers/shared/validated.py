@@ -139,14 +139,11 @@ def sizes_of(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What one setting of a checkpoint may be.
-
-    expected: the values that `accepts` accepts, for messages. required: whether the checkpoint must have it.
-    """
+    """What one setting of a checkpoint may be."""
 
     accepts: Callable[[Any], bool]
-    expected: str
-    required: bool = False
+    expected: str  # the values that `accepts` accepts, for messages
+    required: bool = False  # whether the checkpoint must have it
 
 
 # The settings that a checkpoint may have, by name. A setting is read, compared with what is computed here, or
