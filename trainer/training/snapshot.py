@@ -23,10 +23,14 @@ from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.records import to_json
 from trainer.run.checkpoint import MODEL, STATE, load_tensors, save_tensors, verify_tensors
 from trainer.run.history import Facts, best, read_facts
-from trainer.training.loss_scale import loss_scale, set_loss_scale
 from trainer.training.optimizer import optimizer_tensors
 from trainer.training.shard import assign, local, whole
 from trainer.training.state import Training, refuse_infinite
+
+# The only private part of PyTorch that is used here: `GradScaler.state_dict()` is public, but this key of it
+# starts with an underscore. It is the number of steps since the scale changed, which a run needs in order to
+# resume with the same bits. Checked with PyTorch 2.13.
+SCALE_STEPS = "_growth_tracker"
 
 
 def snapshot(training: Training) -> dict[str, Tensor]:
@@ -297,3 +301,20 @@ def _set_random_state(device: torch.device, state: Tensor, path: Path) -> None:
             f"{path} holds a random state that PyTorch does not accept ({first_line(error)}); start a new "
             "run."
         ) from error
+
+
+def loss_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
+    """The scale, and the steps since it changed; 1 and 0 where the loss is not scaled."""
+    if not scaler.is_enabled():
+        return 1.0, 0
+    state = scaler.state_dict()
+    assert SCALE_STEPS in state, (
+        f"GradScaler of PyTorch {torch.__version__} has {sorted(state)} and no {SCALE_STEPS}"
+    )
+    return state["scale"], state[SCALE_STEPS]
+
+
+def set_loss_scale(scaler: torch.amp.GradScaler, scale: float, steps: int) -> None:
+    """Puts back what `loss_scale` has returned; does nothing where the loss is not scaled."""
+    if scaler.is_enabled():
+        scaler.load_state_dict(scaler.state_dict() | {"scale": scale, SCALE_STEPS: steps})

@@ -15,7 +15,7 @@ from tests.trainer.training.runs import assert_same_run, metrics, state
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
 from trainer.training.loop import resume, train
-from trainer.training.reporting.pace import Pace
+from trainer.training.reporting.report import Pace
 from trainer.training.state import Training
 
 Make = Callable[..., TrainConfig]

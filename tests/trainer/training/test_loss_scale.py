@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.training.loss_scale import loss_scale, set_loss_scale
+from trainer.training.snapshot import loss_scale, set_loss_scale
 
 
 def test_the_state_of_the_scale_is_where_this_version_of_pytorch_keeps_it() -> None:
@@ -13,7 +13,7 @@ def test_the_state_of_the_scale_is_where_this_version_of_pytorch_keeps_it() -> N
     scaler.scale(torch.zeros(1))
     assert "_growth_tracker" in scaler.state_dict(), (
         f"PyTorch {torch.__version__} keeps the steps since the last change of the fp16 loss scale "
-        f"elsewhere than 2.13 did: {sorted(scaler.state_dict())}; adapt trainer/training/loss_scale.py"
+        f"elsewhere than 2.13 did: {sorted(scaler.state_dict())}; adapt trainer/training/snapshot.py"
     )
     set_loss_scale(scaler, 512.0, 2)
     assert loss_scale(scaler) == (512.0, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +21,48 @@ from runtimes.contract.tokens import ReadText, predicted_size
 from trainer.data.source import Source
 from trainer.model.model import count_parameters
 from trainer.training.reporting.journal import Journal
-from trainer.training.reporting.pace import Pace
 from trainer.training.reporting.utilisation import multiply_adds_per_token, peak_multiply_adds
 from trainer.training.state import Step, Training
 
 BAR_EVERY = 0.5  # seconds between two losses on the progress bar
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal to draw a bar on
+
+
+class Pace:
+    """Tokens per second since the last report, without the time of validations and checkpoints.
+
+    clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._tokens = 0
+
+    def add(self, tokens: int) -> None:
+        """Counts tokens that a step has read."""
+        self._tokens += tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The rate since the last report."""
+        return self._tokens / max(self._clock() - self._since, 1e-9)
+
+    def report(self) -> float:
+        """Returns the rate since the last report, and begins to count anew."""
+        rate = self.tokens_per_second
+        self._since = self._clock()
+        self._tokens = 0
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block whose time does not count."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._since += self._clock() - began
 
 
 class Report:
