@@ -38,11 +38,12 @@ if not prompt or set(prompt) - set(symbols):
 session = onnxruntime.InferenceSession(folder / "step.onnx", providers=["CPUExecutionProvider"])
 binding = session.io_binding()
 batch, position = 1, 0
-for state in spec["state"]:  # one buffer is both input and output, so a step copies none of the memory
-    shape = [batch if size == "batch" else int(size) for size in state["shape"]]
-    buffer = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, state["dtype"]))
-    binding.bind_ortvalue_input(state["past"], buffer)
-    binding.bind_ortvalue_output(state["present"], buffer)
+for tensor in spec["inputs"]:
+    if "present" in tensor:  # memory: one buffer is both input and output, so a step copies none of it
+        shape = [batch if size == "batch" else size for size in tensor["shape"]]
+        buffer = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, tensor["dtype"]))
+        binding.bind_ortvalue_input(tensor["name"], buffer)
+        binding.bind_ortvalue_output(tensor["present"], buffer)
 
 
 def step(tokens: list[int]) -> np.ndarray:

@@ -31,7 +31,7 @@ from benchmarks.models import random_weights
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import Form, state_tensors
+from runtimes.contract.tensors import Form
 from trainer.data.text import build_vocab, load_splits
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
@@ -222,10 +222,9 @@ def step_model(form):
         form=form,
         precision="fp32",
         opset=OPSETS[form],
-        state=state_tensors(facts, RULE, form),
         producer={},
         source={},
-    )
+    ).completed()
     return step_graph(spec, MODEL, random_weights(MODEL)), spec
 
 

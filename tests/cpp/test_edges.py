@@ -137,10 +137,11 @@ def test_a_stream_that_claims_too_much_is_refused_before_memory_is_taken(
 ) -> None:
     owner = identity(TALES / "spec.json")
     question = {"ids": [0, 1], "lengths": [1]}
-    state = json.loads((TALES / "spec.json").read_text())["state"]
+    inputs = json.loads((TALES / "spec.json").read_text())["inputs"]
     entries = {
-        name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-        for name in (entry["past"] for entry in state)
+        entry["name"]: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        for entry in inputs
+        if "present" in entry
     }
     entries["positions"] = {"dtype": "I64", "shape": [1 << 16], "data_offsets": [0, 8 << 16]}
     claims = stream(tmp_path / "claims", entries, owner, bytes(8 << 16))
