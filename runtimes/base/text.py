@@ -1,8 +1,8 @@
 """Text files as Python's text mode reads them: UTF-8 with or without a byte order mark, universal newlines.
 
 Everything that reads a text file decodes it here. A byte order mark is left out, and `\\r\\n` and `\\r`
-become `\\n`, so the same text gives the same tokens whichever program wrote the file. A byte vocabulary reads
-a file as it is, without this module.
+become `\\n`, so the same text gives the same tokens whichever program wrote the file. With a byte
+vocabulary, a whole file (`eval`, `train`) is read as it is; files of lines are read here for all of them.
 """
 
 from __future__ import annotations

@@ -20,10 +20,9 @@ def check_command(path: Path, threads: int | None, device: Device, as_json: bool
     """Check that the artefact at PATH computes what was trained.
 
     The command runs the tokens in the file reference.json of the artefact and compares every log-probability
-    with the one that PyTorch computed at export. Where the weights are quantised, it compares with the same
-    weights in fp32, or in older artefacts with the machine that exported. The exit code is 0 when all
-    differences are within the tolerance of the precision, 1 when one is not, and 2 when the artefact is
-    damaged.
+    with the one that PyTorch computed at export. If the weights are quantised, it compares with the same
+    weights in fp32. The exit code is 0 when all differences are within the tolerance of the precision, 1 when
+    one is not, and 2 when the artefact is damaged.
     """
     report = check(path, threads=threads, device=device)
     verdict = "passed" if report.passed else "FAILED"

@@ -37,10 +37,9 @@ class CheckReport:
     Differences are in log-probability (nats).
 
     against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of
-    the same weights in fp32, or in older artefacts those of the machine that exported. The mean difference
-    has a tolerance of its own. computed_by, kernel: what computed here, as `Session` has it. note: what a
-    passed check does not say. paths: how many ways of computing a step were compared. missing: those that
-    were not.
+    the same weights in fp32. The mean difference has a tolerance of its own. computed_by, kernel: what
+    computed here, as `Session` has it. note: what a passed check does not say. paths: how many ways of
+    computing a step were compared. missing: those that were not.
     """
 
     passed: bool
@@ -123,7 +122,7 @@ def _against(spec: Spec) -> str:
         return "the stored weights in fp32"
     if spec.answers == "memory-in-bytes":
         return "PyTorch with int8 memory"
-    return "the exporting machine" if spec.precision in QUANTISED else "PyTorch"
+    return "PyTorch"
 
 
 def _replays(session: Session, reference: Reference) -> Iterator[tuple[np.ndarray, np.ndarray]]:

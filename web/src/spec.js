@@ -38,7 +38,7 @@ export async function readSpec(bytes, where) {
   }
   const text = utf8(bytes, where);
   const end = text.lastIndexOf('"digest"');
-  // Nothing stands behind the digest, because nothing there would be covered by it.
+  // The digest must come last: it covers only the bytes before it.
   const last = !text.includes(",", end);
   if (!last || spec.digest !== (await sha256(new TextEncoder().encode(text.slice(0, end))))) {
     throw new XLExportError(`${where} was altered: its digest does not match its content; ${AGAIN}.`);

@@ -132,10 +132,10 @@ inline Spec parse_fields(const json::Value& document) {
   // Saved streams use these two names for other things.
   std::set<std::string> names = {"positions", "__metadata__"};
   const auto& inputs = document.at("inputs").list();
-  if (inputs.size() > max_state) throw json::Value::wrong("it has more memory tensors than any model");
   for (const json::Value& entry : inputs) {
     if (entry.at("name").string() == "logit_rows") spec.selective = true;
     if (!entry.find("present")) continue;
+    if (spec.state.size() == max_state) throw json::Value::wrong("it has more memory tensors than any model");
     spec.state.push_back(parse_state(entry));
     if (!names.insert(spec.state.back().name).second || !names.insert(spec.state.back().present).second)
       throw json::Value::wrong("two memory tensors have one name, or one has a name of saved streams");
@@ -187,7 +187,7 @@ inline Spec read_spec(const std::filesystem::path& folder) {
     // The digest is over all bytes before it, so it does not depend on how a parser reads numbers.
     const std::string& stated = document.at("digest").string();
     const std::size_t head = std::min(as_text(bytes).rfind("\"digest\""), bytes.size());
-    // Nothing stands behind the digest, because nothing there would be covered by it.
+    // The digest must come last: it covers only the bytes before it.
     const bool last = as_text(bytes).find(',', head) == std::string_view::npos;
     if (!last || sha256(bytes.data(), head) != stated)
       throw json::Value::wrong("it was altered: its digest does not match its content");

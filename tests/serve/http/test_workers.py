@@ -278,8 +278,9 @@ LIMITS = Limits(prompt_tokens=100_000, texts=10, choices=2)
         '{"prompt": [' + ",".join(["12"] * 100_000) + "]}",
         '{"prompt": "' + "a" * 200_000,
         '"' + "\\" * 200_001,
+        '{"prompt": "' + 'a\\"' * 400_000 + '", "a": "' + ",[{" * 50_000 + '"}',
     ],
-    ids=["in a text", "behind quotes", "backslashes", "ids", "no end", "no end behind a backslash"],
+    ids=["in a text", "behind quotes", "backslashes", "ids", "no end", "half an escape", "escaped quotes"],
 )
 def test_a_body_of_as_many_values_as_are_served_is_decoded(content: str) -> None:
     finished(body.refuse_many_values(content.encode(), LIMITS))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
+from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.http.base.answering import json
 from xl_export.serve.http.base.description import Operation
@@ -191,7 +192,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     session, spec = model.session, model.session.spec
     rule, vocab = session.rule, session.vocab
     dependence = model.engine.facts.dependence
-    row = row_bytes(session.state)
+    row = POSITION_BYTES + row_bytes(session.state)
     return {
         "id": model.name,
         "object": "model",
@@ -218,5 +219,5 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
 
 def _figures(model: Model) -> Iterator[tuple[str, float]]:
     """The figures of a model by name, and the bytes of a stream."""
-    yield "bytes_per_stream", row_bytes(model.session.state)
+    yield "bytes_per_stream", POSITION_BYTES + row_bytes(model.session.state)
     yield from ((name, value) for name, _, value in model.figures())

@@ -29,6 +29,7 @@ CUT = 0.5  # seconds that cut connections have to end
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
 PART = 1 << 14  # bytes that the parser is given at once
+LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
 TOO_LARGE_HEAD = RefusedError(
     "the head of the request, or what stands between the parts of its body, is too large; send fewer and "
     "shorter headers.",
@@ -203,9 +204,12 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
 
         def data_received(self, data: bytes) -> None:
             self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
-            # The parser is given parts, so that it never holds much more than was counted.
-            for at in range(0, len(data), PART):
-                part = data[at : at + PART]
+            # The parser is given parts, so that it never holds much more than was counted: parts up to the
+            # limit, and then a little at a time.
+            at = 0
+            while at < len(data):
+                part = data[at : at + max(LITTLE, min(PART, limits.header_bytes - self._beside))]
+                at += len(part)
                 self._beside += len(part)
                 super().data_received(part)
                 if self.transport.is_closing() or self.transport.get_protocol() is not self:
@@ -224,6 +228,8 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
 
         def _refuse(self, refusal: RefusedError) -> None:
             """Answers in place of the application, unless that has begun to, and ends the connection."""
+            if self.pipeline:  # an earlier request is still being answered, and its answer would be mixed up
+                return self.transport.abort()
             if self.cycle is not None and not self.cycle.response_complete:
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()

@@ -21,6 +21,16 @@ class DamagedStreamError(UserError):
         )
 
 
+class UnreadableError(UserError):
+    """The disk did not give the files of the stream, which may be whole; the log says why."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the server could not read the stream {name} from its disk; try again, or ask the operator of "
+            "the server, whose log says why."
+        )
+
+
 class BusyStreamError(UserError):
     """Another operation is using the stream."""
 

@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.errors import UserError
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import DamagedStreamError, JournalError, StreamFacts
+from xl_export.serve.streams.facts import DamagedStreamError, JournalError, StreamFacts, UnreadableError
 from xl_export.serve.streams.index import LOG, Stream, StreamIndex, facts_of
 
 
@@ -48,8 +48,11 @@ class Operation:
                 return stream.state, []
             try:
                 state = stream.folder.read(index.session, key=index.key)
-            except (ArtefactError, StreamError) as error:
+            except UserError as error:
                 LOG.error("the stored stream in %s is damaged: %s", stream.folder.path, error)
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise UnreadableError(stream.id) from error
                 raise DamagedStreamError(stream.id) from error
             index.read += 1
             appended = list(stream.folder.appended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from runtimes import Session
+from runtimes import Session, UserError
 from runtimes.contract.tensors import row_bytes
 from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_streams import until
@@ -93,6 +94,25 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
             answer = httpx.post(f"{server.at}/v1/completions", json=body, timeout=20)
             assert answer.status_code in (200, 400), answer.text
             assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"
+
+
+def test_a_stream_the_disk_does_not_give_is_not_called_damaged(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with keeping(tmp_path) as server:
+        name = created(server).name
+    with keeping(tmp_path) as server, monkeypatch.context() as broken:
+
+        def fails(*_: object, **__: object) -> None:
+            try:
+                raise OSError(errno.EIO, "Input/output error")
+            except OSError as error:
+                raise UserError(f"{tmp_path} could not be read") from error
+
+        broken.setattr(folder, "read_snapshot", fails)
+        answer = httpx.post(f"{server.at}/v1/streams/{name}/append", json={"tokens": [1]}, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stream_unreadable")
+        assert str(tmp_path) not in answer.text
 
 
 def test_a_damaged_stream_is_told_to_its_owner_the_log_and_the_metrics(

@@ -23,10 +23,10 @@ class Limits:
     a request together. max_tokens: that one choice draws. log_probs: that one answer holds, where each token
     counts once for itself and once for each of the likeliest beside it; also the tokens of all choices of an
     answer that is not streamed. choices: prompts times `n` or `best_of`. texts: of one request to score.
-    requests: that are served or wait at once; an operation over a WebSocket is one. sockets: WebSockets that
-    are open at once. tenant_share: of requests, of sockets and of bodies_bytes that one tenant may have.
-    connections: that are open at once. header_bytes: of the head of a request; between two parts of its body,
-    and after it, as many. header_seconds, body_seconds: until a request has arrived.
+    requests: that are served or wait at once; each operation on a WebSocket counts as one. sockets:
+    WebSockets that are open at once. tenant_share: of requests, of sockets and of bodies_bytes that one
+    tenant may have. connections: that are open at once. header_bytes: of the head of a request; between two
+    parts of its body, and after it, as many. header_seconds, body_seconds: until a request has arrived.
     stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was sent, it is
     disconnected.
     """

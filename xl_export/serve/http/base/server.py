@@ -68,7 +68,13 @@ class Server:
         folder = self.state
         if folder is None:
             # An operation that did not end in time may still write to it while it is removed.
-            self._temporary = TemporaryDirectory(prefix="xl-export-streams-", ignore_cleanup_errors=True)
+            try:
+                self._temporary = TemporaryDirectory(prefix="xl-export-streams-", ignore_cleanup_errors=True)
+            except OSError as error:
+                raise UserError(
+                    f"streams need a folder to write to, and there is no temporary one ({error}); give one "
+                    "with --state."
+                ) from error
             folder = Path(self._temporary.name)
         stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
         self.on_open.append(stores.attach)
@@ -178,10 +184,12 @@ class Server:
         self.stopping = True
         for task in self._draining:
             task.cancel()
-        await asyncio.gather(*(on_thread(model.stop, within) for model in self._open_models))
-        self._open_models.clear()
-        if self._temporary is not None:
-            await on_thread(self._temporary.cleanup)
+        try:
+            await asyncio.gather(*(on_thread(model.stop, within) for model in self._open_models))
+        finally:
+            self._open_models.clear()
+            if self._temporary is not None:
+                await on_thread(self._temporary.cleanup)
 
     async def _open(self, name: str) -> Model:
         loop = asyncio.get_running_loop()

@@ -22,6 +22,7 @@ from xl_export.serve.streams.facts import (
     NoStreamError,
     StoreSettings,
     TooManyStreamsError,
+    UnreadableError,
 )
 from xl_export.serve.streams.folder import UnwritableError
 from xl_export.serve.streams.snapshot import server_key
@@ -35,6 +36,7 @@ Result = TypeVar("Result")
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
     (NoStreamError, 404, "stream_not_found"),
     (DamagedStreamError, 410, "stream_damaged"),
+    (UnreadableError, 503, "stream_unreadable"),
     (BusyStreamError, 409, "stream_busy"),
     (JournalError, 409, "other_artefact"),
     (FullStoreError, 429, "queue_full"),

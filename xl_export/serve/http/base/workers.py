@@ -38,11 +38,11 @@ class _Job:
 
     def has_ended(self) -> bool:
         """Does the job for one turn; whether it has ended, and its result or error is on its way."""
-        if self.future.cancelled():  # the client has left
-            self.steps.close()
-            return True
         end = time.monotonic() + TURN
         try:
+            if self.future.cancelled():  # the client has left
+                self.steps.close()
+                return True
             next(self.steps)
             while time.monotonic() < end:
                 next(self.steps)
