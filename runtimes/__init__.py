@@ -12,13 +12,14 @@ from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.generate import Piece, generate
 from runtimes.tasks.n_best import BestText, best_of_groups
-from runtimes.tasks.sample import Sampler
+from runtimes.tasks.sample import Draw, Sampler
 from runtimes.tasks.score_texts import TextScore, score_texts
 from runtimes.tasks.text_rows import TextToScore
 
 __all__ = [
     "BestText",
     "CheckReport",
+    "Draw",
     "Memory",
     "Piece",
     "Sampler",

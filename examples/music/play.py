@@ -74,11 +74,11 @@ def music_ids(
 def _drawn(
     session: runtimes.Session, prompt: list[int], sampler: runtimes.Sampler, rng: np.random.Generator
 ) -> Iterator[int]:
-    memory = session.start(batch=1)
+    memory, draw = session.start(batch=1), runtimes.Draw([sampler], session.vocab.size)
     yield from prompt[1:]  # the end of a piece before it is not heard
     logits, memory = session.predict(np.array([prompt]), memory)
     while True:
-        token = sampler(logits[0], rng)
+        token = int(draw(logits, [rng.random()])[0])
         yield token
         logits, memory = session.predict(np.array([[token]]), memory)
 

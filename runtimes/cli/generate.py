@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +20,20 @@ from runtimes.contract.memory import holds_streams, save_memory
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
-from runtimes.tasks.sample import Sampler
+from runtimes.tasks.sample import SETTINGS, Sampler
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of a Sampler."""
+    for name, setting in reversed(SETTINGS.items()):
+        all_tokens = " 0 means from all." if name == "top_k" else ""
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            default=40 if name == "top_k" else getattr(Sampler, name),
+            show_default=True,
+            help=setting.help + all_tokens,
+        )(command)
+    return command
 
 
 @click.command("generate")
@@ -58,25 +72,7 @@ from runtimes.tasks.sample import Sampler
     type=click.IntRange(min=1),
     help="The number of tokens to generate.",
 )
-@click.option(
-    "--temperature",
-    default=1.0,
-    show_default=True,
-    help="Below 1 likely tokens become more likely, above 1 less; 0 always takes the likeliest.",
-)
-@click.option(
-    "--top-k",
-    default=40,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Draw from the k likeliest tokens; 0 means from all.",
-)
-@click.option(
-    "--top-p",
-    default=1.0,
-    show_default=True,
-    help="Draw from the fewest likeliest tokens whose probabilities add up to this.",
-)
+@sampling_options
 @click.option(
     "--seed",
     default=0,
@@ -118,9 +114,6 @@ def generate_command(
     prompts_file: Path | None,
     form: Format | None,
     max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
     seed: int,
     stop: tuple[str, ...],
     save_to: Path | None,
@@ -129,6 +122,7 @@ def generate_command(
     as_json: bool,
     threads: int | None,
     device: Device,
+    **sampling: Any,
 ) -> None:
     """Continue texts or token ids with the model at PATH.
 
@@ -149,8 +143,8 @@ def generate_command(
         )
     if save_to:
         refuse_unwritable(save_to, option="--save-memory")
-    with fields_as_options("temperature", "top_p"):
-        sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
+    with fields_as_options(*SETTINGS):
+        sampler = Sampler(**{**sampling, "top_k": sampling["top_k"] or None})
     if as_json and show_ids:
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)

@@ -16,7 +16,7 @@ from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
 from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
 from runtimes.sessions.segment_end import sees_segment_end
-from runtimes.tasks.sample import Sampler
+from runtimes.tasks.sample import Draw, Penalties, Sampler, penalties_of
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
 
@@ -106,6 +106,7 @@ def generate(
         session.start(len(rows)) if memory is None else memory,
         max_tokens=max_tokens,
         sampler=sampler,
+        penalties=[penalties_of(sampler, session.vocab.size, row) for row in rows],
         seed=seed,
         stop=stop,
         keep=memory is not None,
@@ -198,6 +199,7 @@ def _generate(
     *,
     max_tokens: int,
     sampler: Sampler,
+    penalties: Sequence[Penalties | None],
     seed: int,
     stop: Sequence[str],
     keep: bool,
@@ -209,17 +211,21 @@ def _generate(
             checked_tokens(session, tokens[:, :1], memory)
         memory.positions[:] = starts
     logits = _feed(session, tokens, memory, lengths)
-    draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
+    uniform = [np.random.default_rng([seed, row]).random for row in range(len(tokens))]
     border = border_of(session.vocab)
     texts = [GrowingText(decoder, stop, border) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
+    going: list[int] = []  # the rows that have not ended
     for count in range(1, max_tokens + 1):
         goes_on = np.array([text.ended is None for text in texts])
-        for row, text in enumerate(texts):
-            if text.ended is None:
-                token[row] = drawn = sampler(logits[row], draws[row])
-                added = text.finish() if drawn == end else text.add(drawn, last=count == max_tokens)
-                yield Piece(row=row, token=drawn, text=added, ended=text.ended)
+        if (rows := np.flatnonzero(goes_on).tolist()) != going:
+            going = rows
+            draw = Draw([sampler] * len(rows), session.vocab.size, [penalties[row] for row in rows])
+        token[going, 0] = drawn = draw(logits[going], [uniform[row]() for row in going])
+        for row, new in zip(going, drawn.tolist(), strict=True):
+            text = texts[row]
+            added = text.finish() if new == end else text.add(new, last=count == max_tokens)
+            yield Piece(row=row, token=new, text=added, ended=text.ended)
         finished = count == max_tokens or all(text.ended is not None for text in texts)
         if keep or not finished:  # rows that ended before see nothing more, where their memory is kept
             logits = _feed(session, token, memory, goes_on.astype(np.int64) if keep else None)

@@ -1,70 +1,211 @@
-"""Draws the next token from logits: greedily, or with temperature, top-k and top-p."""
+"""Draws the next token of each row of a batch from its logits (docs/reference/step.md, "Sampling")."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, get_type_hints
 
 import numpy as np
 
 from runtimes.base.errors import UserError
 
-HOTTEST = 1e6  # at this temperature all tokens are as good as equally likely
+COLDEST = 1e-250  # a temperature this low is greedy, and no difference of logits overflows when divided by it
+CELLS = 1 << 16  # logits that are drawn from at once; the arrays of more would leave the processor's cache
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The purpose and the range of a setting, for help texts, descriptions and errors."""
+
+    help: str
+    least: float
+    most: float = math.inf
+    exclusive: bool = False  # whether `least` itself is outside of the range
+
+    @property
+    def expected(self) -> str:
+        """The range in words."""
+        if math.isinf(self.most):
+            return f"at least {self.least:g}"
+        if self.exclusive:
+            return f"above {self.least:g} and at most {self.most:,.0f}"
+        return f"{self.least:g} to {self.most:,.0f}"
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.exclusive and value == self.least)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """How to draw a token.
+    """How tokens are drawn. Raises UserError for a setting outside of its range.
 
-    temperature: 0 is greedy. top_k: only the k likeliest tokens are drawn from; all when None. top_p: only
-    the likeliest tokens are drawn from that together have this probability. The paper generates with top_k 40
-    (Dai et al. 2019, Appendix E).
+    The paper generates with top_k 40 (Dai et al. 2019, Appendix E).
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
+    temperature: Annotated[
+        float,
+        Setting("Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest.", 0, 1e6),
+    ] = 1.0
+    top_k: Annotated[int | None, Setting("Draw from the k likeliest tokens.", 1)] = None
+    top_p: Annotated[
+        float,
+        Setting("Draw from the fewest likeliest tokens with this total probability.", 0, 1, exclusive=True),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Setting("Draw from tokens with at least this fraction of the highest probability.", 0, 1),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Setting(
+            "Above 1 makes tokens of the prompt and of the generated text less likely: positive logits are "
+            "divided by it, negative ones multiplied.",
+            0.01,
+            100,
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Setting("Subtracted from the logit of each token that was generated before.", -2, 2)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Setting("Subtracted from the logit of a token for each time it was generated before.", -2, 2)
+    ] = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= HOTTEST:
-            raise UserError(f"temperature is {self.temperature}; expected 0 (greedy) to {HOTTEST:,.0f}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}; expected at least 1.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}; expected above 0 and at most 1.")
+        for name, value in asdict(self).items():
+            setting = SETTINGS[name]
+            if value is not None and value not in setting:
+                raise UserError(f"{name} is {value}; expected {setting.expected}.")
 
-    def __call__(self, logits: np.ndarray, rng: np.random.Generator) -> int:
-        """One token id from logits [V]; raises UserError where they have no finite maximum."""
-        if not np.isfinite(logits.max()):
+
+SETTINGS: dict[str, Setting] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Sampler, include_extras=True).items()
+}
+
+
+class Penalties:
+    """Changes the logits of one row, by a bias and by the tokens that the row has had.
+
+    prompt: token ids before the first generated one. bias: added to the logits of some ids.
+    """
+
+    def __init__(
+        self, sampler: Sampler, size: int, prompt: Sequence[int] | np.ndarray, bias: Mapping[int, float]
+    ) -> None:
+        self._sampler = sampler
+        self._counts: Counter[int] = Counter()  # how often each token was generated
+        self._bias, self._subtracted, self._factor = np.zeros(size), np.zeros(size), np.ones(size)
+        self._bias[list(bias)] = list(bias.values())
+        self._factor[prompt] = sampler.repetition_penalty
+
+    def apply(self, logits: np.ndarray) -> None:
+        """Changes logits float64 [V] in place."""
+        logits += self._bias
+        logits[:] = np.where(logits > 0, logits / self._factor, logits * self._factor)
+        logits -= self._subtracted
+
+    def add(self, token: int) -> None:
+        """Counts a generated token."""
+        sampler = self._sampler
+        self._counts[token] += 1
+        self._factor[token] = sampler.repetition_penalty
+        self._subtracted[token] = sampler.presence_penalty + sampler.frequency_penalty * self._counts[token]
+
+
+def penalties_of(
+    sampler: Sampler, size: int, prompt: Sequence[int] | np.ndarray, bias: Mapping[int, float] | None = None
+) -> Penalties | None:
+    """The penalties of a row with these settings; None if they would change nothing."""
+    penalises = (sampler.repetition_penalty, sampler.presence_penalty, sampler.frequency_penalty) != (1, 0, 0)
+    return Penalties(sampler, size, prompt, bias or {}) if penalises or bias else None
+
+
+class Draw:
+    """Draws a token for each row of a batch. It is made once for as long as the rows stay the same.
+
+    samplers, penalties: of each row, which keep count of the tokens that are drawn here. size: V. Every
+    operation is elementwise or goes along one row, so a row's token does not depend on the other rows.
+    """
+
+    def __init__(
+        self, samplers: Sequence[Sampler], size: int, penalties: Sequence[Penalties | None] = ()
+    ) -> None:
+        self.greedy = all(sampler.temperature == 0 for sampler in samplers)  # then `uniform` is not used
+        self._penalties = [(row, each) for row, each in enumerate(penalties) if each is not None]
+        self._rows = np.arange(len(samplers))
+        temperature, self._top_p, self._min_p = (
+            np.array([getattr(sampler, name) for sampler in samplers], np.float64)[:, None]
+            for name in ("temperature", "top_p", "min_p")
+        )
+        # Greedy is the first of the likeliest tokens, which is what the number 0 draws.
+        self._random = temperature[:, 0] > 0
+        self._temperature = np.maximum(temperature, COLDEST)
+        self._any_top_p, self._any_min_p = bool((self._top_p < 1).any()), bool(self._min_p.any())
+        kept = [size if sampler.top_k is None else min(sampler.top_k, size) for sampler in samplers]
+        self._edge = size - np.array(kept)  # the place of the k-th largest logit in ascending order
+        self._edges = sorted({size - k for k in kept})
+
+    def __call__(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
+        """The tokens int64 [N] from logits float32 [N, V] and a random number of [0, 1) for each row.
+
+        Raises UserError if a row has no finite maximum.
+        """
+        tokens = self.tokens(logits, uniform)
+        if tokens.min() < 0:
             raise UserError(
                 "the model's logits are not finite, so no token can be drawn; its weights are damaged or "
                 "diverged."
             )
-        if self.temperature == 0:
-            return int(logits.argmax())
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to minus infinity
-            scaled = (logits.astype(np.float64) - logits.max()) / self.temperature
-        probabilities = keep_top_p(np.exp(keep_top_k(scaled, self.top_k)), self.top_p)
-        return int(rng.choice(len(probabilities), p=probabilities / probabilities.sum()))
+        return tokens
 
+    def tokens(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
+        """The same; -1 for a row without a finite maximum."""
+        if self._penalties:
+            logits = logits.astype(np.float64)
+            for row, penalties in self._penalties:
+                penalties.apply(logits[row])
+        tokens = logits.argmax(axis=1)
+        highest = logits[self._rows, tokens]
+        sound = np.isfinite(highest)
+        all_sound = sound.all()
+        if not all_sound:
+            logits, highest = np.where(sound[:, None], logits, 0), np.where(sound, highest, 0)
+        if not self.greedy:
+            wanted, count = uniform * self._random, max(1, CELLS // logits.shape[1])
+            parts = [slice(at, at + count) for at in range(0, len(logits), count)]
+            tokens = np.concatenate([self._drawn(logits[p], highest[p], wanted[p], p) for p in parts])
+        if not all_sound:
+            tokens[~sound] = -1
+        for row, penalties in self._penalties:
+            penalties.add(int(tokens[row]))
+        return tokens
 
-def keep_top_k(logits: np.ndarray, k: int | None) -> np.ndarray:
-    """Logits [V] in which all but the k largest are minus infinity. Of equals the smaller id is kept."""
-    if k is None or k >= len(logits):
-        return logits
-    kept = np.full_like(logits, -np.inf)
-    best = np.argsort(-logits, kind="stable")[:k]
-    kept[best] = logits[best]
-    return kept
-
-
-def keep_top_p(weights: np.ndarray, p: float) -> np.ndarray:
-    """Unnormalised probabilities [V], zero outside the smallest set of tokens that together have the share
-    p.
-    """
-    if p >= 1:
-        return weights
-    order = np.argsort(-weights, kind="stable")
-    before = np.cumsum(weights[order]) - weights[order]
-    kept = weights.copy()
-    kept[order[before >= p * weights.sum()]] = 0.0
-    return kept
+    def _drawn(self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
+        rows, size = self._rows[: len(logits)], logits.shape[1]
+        kept = ids = None
+        if self._edges != [0]:  # top_k
+            kept = logits >= np.partition(logits, self._edges, axis=1)[rows, self._edge[part], None]
+            k = size - self._edges[0]
+            if len(self._edges) == 1 and 4 * k <= size and np.count_nonzero(kept) == k * len(logits):
+                # All rows keep equally many: the others, whose weight is 0, change no sum and are left out.
+                ids, kept = np.flatnonzero(kept).reshape(-1, k), None
+                logits = logits.ravel()[ids]
+        weights = np.subtract(logits, highest[:, None], dtype=np.float64)
+        weights /= self._temperature[part]
+        np.exp(weights, out=weights)
+        if kept is not None:
+            weights *= kept
+        if self._any_min_p:
+            weights *= weights >= self._min_p[part]  # the largest weight is 1
+        if self._any_top_p:
+            top_p = self._top_p[part]
+            ordered = np.sort(weights, axis=1)[:, ::-1]
+            up_to = ordered.cumsum(axis=1)
+            last = (up_to >= top_p * up_to[:, -1:]).argmax(axis=1)
+            weights *= (weights >= ordered[rows, last, None]) | (top_p == 1)
+        up_to = weights.cumsum(axis=1)
+        place = (up_to > (uniform * up_to[:, -1])[:, None]).argmax(axis=1)
+        return place if ids is None else ids[rows, place] - rows * size

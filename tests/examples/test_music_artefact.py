@@ -41,11 +41,12 @@ def test_its_tokens_have_the_names_of_the_scheme(session: runtimes.Session) -> N
 def test_it_plays_on_in_constant_memory_and_keeps_to_the_scheme(session: runtimes.Session) -> None:
     memory = session.start(batch=1)
     shapes = {name: tensor.shape for name, tensor in memory.tensors.items()}
-    sampler, draw = runtimes.Sampler(top_p=0.95), np.random.default_rng(0)
+    chance = np.random.default_rng(0)
+    draw = runtimes.Draw([runtimes.Sampler(top_p=0.95)], session.vocab.size)
     reader, token, begun = Reader(), IDS[END], 0
     for _ in range(450):  # more than the memory holds
         logits, memory = session.predict(np.array([[token]]), memory)
-        token = sampler(logits[0], draw)
+        token = int(draw(logits, [chance.random()])[0])
         event = reader.read(token)
         begun += event is not None and event.first
     assert {name: tensor.shape for name, tensor in memory.tensors.items()} == shapes

@@ -22,7 +22,7 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from runtimes.tasks.generate import encode_prompt
-from runtimes.tasks.sample import Sampler
+from runtimes.tasks.sample import SETTINGS, Sampler
 from xl_export.serve.core.engine import Busy, Delivery, Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
@@ -70,6 +70,10 @@ class Ask:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
     stop: list[str] = field(default_factory=list)
 
@@ -268,7 +272,8 @@ class Replica:
     def _drawing(self, ask: Ask) -> Drawing | None:
         if not ask.max_tokens:
             return None
-        sampler = Sampler(temperature=ask.temperature, top_k=ask.top_k or None, top_p=ask.top_p)
+        settings = {name: getattr(ask, name) for name in SETTINGS}
+        sampler = Sampler(**{**settings, "top_k": ask.top_k or None})
         return Drawing(max_tokens=ask.max_tokens, sampler=sampler, seed=ask.seed, stop=tuple(ask.stop))
 
     def _current(self, name: str) -> SharedStream | None:

@@ -1,4 +1,4 @@
-"""Sampling against definitions by brute force."""
+"""Sampling against the naive rule, and against its definition by brute force."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import UserError
-from runtimes.tasks.sample import Sampler, keep_top_k, keep_top_p
+from runtimes.tasks.sample import CELLS, Draw, Sampler, penalties_of
+from tests.sampling import make_cases, read_cases
 
 LOGITS = np.array([0.5, 2.0, -1.0, 2.0, 1.5, -3.0], np.float32)
 
 
 def drawn(sampler: Sampler, logits: np.ndarray = LOGITS, count: int = 4000) -> np.ndarray:
-    """How often each token came, as shares."""
-    rng = np.random.default_rng(0)
-    return np.bincount([sampler(logits, rng) for _ in range(count)], minlength=len(logits)) / count
+    """How often each token comes, as shares, for evenly spread numbers."""
+    rows = np.repeat(logits[None], count, axis=0)
+    tokens = Draw([sampler] * count, len(logits))(rows, (np.arange(count) + 0.5) / count)
+    return np.bincount(tokens, minlength=len(logits)) / count
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -25,81 +27,125 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def test_greedy_takes_the_first_of_the_largest_and_draws_nothing() -> None:
-    rng = np.random.default_rng(0)
-    assert {Sampler(temperature=0, top_k=3, top_p=0.5)(LOGITS, rng) for _ in range(20)} == {1}
-    assert rng.bit_generator.state == np.random.default_rng(0).bit_generator.state
+def test_every_case_draws_its_token() -> None:
+    for case in read_cases():
+        sampler, size = Sampler(**case["settings"]), len(case["logits"])
+        penalties = penalties_of(sampler, size, case["prompt"])
+        for token in case["generated"] if penalties else ():
+            penalties.add(token)
+        logits = np.array([case["logits"]], np.float32)
+        assert Draw([sampler], size, [penalties])(logits, [case["uniform"]]) == case["token"], case
+
+
+def test_the_cases_are_those_of_the_naive_rule() -> None:
+    assert read_cases() == make_cases()
+
+
+@pytest.mark.parametrize("size", [1, 2, 41, 300, 5000])
+def test_a_row_draws_the_same_alone_and_in_a_batch(size: int) -> None:
+    chance = np.random.default_rng(size)
+    for _ in range(20 if size < 5000 else 3):
+        rows = int(chance.integers(2, 24))
+        same = chance.random() < 0.5
+        samplers = [any_sampler(chance)] * rows if same else [any_sampler(chance) for _ in range(rows)]
+        logits = (chance.normal(size=(rows, size)) * chance.choice([0.01, 3, 40])).astype(np.float32)
+        if chance.random() < 0.3:
+            logits = np.round(logits)  # many equals
+        uniform = chance.random(rows)
+        biases = [{int(chance.integers(size)): 2.0} if chance.random() < 0.2 else {} for _ in range(rows)]
+
+        def penalties(row: int, samplers: Any = samplers, biases: Any = biases, size: int = size) -> Any:
+            return penalties_of(samplers[row], size, [row % size], biases[row])
+
+        kept = logits.copy()
+        together = Draw(samplers, size, [penalties(row) for row in range(rows)])(logits, uniform)
+        alone = [
+            Draw([samplers[row]], size, [penalties(row)])(logits[row : row + 1], uniform[row : row + 1])[0]
+            for row in range(rows)
+        ]
+        assert together.tolist() == alone
+        assert np.array_equal(logits, kept)
+    assert CELLS < 24 * 5000, "the largest batches are drawn in parts"
+
+
+def any_sampler(chance: np.random.Generator) -> Sampler:
+    return Sampler(
+        temperature=float(chance.choice([0, 1, 1, 0.7, 1e-300, 30])),
+        top_k=[None, None, 1, 5, 40, 2000][chance.integers(6)],
+        top_p=float(chance.choice([1, 1, 0.9, 0.5])),
+        min_p=float(chance.choice([0, 0, 0.1])),
+        repetition_penalty=float(chance.choice([1, 1, 1.2])),
+    )
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    assert drawn(Sampler(temperature=0, top_k=3, top_p=0.5))[1] == 1
+    mixed = Draw([Sampler(temperature=0), Sampler()], len(LOGITS))
+    assert mixed(np.stack([LOGITS, LOGITS]), [0.999, 0.999]).tolist() == [1, 5]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
-    assert np.abs(drawn(Sampler(temperature=temperature)) - softmax(LOGITS / temperature)).max() < 0.03
+    assert np.abs(drawn(Sampler(temperature=temperature)) - softmax(LOGITS / temperature)).max() < 0.001
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 6, 99])
-def test_top_k_draws_from_the_k_largest_in_their_proportions(k: int) -> None:
-    order = sorted(range(len(LOGITS)), key=lambda token: (-LOGITS[token], token))
-    expected = np.zeros(len(LOGITS))
-    expected[order[:k]] = softmax(LOGITS)[order[:k]]
-    shares = drawn(Sampler(top_k=k))
-    assert np.abs(shares - expected / expected.sum()).max() < 0.03
-    assert not shares[expected == 0].any()
+@pytest.mark.parametrize(("k", "kept"), [(1, {1, 3}), (2, {1, 3}), (3, {1, 3, 4}), (5, {0, 1, 2, 3, 4})])
+def test_top_k_keeps_ties_and_proportions(k: int, kept: set[int]) -> None:
+    expected = np.where([token in kept for token in range(6)], softmax(LOGITS), 0)
+    assert np.abs(drawn(Sampler(top_k=k)) - expected / expected.sum()).max() < 0.001
 
 
-@pytest.mark.parametrize("p", [1e-9, 0.3, 0.5, 0.8, 0.95, 0.999, 1.0])
+@pytest.mark.parametrize("p", [1e-9, 0.3, 0.5, 0.8, 0.95, 0.999])
 def test_top_p_keeps_the_smallest_set_that_holds_the_share(p: float) -> None:
-    rng = np.random.default_rng(1)
+    chance = np.random.default_rng(1)
     for _ in range(20):
-        weights = rng.exponential(size=7)
-        shares = weights / weights.sum()
-        kept = keep_top_p(weights, p) > 0
-        assert shares[kept].sum() >= p - 1e-12
-        sizes = [
-            len(chosen)
-            for n in range(1, 8)
-            for chosen in itertools.combinations(shares, n)
-            if sum(chosen) >= p - 1e-12
-        ]
-        assert kept.sum() == min(sizes)
-        assert shares[kept].min() >= shares[~kept].max(initial=0)
-        assert np.array_equal(keep_top_p(weights, p)[kept], weights[kept])
+        logits = chance.normal(size=7).astype(np.float32)
+        shares = softmax(logits.astype(np.float64))
+        kept = drawn(Sampler(top_p=p, temperature=1), logits) > 0
+        sets = [set(each) for n in range(1, 8) for each in itertools.combinations(range(7), n)]
+        enough = [each for each in sets if shares[list(each)].sum() >= p - 1e-12]
+        smallest = min(enough, key=lambda each: (len(each), -shares[list(each)].sum()))
+        assert {token for token in range(7) if kept[token]} <= smallest
+        assert kept[[each for each in smallest if shares[each] > 0.002]].all()
 
 
-def test_top_p_applies_to_what_top_k_left() -> None:
-    shares = drawn(Sampler(top_k=3, top_p=0.5))  # of 2.0, 2.0 and 1.5 the two 2.0 hold 77 %; one of them 38 %
-    assert shares[[1, 3]].min() > 0.45
-    assert shares[[1, 3]].sum() == 1
+def test_min_p_is_relative_to_the_likeliest_token() -> None:
+    assert (drawn(Sampler(min_p=0.5)) > 0).tolist() == [False, True, False, True, True, False]
+    assert (drawn(Sampler(min_p=1.0)) > 0).tolist() == [False, True, False, True, False, False]
 
 
-def test_ties_go_to_the_smaller_token() -> None:
-    assert np.flatnonzero(np.isfinite(keep_top_k(np.zeros(5), 2))).tolist() == [0, 1]
-    assert np.flatnonzero(keep_top_p(np.ones(4), 0.5)).tolist() == [0, 1]
+def test_penalties_count_prompt_and_generated_tokens_as_defined() -> None:
+    sampler = Sampler(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    penalties = penalties_of(sampler, 4, [0, 1], {2: 1.0})
+    assert penalties is not None
+    penalties.add(3)
+    penalties.add(3)
+    logits = np.array([4.0, -4.0, 4.0, 4.0])
+    penalties.apply(logits)
+    assert logits.tolist() == [2, -8, 5, 2 - 0.5 - 2 * 0.25]
 
 
-def test_the_caller_s_logits_are_not_changed() -> None:
-    logits = LOGITS.copy()
-    Sampler(temperature=0.7, top_k=2, top_p=0.5)(logits, np.random.default_rng(0))
-    assert np.array_equal(logits, LOGITS)
-
-
-@pytest.mark.parametrize("temperature", [1e-30, 1e-310, 5e-324])
-def test_a_tiny_temperature_is_greedy_without_overflow(temperature: float) -> None:
-    assert Sampler(temperature=temperature)(LOGITS[2:], np.random.default_rng(0)) == 1
+def test_drawn_tokens_are_counted_by_the_draw() -> None:
+    sampler = Sampler(temperature=0, presence_penalty=2)
+    draw = Draw([sampler], 3, [penalties_of(sampler, 3, [])])
+    logits = np.array([[3.0, 2.5, 2.0]], np.float32)
+    assert [int(draw(logits, ())[0]) for _ in range(4)] == [0, 1, 2, 0]
 
 
 def test_masked_symbols_are_never_drawn_and_large_logits_do_not_overflow() -> None:
     logits = np.array([-np.inf, 3e38, 3e38, -3e38], np.float32)
-    shares = drawn(Sampler(), logits, 200)
-    assert shares[1] > 0.3
-    assert shares[2] > 0.3
-    assert shares[1] + shares[2] == 1
+    assert drawn(Sampler(), logits, 200).tolist() == [0, 0.5, 0.5, 0]
+    assert drawn(Sampler(temperature=5e-324, top_k=1), logits, 200).tolist() == [0, 0.5, 0.5, 0]
 
 
 @pytest.mark.parametrize("broken", [[np.nan, 1.0], [np.inf, 1.0], [-np.inf, -np.inf]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_without_a_finite_maximum_are_refused(broken: list[float], temperature: float) -> None:
+    rows = np.array([[1, 2], broken, [2, 1]], np.float32)
+    draw = Draw([Sampler(temperature=temperature)] * 3, 2)
+    assert draw.tokens(rows, [0.9, 0.9, 0.1]).tolist() == [1, -1, 0]
     with pytest.raises(UserError, match="not finite"):
-        Sampler(temperature=temperature)(np.array(broken), np.random.default_rng(0))
+        draw(rows, [0.9, 0.9, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +160,11 @@ def test_logits_without_a_finite_maximum_are_refused(broken: list[float], temper
         {"top_p": -0.5},
         {"top_p": 1.01},
         {"top_p": float("nan")},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": -2.1},
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(settings: dict[str, Any]) -> None:

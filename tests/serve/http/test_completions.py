@@ -47,6 +47,19 @@ def test_a_seed_gives_what_generate_gives(openai, session) -> None:
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(PROMPT) + 8, 60)
 
 
+@pytest.mark.parametrize("n", [1, 2])  # with several choices the prompt is fed by a task of its own
+def test_penalties_and_min_p_give_what_generate_gives(openai, session, n: int) -> None:
+    penalties = {"presence_penalty": 0.7, "frequency_penalty": 0.3}
+    more = {"min_p": 0.01, "repetition_penalty": 1.2}
+    done = openai.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=30, seed=7, n=n, extra_body=more, **penalties
+    )
+    sampler = Sampler(**penalties, **more)
+    expected = texts(session, [PROMPT] * n, max_tokens=30, seed=7, sampler=sampler)
+    assert [choice.text for choice in done.choices] == expected
+    assert expected != texts(session, [PROMPT] * n, max_tokens=30, seed=7)
+
+
 def test_a_stream_is_the_same_text_in_parts(openai, session) -> None:
     stream = openai.completions.create(
         model="tiny",

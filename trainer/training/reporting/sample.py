@@ -7,7 +7,7 @@ import torch
 
 from runtimes.base.errors import MissingPackageError
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.sample import Sampler
+from runtimes.tasks.sample import Draw, Sampler
 from trainer.model.model import LanguageModel
 from trainer.model.projected import ProjectedModel
 from trainer.run.config import TrainConfig
@@ -46,6 +46,7 @@ def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) ->
     shape = (1, config.model.heads, rule.mem_len, config.model.head_dim)
     memory = [torch.zeros(shape, device=device) for _ in range(2 * config.model.layers)]
     pieces = [prompt[at : at + rule.segment] for at in range(0, len(prompt), rule.segment)]
+    draw = Draw([SAMPLER], config.model.vocab_size)
     tokens: list[int] = []
     position = 0
     while len(tokens) < config.sample_tokens:
@@ -54,6 +55,6 @@ def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) ->
         position += piece.shape[1]
         if not pieces:
             with torch.inference_mode():
-                logits = model.vocabulary.logits(hidden[:, -1])[0].float().cpu().numpy()
-            tokens.append(SAMPLER(logits, rng))
+                logits = model.vocabulary.logits(hidden[:, -1]).float().cpu().numpy()
+            tokens.append(int(draw(logits, [rng.random()])[0]))
     return tokens

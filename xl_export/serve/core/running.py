@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +12,12 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
+from runtimes.tasks.sample import Penalties
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Fed, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 MOST_UNSAID = 8192  # fed tokens of which no answer has told yet
-AHEAD = 64  # random numbers that are drawn at once
 
 
 class Running:
@@ -32,7 +33,8 @@ class Running:
     closing: why the task ends, once its last token is fed. order, since, last_piece: the iterations in which
     it came, got its row, and was fed a piece. arrived: when it was submitted, by the monotonic clock. copied:
     where its memory is counted, if it is a copy of a row that it gave up. ended: whether its `Ended` was
-    said. brings: whether the engine counts the bytes of the state of its task.
+    said. penalties: of its logits, from its first draw on, if there are any. uniform: draws the next random
+    number. brings: whether the engine counts the bytes of the state of its task.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
@@ -54,8 +56,8 @@ class Running:
         self.known: float | None = None
         self.written = 0 if state is None else state.written
         self.text: GrowingText | None = None
-        self.rng: np.random.Generator | None = None
-        self.random: deque[float] = deque()
+        self.penalties: Penalties | None = None
+        self.uniform: Callable[[], float]
         if task.drawing is not None:
             drawing = task.drawing
             decoder = session.vocab.decoder()
@@ -63,7 +65,7 @@ class Running:
             decoder.prime(before[-PRIMED:].tolist())
             border = border_of(session.vocab)
             self.text = GrowingText(decoder, drawing.stop, border, goes_on=task.keep)
-            self.rng = np.random.default_rng([drawing.seed, drawing.index])
+            self.uniform = np.random.default_rng([drawing.seed, drawing.index]).random
 
     @property
     def prompt_left(self) -> int:
@@ -101,13 +103,6 @@ class Running:
         logits = None if self.logits is None else np.array(self.logits, np.float32)
         written = max(self.written, int(memory.positions[0]))
         return StreamState(memory=memory, logits=logits, tail=self.tail(segment + 1), written=written)
-
-    def uniform(self) -> float:
-        """The next random number of `default_rng([seed, index])`, as `random()` would give it."""
-        if not self.random:
-            assert self.rng is not None
-            self.random.extend(self.rng.random(AHEAD).tolist())
-        return self.random.popleft()
 
 
 @dataclass(eq=False)

@@ -66,7 +66,7 @@ class Scheduler:
         self.paused: set[Running] = set()
         self._said: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
-        self._draws = Draws([], None)
+        self._draws = Draws([], session.vocab.size, None)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
         self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
         self.told_seconds = 0.0  # of the present step, in which answers were handed out
@@ -274,7 +274,7 @@ class Scheduler:
         if not runs:
             return
         if runs != self._draws.runs:
-            self._draws = Draws(runs, self._end_of_document)
+            self._draws = Draws(runs, self._session.vocab.size, self._end_of_document)
         draws, said = self._draws, self._said
         tokens = draws.draw(logits)
         self.drawn += len(tokens)

@@ -33,7 +33,8 @@ class Drawing:
     max_tokens: at least 1. seed, index: the numbers are those of `default_rng([seed, index])`, as in
     `runtimes.tasks.generate`, where the index is the row. stop: strings that end the text and are no part of
     it. bias: added to the logits of token ids before anything else. ends: whether the vocabulary's token for
-    the end of a document ends the task.
+    the end of a document ends the task. prompt: the token ids before the first drawn one, for
+    `repetition_penalty`; None where they are the tokens of the task.
     """
 
     max_tokens: int
@@ -43,6 +44,7 @@ class Drawing:
     stop: tuple[str, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     ends: bool = True
+    prompt: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -54,10 +54,10 @@ def test_surprisals_equal_evaluation(kept: Running, session: Session, tokens: np
 
 def test_a_stream_continues_as_generate_does(kept: Running, session: Session, tokens: np.ndarray) -> None:
     prompt = tokens[:45]
-    pieces = list(
-        runtimes.generate(session, prompt, max_tokens=60, sampler=runtimes.Sampler(top_k=20), seed=3)
-    )
-    fields = {"max_tokens": 60, "top_k": 20, "seed": 3, "ignore_eos": True}
+    settings = {"top_k": 20, "min_p": 0.01, "presence_penalty": 0.2}
+    sampler = runtimes.Sampler(**settings)
+    pieces = list(runtimes.generate(session, prompt, max_tokens=60, sampler=sampler, seed=3))
+    fields = {"max_tokens": 60, "seed": 3, "ignore_eos": True, **settings}
     answer = created(kept, prompt).post("continue", fields)
     assert answer["tokens"] == [piece.token for piece in pieces]
     assert answer["text"] == "".join(piece.text for piece in pieces) == "".join(answer["texts"])

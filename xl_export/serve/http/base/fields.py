@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-UNUSED = "Taken where it asks for nothing, and refused otherwise."
+from runtimes.tasks.sample import SETTINGS
+
 BODY_FIELDS = {
     "add_special_tokens": "Taken for the sake of clients: these vocabularies put nothing before a text.",
     "alternatives": "How many of the likeliest tokens are told beside each token.",
@@ -17,36 +18,30 @@ BODY_FIELDS = {
     "continuous_usage_stats": "Whether each event has the usage.",
     "echo": "Whether the prompt is part of the answer.",
     "eos": "Whether the token that ends a text is predicted after it.",
-    "frequency_penalty": UNUSED,
     "id": "Comes back with the score.",
     "ignore_eos": "Whether the end of a document does not end the answer.",
     "include_usage": "Whether a last event has the usage.",
     "logit_bias": "Numbers from -100 to 100 that are added to the logits of these token ids.",
     "logprobs": "How many of the likeliest tokens are told beside each one, with log-probabilities in nats.",
     "max_tokens": "How many tokens are drawn at most.",
-    "min_p": UNUSED,
     "min_tokens": "Served up to max_tokens, together with ignore_eos and without stop; refused otherwise.",
     "model": "A name of /v1/models; without it the first model answers.",
     "n": "How many choices are returned for each prompt.",
     "position": "How many tokens the stream has had before this request; another number is an error.",
-    "presence_penalty": UNUSED,
     "prompt": "A text, or for completions also token ids, a list of texts, or a list of lists of ids.",
-    "repetition_penalty": UNUSED,
     "return_token_strs": "Whether the text of each token is told.",
     "return_tokens_as_token_ids": "Whether logprobs name each token token_id:N, by its id, as in vLLM.",
     "seed": "The same seed draws the same tokens; without it the server chooses one.",
     "stop": "Strings that end the answer and are no part of its text. A stored stream keeps what was drawn.",
     "stream": "Whether tokens come as server-sent events when they are drawn.",
     "stream_options": "What the events have beside tokens.",
-    "suffix": UNUSED,
+    "suffix": "Taken if it is empty, and refused otherwise.",
     "surprisal": "Whether the surprisal of each token is told, in bits.",
-    "temperature": "Logits are divided by it before a token is drawn; 0 takes the likeliest token.",
     "text": "A text, which is encoded with the vocabulary of the model; of a score also token ids.",
     "texts": "Texts, lists of token ids, or objects with a context and an id.",
     "tokens": "Token ids; of a rewind, how many tokens are taken back; of a score, whether tokens are told.",
-    "top_k": "Tokens are drawn from this many of the likeliest.",
-    "top_p": "Tokens are drawn from the fewest likeliest ones that have this probability together.",
     "user": "Taken and not used.",
+    **{name: f"{setting.help} Expected: {setting.expected}." for name, setting in SETTINGS.items()},
 }
 
 

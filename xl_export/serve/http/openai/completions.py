@@ -146,7 +146,7 @@ class Completion:
             tokens=prompt.tokens,
             score=self._scores,
             top=self._top if plan.best_of == 1 or self._scores else 0,
-            drawing=self._drawing(choices[0]) if plan.best_of == 1 else None,
+            drawing=self._drawing(choices[0], prompt) if plan.best_of == 1 else None,
             keep=plan.best_of > 1,
             tenant=self._tenant,
         )
@@ -168,7 +168,7 @@ class Completion:
                 tokens=np.zeros(0, np.int64),
                 state=ended.state,
                 top=self._top,
-                drawing=self._drawing(choice),
+                drawing=self._drawing(choice, self._prompts[number]),
                 tenant=self._tenant,
             )
             self._choosing[task] = choice, self._prompts[number]
@@ -180,8 +180,9 @@ class Completion:
         ranked = self._plan.best_of > self._plan.n
         return 0 if self._plan.log_probs is None and not ranked else max(1, self._plan.log_probs or 0)
 
-    def _drawing(self, choice: Choice) -> Drawing | None:
-        return None if self._plan.drawing is None else replace(self._plan.drawing, index=choice.index)
+    def _drawing(self, choice: Choice, prompt: _Prompt) -> Drawing | None:
+        drawing = self._plan.drawing
+        return None if drawing is None else replace(drawing, index=choice.index, prompt=prompt.tokens)
 
     def _size_of(self, tokens: int) -> int:
         """How much work it is to tell of so many tokens; see `aside`."""

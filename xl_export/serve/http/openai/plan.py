@@ -5,14 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.sample import Sampler
+from runtimes.tasks.sample import SETTINGS, Sampler
 from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.base.encoding import encoding, texts_of
 from xl_export.serve.http.base.errors import RefusedError
@@ -36,8 +35,12 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are drawn. `null` is the default of every field."""
 
     temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     logit_bias: dict[int, float] | None = None
@@ -60,21 +63,7 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     # Below are fields that are taken where they ask for nothing, and refused otherwise.
     suffix: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
     min_tokens: int | None = None
-
-
-# The value with which each of these fields asks for nothing, and why it is refused with any other.
-NOTHING: dict[str, tuple[Any, str]] = {
-    "suffix": ("", "these models read from left to right and cannot fill a gap"),
-    "presence_penalty": (0, "no penalty is computed here; use temperature, top_p or logit_bias"),
-    "frequency_penalty": (0, "no penalty is computed here; use temperature, top_p or logit_bias"),
-    "repetition_penalty": (1, "no penalty is computed here; use temperature, top_p or logit_bias"),
-    "min_p": (0, "tokens are drawn by temperature, top_k and top_p; use those"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,21 +168,15 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | Sequence
 
 def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
     """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served."""
-    temperature = 1.0 if body.temperature is None else body.temperature
-    if body.top_p is not None and not 0 <= body.top_p <= 1:
-        raise RefusedError(f"top_p is {body.top_p}; expected 0 to 1.", param="top_p")
-    if body.top_p == 0 and temperature >= 0:  # the likeliest token alone
-        body.top_p, temperature = None, 0.0
+    settings = {name: value for name in SETTINGS if (value := getattr(body, name)) is not None}
+    if settings.get("top_k") in (0, -1):  # all tokens, as in vLLM
+        del settings["top_k"]
+    if settings.get("top_p") == 0:  # only the likeliest token
+        settings |= {"top_p": 1.0, "temperature": min(0.0, settings.get("temperature", 0.0))}
     try:
-        sampler = Sampler(
-            temperature=temperature,
-            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,  # 0 and -1: all, as vLLM
-            top_p=1.0 if body.top_p is None else body.top_p,
-        )
+        sampler = Sampler(**settings)
     except UserError as error:
         raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
-    if body.top_k is not None and body.top_k < -1:
-        raise RefusedError(f"top_k is {body.top_k}; expected at least 1, or 0 or -1 for all.", param="top_k")
     seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads so many bits exactly
     if not -1 << 63 <= seed < 1 << 64:
         raise RefusedError(f"seed is {seed}; expected -2^63 to 2^64 - 1.", param="seed")
@@ -245,10 +228,12 @@ def _within(name: str, value: int | None, default: int, least: int, most: int) -
 
 
 def _refuse_what_does_not_apply(body: CompletionBody) -> None:
-    for name, (nothing, reason) in NOTHING.items():
-        value = getattr(body, name)
-        if value is not None and value != nothing:
-            raise RefusedError(f"{name} is {value!r:.40} and is not served: {reason}.", param=name)
+    if body.suffix:
+        raise RefusedError(
+            f"suffix is {body.suffix!r:.40} and is not served: these models read from left to right and "
+            "cannot fill a gap.",
+            param="suffix",
+        )
     if body.min_tokens:
         most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         given = f"min_tokens is {body.min_tokens}"
