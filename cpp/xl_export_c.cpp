@@ -201,15 +201,20 @@ std::int32_t xl_generate(const xl_session* session, xl_memory* memory, const std
     require(session && memory && options && each);
     xl_export::GenerateOptions chosen;
     chosen.max_tokens = options->max_tokens;
-    chosen.sampler = {options->temperature, options->top_k, options->top_p};
+    chosen.sampler = {options->temperature,
+                      options->top_k,
+                      options->top_p,
+                      options->min_p,
+                      options->repetition_penalty,
+                      options->presence_penalty,
+                      options->frequency_penalty};
     chosen.seed = options->seed;
     if (options->stop) chosen.stop.emplace_back(options->stop);
-    xl_export::generate(
-        session->session, memory->memory, view(prompt, count), chosen,
-        [&](const xl_export::Piece& piece) {
-          const auto num_bytes = static_cast<std::int64_t>(piece.text.size());
-          return each(own, piece.token, piece.text.c_str(), num_bytes) != 0;
-        });
+    xl_export::generate(session->session, memory->memory, view(prompt, count), chosen,
+                        [&](const xl_export::Piece& piece) {
+                          const auto num_bytes = static_cast<std::int64_t>(piece.text.size());
+                          return each(own, piece.token, piece.text.c_str(), num_bytes) != 0;
+                        });
     return 0;
   });
 }

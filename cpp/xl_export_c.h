@@ -69,9 +69,13 @@ int32_t xl_score(const xl_session* session, xl_memory* memory, const int64_t* to
 
 typedef struct {
   int64_t max_tokens;
-  double temperature; /* 0 takes the likeliest token */
-  int64_t top_k;      /* 0 for all */
-  double top_p;       /* 1 for all */
+  double temperature;        /* 0 takes the likeliest token */
+  int64_t top_k;             /* 0 for all */
+  double top_p;              /* 1 for all */
+  double min_p;              /* 0 for all */
+  double repetition_penalty; /* 1 for none */
+  double presence_penalty;   /* 0 for none */
+  double frequency_penalty;  /* 0 for none */
   uint64_t seed;
   const char* stop; /* a string that ends the text, or NULL */
 } xl_generate_options;

@@ -134,17 +134,29 @@ export interface Scores {
   surprisals: Float64Array;
 }
 
-export interface GenerateOptions {
-  /** A stream to continue. With one that has seen tokens the prompt may be empty. */
-  memory?: Memory;
-  /** 256 by default; Infinity goes on until something else ends the text. */
-  maxTokens?: number;
+/** How tokens are drawn (docs/reference/step.md, "Sampling"). */
+export interface SamplingOptions {
   /** 0 is greedy; 1 by default. */
   temperature?: number;
   /** Only the k likeliest tokens are drawn from; null, the default, for all. */
   topK?: number | null;
-  /** Only the likeliest tokens are drawn from that together have this probability; 1 by default. */
+  /** Only the fewest likeliest tokens with this total probability are drawn from; 1 by default. */
   topP?: number;
+  /** Only tokens with at least this fraction of the highest probability are drawn from; 0 by default. */
+  minP?: number;
+  /** Divides positive logits of tokens of the prompt and of the text, and multiplies negative ones. */
+  repetitionPenalty?: number;
+  /** Subtracted from the logit of each token that was generated before; 0 by default. */
+  presencePenalty?: number;
+  /** Subtracted from the logit of a token for each time it was generated before; 0 by default. */
+  frequencyPenalty?: number;
+}
+
+export interface GenerateOptions extends SamplingOptions {
+  /** A stream to continue. With one that has seen tokens the prompt may be empty. */
+  memory?: Memory;
+  /** 256 by default; Infinity goes on until something else ends the text. */
+  maxTokens?: number;
   seed?: number;
   /** Strings that end the text. They are not part of it. */
   stop?: string | string[];

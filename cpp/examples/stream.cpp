@@ -16,18 +16,18 @@ int main(int count, char** arguments) {
   try {
     const auto session = xl_export::Session::open(arguments[1]);
     xl_export::GenerateOptions options;
-    options.sampler = {0.8, 40, 1.0};
+    options.sampler.temperature = 0.8;
+    options.sampler.top_k = 40;
     if (count > 3) options.max_tokens = std::atoll(arguments[3]);
     if (count > 4) options.sampler.temperature = std::atof(arguments[4]);
     if (count > 5) options.seed = std::strtoull(arguments[5], nullptr, 10);
     auto memory = session.start();
     const auto prompt = session.vocabulary().encode(arguments[2]);
     std::cout << arguments[2] << std::flush;
-    xl_export::generate(session, memory, prompt, options,
-                        [](const xl_export::Piece& piece) {
-                          std::cout << piece.text << std::flush;
-                          return true;
-                        });
+    xl_export::generate(session, memory, prompt, options, [](const xl_export::Piece& piece) {
+      std::cout << piece.text << std::flush;
+      return true;
+    });
     std::cout << '\n';
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';

@@ -44,6 +44,7 @@ def _compare_tokens(driver: Driver, session: Session, folder: Path, more: dict[s
         (GREEDY, {"temperature": 0.0}),
         (40, {"temperature": 0.9, "top_k": 7, "seed": 5}),
         (40, {"temperature": 1.3, "top_p": 0.8, "seed": 1 << 40}),
+        (40, {"min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2}),
     ):
         seed = int(options.get("seed", 0))
         sampler = Sampler(**{name: value for name, value in options.items() if name != "seed"})  # type: ignore[arg-type]

@@ -35,6 +35,7 @@ class Driver {
   std::string answer_verb(const std::string& verb) {
     if (verb == "forget") return sessions_.clear(), "{}";
     if (verb == "json") return json();
+    if (verb == "draw") return draw();
     const xl_export::Session& session = open();
     if (verb == "open") return "{\"kernel\": \"" + std::string(session.kernel()) +
              "\", \"oldest\": " + std::to_string(xl_export::detail::oldest_runtime(session.spec())) + "}";
@@ -81,12 +82,7 @@ class Driver {
   std::string generate(const xl_export::Session& session) {
     xl_export::GenerateOptions options;
     options.max_tokens = question_.at("tokens").integer(-9, 1 << 20);
-    const auto number = [&](const char* name, double absent) {
-      const Value* found = question_.find(name);
-      return found ? std::stod(found->text) : absent;
-    };
-    options.sampler = {number("temperature", 1), static_cast<std::int64_t>(number("top_k", 0)),
-                       number("top_p", 1)};
+    options.sampler = sampler(question_);
     if (const Value* seed = question_.find("seed")) options.seed = std::stoull(seed->text);
     if (const Value* text = question_.find("text")) options.text = text->boolean();
     if (const Value* stop = question_.find("stop"))
@@ -168,6 +164,29 @@ class Driver {
   std::string json() {
     xl_export::detail::json::parse(question_.at("text").string());
     return "{}";
+  }
+
+  static xl_export::Sampler sampler(const Value& settings) {
+    const auto number = [&](const char* name, double absent) {
+      const Value* found = settings.find(name);
+      return found ? std::stod(found->text) : absent;
+    };
+    return {number("temperature", 1),        static_cast<std::int64_t>(number("top_k", 0)),
+            number("top_p", 1),              number("min_p", 0),
+            number("repetition_penalty", 1), number("presence_penalty", 0),
+            number("frequency_penalty", 0)};
+  }
+
+  // The token of a case of tests/data/sampling.jsonl.
+  std::string draw() {
+    std::vector<float> logits;
+    for (const Value& logit : question_.at("logits").list()) logits.push_back(std::stof(logit.text));
+    xl_export::History history;
+    for (const std::int64_t token : ids("prompt")) history[token] = 0;
+    for (const std::int64_t token : ids("generated")) ++history[token];
+    const double uniform = std::stod(question_.at("uniform").text);
+    const std::int64_t token = sampler(question_.at("settings"))(logits, history, uniform);
+    return "{\"token\": " + std::to_string(token) + "}";
   }
 
   std::string draws() {

@@ -19,6 +19,7 @@ from tests.architectures import ARCHITECTURES
 from tests.cpp.comparison import compare
 from tests.cpp.program import Driver
 from tests.cpp.test_vocabularies import with_vocabulary
+from tests.sampling import read_cases
 from xl_export.artefact.export import export
 
 
@@ -66,7 +67,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     assert "has no tokens" in driver.refusal("generate", ring, prompt="", tokens=1)
     assert "max_tokens is 0" in driver.refusal("generate", ring, prompt="T", tokens=0)
     assert "temperature is -1" in driver.refusal("generate", ring, prompt="T", tokens=1, temperature=-1)
-    assert "top_p is 0" in driver.refusal("generate", ring, prompt="T", tokens=1, top_p=0)
+    for name in ("top_p", "repetition_penalty"):
+        assert f"{name} is 0; expected" in driver.refusal("generate", ring, prompt="T", tokens=1, **{name: 0})
+    assert "min_p is 2; expected 0 to 1." in driver.refusal("generate", ring, prompt="T", tokens=1, min_p=2)
+    assert "expected -2 to 2" in driver.refusal("generate", ring, prompt="T", tokens=1, presence_penalty=3)
     assert "a stop string is empty" in driver.refusal("generate", ring, prompt="T", tokens=1, stop=[""])
     assert "is not an artefact" in driver.refusal("open", tmp_path)
     assert "could not be loaded" in driver.refusal("open", ring, fused=str(ring / "weights.bin"))
@@ -164,6 +168,11 @@ def test_random_numbers_are_numpy_s(driver: Driver, artefacts: dict[str, Path]) 
     for seed, row in ((0, 0), (1, 0), ((1 << 63) + 5, (1 << 33) + 1)):
         draws = driver.ask("draws", artefacts["ring"], seed=seed, row=row)["draws"]
         assert draws == np.random.default_rng([seed, row]).random(8).tolist()
+
+
+def test_every_case_of_sampling_draws_its_token(driver: Driver) -> None:
+    for case in read_cases():
+        assert driver.ask("draw", Path(), **case) == {"token": case["token"]}, case
 
 
 def test_only_json_is_read(driver: Driver) -> None:

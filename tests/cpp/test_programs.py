@@ -149,13 +149,20 @@ def test_a_text_with_a_zero_byte_reaches_c_whole(
             ("temperature", ctypes.c_double),
             ("top_k", ctypes.c_int64),
             ("top_p", ctypes.c_double),
+            ("min_p", ctypes.c_double),
+            ("repetition_penalty", ctypes.c_double),
+            ("presence_penalty", ctypes.c_double),
+            ("frequency_penalty", ctypes.c_double),
             ("seed", ctypes.c_uint64),
             ("stop", ctypes.c_char_p),
         )
 
     session = ctypes.c_void_p(library.xl_open(os.fsencode(folder), 1, None))
     memory = ctypes.c_void_p(library.xl_start(session, ctypes.c_int64(1)))
-    prompt, options = (ctypes.c_int64 * 1)(1), Options(600, 5.0, 0, 1.0, 0, None)
+    prompt, options = (
+        (ctypes.c_int64 * 1)(1),
+        Options(max_tokens=600, temperature=5.0, top_p=1, repetition_penalty=1),
+    )
     ended = library.xl_generate(
         session, memory, prompt, ctypes.c_int64(1), ctypes.byref(options), called(each), None
     )

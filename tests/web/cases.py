@@ -24,7 +24,7 @@ from trainer.data.subwords import learn_subwords
 from xl_export.artefact.export import export
 
 GREEDY, DRAWN = 50, 40  # tokens
-DRAW: dict[str, Any] = {"temperature": 0.9, "top_k": 9, "top_p": 0.95, "seed": 5}
+DRAW: dict[str, Any] = {"temperature": 0.9, "top_k": 9, "top_p": 0.95, "presence_penalty": 0.4, "seed": 5}
 LINES = "the cat sat on the mat\nthe dog sat on the log, the cat — naïve 🙂 — ran\n" * 40
 # What random texts are made of: letters of several scripts, blanks that languages disagree on, marks, emoji.
 ALPHABETS = (
@@ -190,7 +190,13 @@ def model_case(name: str, folder: Path, scratch: Path) -> dict[str, Any]:
         "prompt": prompt.tolist(),
         "greedy": [piece.token for piece in greedy],
         "pieces": [piece.text for piece in greedy],
-        "draw": {"temperature": DRAW["temperature"], "topK": DRAW["top_k"], "topP": DRAW["top_p"], "seed": 5},
+        "draw": {
+            "temperature": DRAW["temperature"],
+            "topK": DRAW["top_k"],
+            "topP": DRAW["top_p"],
+            "presencePenalty": DRAW["presence_penalty"],
+            "seed": DRAW["seed"],
+        },
         "drawn": [piece.token for piece in drawn],
         "scored": scored.tolist(),
         "nats": scores(session, scored).tolist(),

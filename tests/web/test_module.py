@@ -16,6 +16,7 @@ import pytest
 
 from runtimes.contract.checks import load_memory
 from runtimes.sessions.onnx_runtime import OrtSession
+from tests.sampling import read_cases
 from tests.web import cases
 from tests.web.npm import copied_module, node, packages, run_node
 
@@ -42,6 +43,7 @@ def given(
         "scratch": str(scratch),
         "chunks": cases.long_text(),
         "padded": str(padded_artefact),
+        "sampling": read_cases(),
         "cases": [cases.model_case(name, folder, scratch) for name, folder in folders.items()],
         "vocabularies": [
             cases.vocabulary_case(name, vocab, scratch / f"vocabulary-{name}")

@@ -58,6 +58,7 @@ export async function* pieces(
   decoder.prime(prompt.length ? prompt : memory.tail);
   const grown = new GrowingText(decoder, stops, vocabulary.kind === "ids" ? " " : "", goesOn);
   const random = new Random(seed, 0);
+  const history = new Map(prompt.map((token) => [token, 0]));
   const pause = pauses();
   /** @type {number | null} */
   let waiting = null; // a token that was yielded and not yet fed
@@ -75,7 +76,8 @@ export async function* pieces(
       const logits = /** @type {Float32Array} */ (memory.last);
       await pause();
       refuseStopped(signal);
-      const token = sampler.draw(logits, random);
+      const token = sampler.draw(logits, history, random.next());
+      history.set(token, (history.get(token) ?? 0) + 1);
       const added = token === end ? grown.finish() : grown.add(token, count === maxTokens);
       waiting = token;
       yield {

@@ -15,6 +15,8 @@ if (!path)
  *     drawn: number[], scored: number[], nats: number[], stream: string, next: number[], logits: number[]}[],
  *   vocabularies: {name: string, folder: string, texts: {text: string, ids: number[] | null}[],
  *     decoded: {ids: number[], pieces: string[]}[]}[],
+ *   sampling: {logits: number[], settings: Record<string, number>, prompt: number[], generated: number[],
+ *     uniform: number, token: number}[],
  *   old: {name: string, folder: string, prompt: string, continued: string, stream: string}[],
  * }}
  */

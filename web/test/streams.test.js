@@ -2,9 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { XLExportError, open } from "../src/index.js";
-import { Random } from "../src/text/random.js";
 import { Sampler } from "../src/text/sampler.js";
-import { all, caseOf, devices, furthest } from "./setup.js";
+import { all, caseOf, devices, furthest, given } from "./setup.js";
 
 const ring = caseOf("ring");
 
@@ -136,6 +135,10 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
       [() => all(model.generate([1], { temperature: -1 })), /temperature is -1/],
       [() => all(model.generate([1], { topK: 0 })), /topK is 0/],
       [() => all(model.generate([1], { topP: 0 })), /topP is 0/],
+      [() => all(model.generate([1], { minP: 2 })), /minP is 2/],
+      [() => all(model.generate([1], { repetitionPenalty: 0 })), /repetitionPenalty is 0/],
+      [() => all(model.generate([1], { presencePenalty: 2.5 })), /presencePenalty is 2.5/],
+      [() => all(model.generate([1], { frequencyPenalty: -3 })), /frequencyPenalty is -3/],
       [() => all(model.generate([1], { seed: -1 })), /seed is -1/],
       [() => all(model.generate([1], { stop: [""] })), /a stop string is empty/],
       [() => all(model.generate([1], { stop: "a", text: false })), /leave one of them out/],
@@ -184,14 +187,18 @@ test("two streams of one model may be used at once, and one stream may not", asy
   await model.close();
 });
 
-test("of equal logits the smaller id is drawn, and logits without a finite maximum are refused", () => {
-  const random = new Random(0, 0);
-  assert.equal(new Sampler({ temperature: 0 }).draw(Float32Array.of(1, 3, 3), random), 1);
-  const draws = Array.from({ length: 50 }, () =>
-    new Sampler({ topK: 2 }).draw(Float32Array.of(0, 0, 0, -1), random),
-  );
-  assert.deepEqual([...new Set(draws)].sort(), [0, 1]);
-  assert.equal(new Sampler({ topP: 1e-9 }).draw(Float32Array.of(0, 5, 1), random), 1);
-  assert.throws(() => new Sampler({}).draw(Float32Array.of(0, NaN), random), XLExportError);
-  assert.throws(() => new Sampler({}).draw(Float32Array.of(-Infinity, -Infinity), random), XLExportError);
+test("every case of sampling draws its token, and logits without a finite maximum are refused", () => {
+  const names = /** @type {Record<string, string>} */ ({ top_k: "topK", top_p: "topP", min_p: "minP" });
+  for (const penalty of ["repetition", "presence", "frequency"])
+    names[`${penalty}_penalty`] = `${penalty}Penalty`;
+  assert.ok(given.sampling.length > 100);
+  for (const { logits, settings, prompt, generated, uniform, token } of given.sampling) {
+    const options = Object.entries(settings).map(([name, value]) => [names[name] ?? name, value]);
+    const history = new Map(prompt.map((id) => [id, 0]));
+    for (const id of generated) history.set(id, (history.get(id) ?? 0) + 1);
+    const sampler = new Sampler(Object.fromEntries(options));
+    assert.equal(sampler.draw(Float32Array.from(logits), history, uniform), token, JSON.stringify(settings));
+  }
+  for (const logits of [[0, NaN], [-Infinity, -Infinity]])
+    assert.throws(() => new Sampler().draw(Float32Array.from(logits), new Map(), 0.5), XLExportError);
 });

@@ -127,9 +127,12 @@ inline void generate(const Session& session, Memory& memory, View<std::int64_t> 
       decoder->add(token);  // so that a word after it begins with a blank
   detail::GrowingText text(std::move(decoder), stop, ids ? " " : "");
   Random random(options.seed);
+  History history;
+  for (const std::int64_t token : prompt) history[token] = 0;
   std::vector<float> logits = session.feed(prompt, memory);
   for (std::int64_t count = 1; count <= options.max_tokens; ++count) {
-    const std::int64_t token = options.sampler(logits, random);
+    const std::int64_t token = options.sampler(logits, history, random.next());
+    ++history[token];
     const bool end = token == session.vocabulary().special().end_of_document;
     const Piece piece = end ? text.finish(token) : text.add(token, count == options.max_tokens);
     if (!each(piece)) return;

@@ -1,6 +1,5 @@
-// Draws the next token from logits: greedily, or with temperature, top-k and top-p. The random numbers are
-// those of NumPy's default_rng([seed, row]), so the same seed draws the same tokens as the Python package
-// from the same logits.
+// Draws the next token from logits. The random numbers are those of NumPy's default_rng([seed, row]), so the
+// same seed draws the same tokens as the Python package from the same logits.
 #ifndef XL_EXPORT_SAMPLER_HPP
 #define XL_EXPORT_SAMPLER_HPP
 
@@ -8,7 +7,11 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <map>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "error.hpp"
@@ -93,74 +96,80 @@ class Random {
   Wide state_, step_;
 };
 
-// How to draw a token. temperature: 0 takes the likeliest token. top_k: only the k likeliest tokens are drawn
-// from; 0 for all. top_p: only the likeliest tokens that together have this probability.
+// The tokens of a request, for penalties: how often each was generated, and 0 for those of the prompt alone.
+using History = std::map<std::int64_t, std::int64_t>;
+
+// How to draw a token (docs/reference/step.md, "Sampling"). top_k: 0 for all tokens.
 struct Sampler {
   double temperature = 1.0;
   std::int64_t top_k = 0;
-  double top_p = 1.0;
+  double top_p = 1.0, min_p = 0.0;
+  double repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
 
   void verify() const {
-    if (!(temperature >= 0 && temperature <= 1e6))
-      throw Error(Fault::option, "temperature is " + std::to_string(temperature) +
-                                     "; expected 0 (the likeliest token) or a positive number.");
-    if (top_k < 0)
-      throw Error(Fault::option,
-                  "top_k is " + std::to_string(top_k) + "; expected at least 1, or 0 for all.");
-    if (!(top_p > 0 && top_p <= 1))
-      throw Error(Fault::option, "top_p is " + std::to_string(top_p) + "; expected above 0 and at most 1.");
+    const auto require = [](const char* name, double value, bool inside, const char* expected) {
+      char text[40];
+      std::snprintf(text, sizeof text, "%g", value);
+      const std::string sentence = std::string(name) + " is " + text + "; expected " + expected + ".";
+      if (!inside) throw Error(Fault::option, sentence);
+    };
+    require("temperature", temperature, temperature >= 0 && temperature <= 1e6, "0 to 1,000,000");
+    require("top_k", static_cast<double>(top_k), top_k >= 0, "at least 1, or 0 for all");
+    require("top_p", top_p, top_p > 0 && top_p <= 1, "above 0 and at most 1");
+    require("min_p", min_p, min_p >= 0 && min_p <= 1, "0 to 1");
+    require("repetition_penalty", repetition_penalty, repetition_penalty >= 0.01 && repetition_penalty <= 100,
+            "0.01 to 100");
+    require("presence_penalty", presence_penalty, presence_penalty >= -2 && presence_penalty <= 2, "-2 to 2");
+    require("frequency_penalty", frequency_penalty, frequency_penalty >= -2 && frequency_penalty <= 2,
+            "-2 to 2");
   }
 
-  // A token from logits [V]; throws where they have no finite maximum.
-  std::int64_t operator()(View<float> logits, Random& random) const {
-    const auto likeliest = std::max_element(logits.begin(), logits.end());
-    const bool any_nan = std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
-    if (logits.empty() || any_nan || !std::isfinite(*likeliest))
+  // A token from logits [V] and a random number of [0, 1); throws if the logits have no finite maximum.
+  std::int64_t operator()(View<float> logits, const History& history, double uniform) const {
+    std::vector<double> scores(logits.begin(), logits.end());
+    if (repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0) penalise(scores, history);
+    const auto likeliest = std::max_element(scores.begin(), scores.end());
+    const bool any_nan = std::any_of(scores.begin(), scores.end(), [](double x) { return std::isnan(x); });
+    if (scores.empty() || any_nan || !std::isfinite(*likeliest))
       throw Error(Fault::artefact,
                   "the model's logits are not finite, so no token can be drawn; its weights "
                   "are damaged or diverged.");
-    if (temperature == 0) return likeliest - logits.begin();
-    const std::size_t size = logits.size();
-    std::vector<double> weights(size);
-    for (std::size_t token = 0; token < size; ++token) {
-      const double scaled = (static_cast<double>(logits[token]) - *likeliest) / temperature;
-      weights[token] = std::exp(scaled);
+    if (temperature == 0) return likeliest - scores.begin();
+    const std::size_t size = scores.size(), k = static_cast<std::size_t>(top_k);
+    std::vector<double> weights(size), sorted;
+    for (std::size_t token = 0; token < size; ++token)
+      weights[token] = std::exp((scores[token] - *likeliest) / temperature);
+    if (k > 0 && k < size) {
+      sorted = scores;
+      std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<>());
+      for (std::size_t token = 0; token < size; ++token)
+        if (scores[token] < sorted[k - 1]) weights[token] = 0;
     }
-    keep_top_k(logits, weights);
-    keep_top_p(weights);
+    drop_below(min_p, weights);  // the largest weight is 1
+    if (top_p < 1) {
+      sorted = weights;
+      std::sort(sorted.begin(), sorted.end(), std::greater<>());
+      std::vector<double> sums(size);
+      std::partial_sum(sorted.begin(), sorted.end(), sums.begin());
+      const auto last = std::lower_bound(sums.begin(), sums.end(), top_p * sums.back());
+      drop_below(sorted[last - sums.begin()], weights);
+    }
     std::partial_sum(weights.begin(), weights.end(), weights.begin());
-    const double drawn = random.next() * weights.back();
-    auto found = std::upper_bound(weights.begin(), weights.end(), drawn);
-    if (found == weights.end())  // the product was rounded up to the whole: the last token with any weight
-      found = std::lower_bound(weights.begin(), weights.end(), weights.back());
-    return found - weights.begin();
+    return std::upper_bound(weights.begin(), weights.end(), uniform * weights.back()) - weights.begin();
   }
 
  private:
-  // Of equals the smaller id is kept.
-  void keep_top_k(View<float> logits, std::vector<double>& weights) const {
-    const std::size_t size = weights.size();
-    if (top_k == 0 || static_cast<std::size_t>(top_k) >= size) return;
-    std::vector<std::size_t> order(size);
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::nth_element(order.begin(), order.begin() + top_k, order.end(), [&](std::size_t a, std::size_t b) {
-      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    });
-    for (auto at = order.begin() + top_k; at != order.end(); ++at) weights[*at] = 0;
+  void penalise(std::vector<double>& scores, const History& history) const {
+    for (const auto& [token, count] : history) {
+      double& score = scores[static_cast<std::size_t>(token)];
+      score = score > 0 ? score / repetition_penalty : score * repetition_penalty;
+      if (count > 0) score -= presence_penalty + frequency_penalty * static_cast<double>(count);
+    }
   }
 
-  // Drops what is outside of the smallest set of tokens that together have the share top_p.
-  void keep_top_p(std::vector<double>& weights) const {
-    if (top_p >= 1) return;
-    std::vector<std::size_t> order(weights.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return weights[a] > weights[b]; });
-    const double enough = top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
-    double sum = 0;
-    for (const std::size_t token : order) {
-      sum += weights[token];
-      if (sum - weights[token] >= enough) weights[token] = 0;
-    }
+  static void drop_below(double least, std::vector<double>& weights) {
+    for (double& weight : weights)
+      if (weight < least) weight = 0;
   }
 };
 

@@ -1,98 +1,85 @@
-/**
- * Draws the next token from logits: greedily, or with temperature, top-k and top-p, by the rules of Python.
- */
+/** Draws the next token from logits (docs/reference/step.md, "Sampling"). */
 import { XLExportError, shown } from "../errors.js";
 
-/** @typedef {import("./random.js").Random} Random */
-
 export class Sampler {
-  /** @param {{temperature?: number, topK?: number | null, topP?: number}} options */
-  constructor({ temperature = 1, topK = null, topP = 1 } = {}) {
-    if (!(temperature >= 0 && temperature <= 1e6)) {
-      throw new XLExportError(
-        `temperature is ${shown(temperature)}; expected 0 (greedy) or a positive number.`,
-      );
-    }
-    if (topK !== null && !(Number.isInteger(topK) && topK >= 1)) {
-      throw new XLExportError(`topK is ${shown(topK)}; expected at least 1, or null for all tokens.`);
-    }
-    if (!(topP > 0 && topP <= 1))
-      throw new XLExportError(`topP is ${shown(topP)}; expected above 0 and at most 1.`);
+  /** @param {import("../../index.js").SamplingOptions} options */
+  constructor({
+    temperature = 1,
+    topK = null,
+    topP = 1,
+    minP = 0,
+    repetitionPenalty = 1,
+    presencePenalty = 0,
+    frequencyPenalty = 0,
+  } = {}) {
+    const whole = topK === null || Number.isInteger(topK);
+    require({ temperature }, temperature >= 0 && temperature <= 1e6, "0 to 1,000,000");
+    require({ topK }, whole && (topK ?? 1) >= 1, "an integer of at least 1, or null for all tokens");
+    require({ topP }, topP > 0 && topP <= 1, "above 0 and at most 1");
+    require({ minP }, minP >= 0 && minP <= 1, "0 to 1");
+    require({ repetitionPenalty }, repetitionPenalty >= 0.01 && repetitionPenalty <= 100, "0.01 to 100");
+    require({ presencePenalty }, Math.abs(presencePenalty) <= 2, "-2 to 2");
+    require({ frequencyPenalty }, Math.abs(frequencyPenalty) <= 2, "-2 to 2");
     this.temperature = temperature;
     this.topK = topK;
     this.topP = topP;
+    this.minP = minP;
+    this.repetitionPenalty = repetitionPenalty;
+    this.presencePenalty = presencePenalty;
+    this.frequencyPenalty = frequencyPenalty;
   }
 
-  /** One token id from logits [V]. @param {Float32Array} logits @param {Random} random */
-  draw(logits, random) {
-    const top = likeliest(logits);
-    if (!Number.isFinite(logits[top])) {
+  /**
+   * One token id.
+   * @param {Float32Array} logits [V]
+   * @param {Map<number, number>} history how often each token was generated; 0 for tokens of the prompt only
+   * @param {number} uniform a random number of [0, 1)
+   */
+  draw(logits, history, uniform) {
+    const scores = Float64Array.from(logits);
+    for (const [token, count] of history) {
+      const score = scores[token];
+      scores[token] = score > 0 ? score / this.repetitionPenalty : score * this.repetitionPenalty;
+      if (count) scores[token] -= this.presencePenalty + this.frequencyPenalty * count;
+    }
+    const highest = scores.reduce((a, b) => Math.max(a, b), -Infinity); // NaN where there is one
+    if (!Number.isFinite(highest)) {
       throw new XLExportError(
         "the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged.",
       );
     }
-    if (this.temperature === 0) return top;
-    const scaled = new Float64Array(logits.length);
-    for (let i = 0; i < scaled.length; i++) scaled[i] = (logits[i] - logits[top]) / this.temperature;
-    const weights = keepTopK(scaled, this.topK).map(Math.exp);
-    return pick(keepTopP(weights, this.topP), random.next());
+    if (this.temperature === 0) return scores.indexOf(highest);
+    const weights = scores.map((score) => Math.exp((score - highest) / this.temperature));
+    if (this.topK !== null && this.topK < scores.length) {
+      const edge = scores.slice().sort()[scores.length - this.topK];
+      for (let i = 0; i < weights.length; i++) if (scores[i] < edge) weights[i] = 0;
+    }
+    dropBelow(this.minP, weights); // the largest weight is 1
+    if (this.topP < 1) {
+      const sorted = weights.slice().sort().reverse();
+      const sums = runningSums(sorted);
+      const enough = this.topP * sums[sums.length - 1];
+      dropBelow(sorted[sums.findIndex((sum) => sum >= enough)], weights);
+    }
+    const sums = runningSums(weights);
+    const wanted = uniform * sums[sums.length - 1];
+    return sums.findIndex((sum) => sum > wanted);
   }
 }
 
-/**
- * The index of the largest value; the first of equals, and of a value that is not a number.
- * @param {Float32Array} logits
- */
-export function likeliest(logits) {
-  let best = 0;
-  for (let i = 0; i < logits.length; i++) {
-    if (Number.isNaN(logits[i])) return i;
-    if (logits[i] > logits[best]) best = i;
-  }
-  return best;
+/** @param {Record<string, unknown>} given one setting @param {boolean} inside @param {string} expected */
+function require(given, inside, expected) {
+  const [[name, value]] = Object.entries(given);
+  if (!inside) throw new XLExportError(`${name} is ${shown(value)}; expected ${expected}.`);
 }
 
-/**
- * Logits in which all but the k largest are minus infinity. Of equals the smaller id is kept.
- * @param {Float64Array} logits @param {number | null} k
- */
-function keepTopK(logits, k) {
-  if (k === null || k >= logits.length) return logits;
-  const border = logits.slice().sort()[logits.length - k];
-  let equals = k;
-  for (const value of logits) if (value > border) equals--;
-  return logits.map((value) => (value > border || (value === border && equals-- > 0) ? value : -Infinity));
+/** @param {number} least @param {Float64Array} weights */
+function dropBelow(least, weights) {
+  for (let i = 0; i < weights.length; i++) if (weights[i] < least) weights[i] = 0;
 }
 
-/**
- * Weights, zero outside the smallest set of tokens that together have the share p.
- * @param {Float64Array} weights @param {number} p
- */
-function keepTopP(weights, p) {
-  if (p >= 1) return weights;
-  const order = [...weights.keys()]
-    .filter((i) => weights[i] > 0)
-    .sort((a, b) => weights[b] - weights[a] || a - b);
-  const share = p * weights.reduce((a, b) => a + b, 0);
-  const kept = new Float64Array(weights.length);
+/** @param {Float64Array} weights */
+function runningSums(weights) {
   let sum = 0;
-  for (const i of order) {
-    sum += weights[i];
-    if (sum - weights[i] >= share) break;
-    kept[i] = weights[i];
-  }
-  return kept;
-}
-
-/**
- * The index where the cumulative share of weights first exceeds a number from 0 to 1.
- * @param {Float64Array} weights @param {number} uniform
- */
-function pick(weights, uniform) {
-  const total = weights.reduce((a, b) => a + b, 0);
-  const shares = new Float64Array(weights.length);
-  let sum = 0;
-  for (let i = 0; i < weights.length; i++) shares[i] = sum += weights[i] / total;
-  const found = shares.findIndex((share) => share / sum > uniform);
-  return found < 0 ? likeliest(Float32Array.from(weights)) : found;
+  return weights.map((weight) => (sum += weight));
 }

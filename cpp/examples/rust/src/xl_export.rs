@@ -21,13 +21,28 @@ pub struct GenerateOptions {
     pub temperature: f64,
     pub top_k: i64,
     pub top_p: f64,
+    pub min_p: f64,
+    pub repetition_penalty: f64,
+    pub presence_penalty: f64,
+    pub frequency_penalty: f64,
     pub seed: u64,
     stop: *const c_char,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_tokens: 100, temperature: 0.8, top_k: 40, top_p: 1.0, seed: 0, stop: std::ptr::null() }
+        Self {
+            max_tokens: 100,
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+            stop: std::ptr::null(),
+        }
     }
 }
 
