@@ -236,9 +236,9 @@ def check_memory(session: Session, memory: Memory) -> None:
     if not isinstance(tensors, dict) or len(tensors) != len(state):
         raise _other_names()
     for tensor in state:
-        array = tensors.get(tensor.name)
-        if array is None:
+        if tensor.name not in tensors:
             raise _other_names()
+        array = tensors[tensor.name]
         if not (isinstance(array, DeviceTensor) or _is_own(array)):
             raise StreamError(
                 f"the memory's {tensor.name} is read-only, a view of another array, or no array; "

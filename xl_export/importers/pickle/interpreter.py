@@ -106,8 +106,6 @@ class Interpreter:
         while True:
             try:
                 opcode, argument, _ = next(opcodes)
-            except UnicodeDecodeError as error:
-                raise PickleError("has text that is not ASCII; pickle it again with protocol 2") from error
             except ValueError as error:
                 reason = str(error).removeprefix("at position <unknown>, ")
                 raise PickleError(f"is damaged ({shown(reason)})") from error
