@@ -104,7 +104,8 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
     names = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF"}
     for found, promised in ((inputs, spec.inputs), (outputs, spec.outputs)):
         shapes = {
-            fact.name: tuple(int(size) if size.isdigit() else -1 for size in fact.shape) for fact in promised
+            fact.name: tuple(size if isinstance(size, int) else -1 for size in fact.shape)
+            for fact in promised
         }
         assert found == {fact.name: (names[fact.dtype], shapes[fact.name]) for fact in promised}
     kinds = [
