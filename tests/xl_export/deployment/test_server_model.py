@@ -153,7 +153,7 @@ def test_the_backend_finds_what_it_asks_for(tmp_path: Path) -> None:
     """The module, the artefact and a configuration whose number of sequences is that of the rows."""
     folder = write_session(ARTEFACT, tmp_path / "models")
     config = read_config((folder / "config.pbtxt").read_text())
-    assert (config["name"], config["backend"], config["max_batch_size"]) == (["ring"], ["python"], [32])
+    assert (config["name"], config["backend"], config["max_batch_size"]) == (["small"], ["python"], [32])
     assert [tensor["name"][0] for tensor in config["input"]] == ["input_ids", "targets", "position"]
     assert [tensor.get("optional") for tensor in config["input"]] == [None, [True], [True]]
     rows = config["sequence_batching"][0]["oldest"][0]["max_candidate_sequences"][0]
@@ -170,9 +170,11 @@ def test_the_backend_finds_what_it_asks_for(tmp_path: Path) -> None:
     assert (model.sequences.memory.batch, rows) == (5 + 2 * 4, 64)
 
 
-def test_memory_that_is_not_written_in_place_is_refused(run: Path, tmp_path: Path) -> None:
+def test_memory_that_is_not_written_in_place_is_refused(
+    artefacts: dict[str, Path], run: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"has shift memory .* export it with --memory ring"):
-        write_session(ARTEFACT.with_name("shift"), tmp_path / "models")
+        write_session(artefacts["shift"], tmp_path / "models")
     options = ("--out", tmp_path / "a", "--triton", tmp_path / "models", "--triton-backend", "python")
     refused(xl("export", run, *options, "--memory", "shift"), "give --memory ring")
     assert not list(tmp_path.iterdir())

@@ -75,7 +75,7 @@ class Client:
     def ask(self, sequence: int | str, tokens: np.ndarray, **options: Any) -> dict[str, np.ndarray]:
         """The answer by name. options: targets, position, start, end; and those of the server's client."""
         inputs, words = self.request(sequence, tokens, **options)
-        answer = self.service.infer("ring", inputs, **words)
+        answer = self.service.infer(ARTEFACT.name, inputs, **words)
         arrays = {name: answer.as_numpy(name) for name in ("logits", "log_probs", "position")}
         return {name: array[0] for name, array in arrays.items() if array is not None}
 
@@ -106,7 +106,7 @@ class Client:
 
     def executions(self) -> tuple[int, int]:
         """The numbers of requests and of calls of the model."""
-        (facts,) = self.service.get_inference_statistics("ring").model_stats
+        (facts,) = self.service.get_inference_statistics(ARTEFACT.name).model_stats
         return facts.inference_count, facts.execution_count
 
 
@@ -144,7 +144,7 @@ def test_interleaved_ragged_sequences_score_as_evaluate_does(
         for talker in talkers:
             talker.join()
         requests, calls = client.executions()
-        folder, line = str(tmp_path / "models" / "ring"), "abcabcabcabcab"
+        folder, line = str(tmp_path / "models" / ARTEFACT.name), "abcabcabcabcab"
         program = [sys.executable, "examples/triton_client.py", client.address, folder]
         said = subprocess.run(program, input=f"{line}\n", cwd=ROOT, env=ENV, capture_output=True, text=True)
     (alone,) = runtimes.score_texts(session, [line])
@@ -218,7 +218,7 @@ def test_nobody_sees_the_state_of_a_cancelled_sequence(session: runtimes.Session
             service.start_stream(lambda **_: None)
             for at in (0, PIECE):
                 inputs, words = client.request(name, own[at : at + PIECE], start=at == 0, position=at)
-                service.async_stream_infer("ring", inputs, **words)
+                service.async_stream_infer(ARTEFACT.name, inputs, **words)
                 time.sleep(chance.choice([0, 0, 0.001, 0.003]))
             service.stop_stream(cancel_requests=chance.random() < 0.7)
             service.close()
