@@ -89,8 +89,7 @@ def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
     engine: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refitting, "driver_version", lambda: "580.65.06")
-    before = dataclasses.replace(load_engine(engine)[0], driver="13.0")  # as it was noted at first
-    save_engine(engine, before)
+    before = save_engine(engine, dataclasses.replace(load_engine(engine)[0], driver_cuda="13.0"))
     made = xl("refit", engine, other, "--out", tmp_path / "new")
     assert made.exit_code == 0, made.output
     assert f"the plan of {engine} with the weights of {other}" in made.output
@@ -104,13 +103,9 @@ def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
     refused(xl("refit", engine, other, "--out", tmp_path / "new"), "exists already")
 
 
-def test_an_engine_from_before_answers_and_storage_were_named_is_refitted(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    """A spec from before these fields were added has neither."""
+def test_answers_and_storage_are_not_part_of_a_step(artefacts: dict[str, Path], tmp_path: Path) -> None:
     new = dataclasses.replace(load_spec(artefacts["shift"]), precision="int8", answers="stored-weights")
-    old = dataclasses.replace(new, answers="exported", inputs=(), outputs=())
-    assert "answers" not in old.to_json()
+    old = dataclasses.replace(new, answers="exported")
     refuse_other_steps(old, new, tmp_path, tmp_path)
     refuse_other_steps(old, dataclasses.replace(new, storage="single-file"), tmp_path, tmp_path)
     with pytest.raises(ConfigError, match="has another step than"):
