@@ -103,9 +103,9 @@ def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[N
 
 def _end_of_string(body: bytes | bytearray, begin: int) -> Steps[int]:
     """The place behind a string of JSON that begins here; behind the body if it does not end."""
-    at = begin + 1
+    at, size = begin + 1, 64  # most strings are short: a large part of the body would be copied for each
     while at < len(body):
-        window = bytes(body[at : at + WINDOW])
+        window = bytes(body[at : at + size])
         escapes = len(window) - len(window.rstrip(b"\\"))
         if escapes % 2 and at + len(window) < len(body):  # what the last backslash escapes is in the next one
             window = window[:-1]
@@ -113,6 +113,7 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> Steps[int]:
         if quote >= 0:
             return at + quote + 1
         at += len(window)
+        size = min(2 * size, WINDOW)
         yield
     return len(body)
 
