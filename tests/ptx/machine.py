@@ -19,7 +19,7 @@ TYPES: dict[str, Any] = {
     "pred": np.bool_,
     "f16": np.float16,
     "f32": np.float32,
-    **{f"{kind}{bits}": f"u{bits // 8}" for kind in "bu" for bits in (8, 16, 32, 64)},
+    **{f"{kind}{bits}": f"u{bits // 8}" for kind in ("b", "u") for bits in (8, 16, 32, 64)},
     **{f"s{bits}": f"i{bits // 8}" for bits in (8, 16, 32, 64)},
 }
 TYPES = {name: np.dtype(kind) for name, kind in TYPES.items()}
