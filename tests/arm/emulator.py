@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.source_tree import copy_source
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-g++")
 TOOL_PACKAGES = ("qemu-user-static", "g++-aarch64-linux-gnu")
@@ -24,9 +26,6 @@ PLATFORMS = (
     "manylinux_2_27_aarch64",
     "manylinux_2_17_aarch64",
     "manylinux2014_aarch64",
-)
-NOT_COPIED = shutil.ignore_patterns(
-    ".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared", "tests"
 )
 # Processors by QEMU's names, and their features: that of a Raspberry Pi 4, without half precision and dot
 # products, and a newer one, for which ONNX Runtime takes other products.
@@ -171,7 +170,7 @@ def _build_package(folder: Path) -> None:
     """Cross-builds the wheel of this package from a copy of the sources, and unpacks it."""
     for name in ("source", "built", "package"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    source = shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
+    source = copy_source(folder / "source")
     environment = {
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
         "CC": "aarch64-linux-gnu-gcc",

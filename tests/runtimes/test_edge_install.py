@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import venv
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.source_tree import copy_source
+
 ROOT = Path(__file__).parents[2]
-NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared")
 EDGE_PACKAGES = {"click", "flatbuffers", "numpy", "onnxruntime", "packaging", "protobuf", "xl-export"}
 # Packages that some releases of ONNX Runtime need in addition.
 EXTRA = {
@@ -31,7 +31,7 @@ EXTRA = {
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of commands of an environment in which `pip install '.[cpu]'` has run without a compiler."""
     base = tmp_path_factory.mktemp("edge")
-    source = shutil.copytree(ROOT, base / "source", ignore=NOT_COPIED)
+    source = copy_source(base / "source")
     venv.create(base / "venv")  # the pip of this environment installs into it
     commands = base / "venv" / "bin"
     pip = [sys.executable, "-m", "pip", "--python", commands / "python", "--disable-pip-version-check"]

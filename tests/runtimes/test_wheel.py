@@ -24,12 +24,12 @@ from runtimes.sessions.fused_cpu.processor import features
 from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.runtimes.sessions.both_kernels import refuse_other_memory
+from tests.source_tree import copy_source
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # each library takes a compiler half a minute
 ROOT = Path(__file__).parents[2]
-NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared")
 SERVED = [v for v in VARIANTS.get(platform.machine(), ()) if features().issuperset(v.features)]
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None or not SERVED:
         pytest.skip("there is no g++ here, or no variant for this processor")
     base = tmp_path_factory.mktemp("wheel")
-    source = shutil.copytree(ROOT, base / "source", ignore=NOT_COPIED)
+    source = copy_source(base / "source")
     environment = {"PATH": "/usr/bin:/bin", "XL_EXPORT_FUSED_KERNEL": "required"}
     command = [sys.executable, *PIP, "wheel", "--no-deps", "-w", base / "built", source]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""Damages an artefact in many ways and checks each: `python mutation_worker.py ARTEFACT SCRATCH SEED EVERY`.
+"""Damages an artefact in many ways and checks each, for `test_mutations.py`, which names its arguments.
 
 It prints one JSON line for each damage that is tried, which is one of EVERY.
 

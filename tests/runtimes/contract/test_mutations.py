@@ -14,7 +14,8 @@ import pytest
 
 from xl_export.artefact.export import export
 
-WORKER = Path(__file__).with_name("mutation_worker.py")
+ROOT = Path(__file__).parents[3]
+WORKER = "tests.runtimes.contract.mutation_worker"
 
 
 # The forms differ in the graph alone; so by default one of three damages is tried on the other two.
@@ -35,7 +36,8 @@ def test_every_damage_ends_in_one_sentence_or_a_passing_check(
 ) -> None:
     folder = export(run, tmp_path / "ort", storage="ort") if form == "ort" else artefacts[form]
     worker = subprocess.run(
-        [sys.executable, WORKER, folder, tmp_path / "copy", "0", str(every)],
+        [sys.executable, "-m", WORKER, folder, tmp_path / "copy", "0", str(every)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,
