@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError, json_fault
-from runtimes.base.files import open_file, reading
+from runtimes.base.files import atomic_file, open_file, reading, write_json
 from runtimes.base.text import LONGEST_LINE, byte_lines, text_lines, text_pieces
 from runtimes.contract.id_files import ticked
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, not_unicode
 from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.own import OWN_TEXT, OwnFiles, Prepared, write_dataset
 from trainer.data.published import Tick, progress_bar, read_blocks
+from trainer.data.subwords import SUBWORDS, VocabChoice, learn_subwords
 from trainer.data.text import MOST_WORDS, many_words, refuse_no_text, refuse_word_options, vocab_of_file
 from trainer.run.choices import VOCAB_KINDS
 
@@ -38,10 +39,11 @@ def prepare_text(
 ) -> Prepared:
     """The dataset `out` of UTF-8 texts.
 
-    vocab: byte, char, word, or the file of a vocabulary. documents: a document is a file, a line of a file,
+    vocab: byte, char, word, subword, or the file of a vocabulary. documents: a document is a file, a line of a file,
     or the `text` of each line of JSON. After each document stands the vocabulary's end-of-document token. A
     vocabulary without that token keeps files as they are, and lines and texts end with a newline.
-    min_count, max_size: of a vocabulary of words, which is counted in the training part alone.
+    min_count: of a vocabulary of words. max_size: of one of words or subwords. Both vocabularies are made
+    from the training part only.
     """
     refuse_word_options(vocab, min_count=min_count, max_size=max_size)
     if vocab == "word" and not (files.valid and files.test):
@@ -71,6 +73,34 @@ def prepare_text(
             "the vocabulary has no end-of-document token, so each document ends with a newline"
         )
     return prepared
+
+
+def learn_vocab(
+    kind: VocabChoice,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    size: int | None,
+    mode: Documents = "file",
+    min_count: int = 1,
+    progress: bool = True,
+) -> Vocab:
+    """The vocabulary that was learned from these files and written to the file `out`.
+
+    size: the number of tokens; None for all words. min_count: rarer words are left out. Raises UserError for
+    a file that is no text, and where a library cannot make a vocabulary of this size.
+    """
+    for path in paths:
+        refuse_no_text(path)
+    if kind == "word":
+        words = word_vocab_of(paths, mode, min_count=min_count, max_size=size, progress=progress)
+        write_json(out, words.to_json())
+        return words
+    assert size is not None
+    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, progress=progress))
+    with atomic_file(out) as temporary:
+        temporary.write_bytes(vocab.content)
+    return vocab
 
 
 def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterator[np.ndarray]:
@@ -137,6 +167,10 @@ def _vocab(
         return ByteVocab()
     if name == "word":
         return word_vocab_of(files.train, mode, min_count=min_count, max_size=max_size, progress=progress)
+    if name == "subword":
+        return learn_subwords(
+            "byte-bpe", max_size or SUBWORDS, lambda: texts(files.train, mode, progress=progress)
+        )
     found: set[str] = set() if mode == "file" else {"\n"}
     for piece in _all_pieces(files.all, mode, "char", "collecting characters", progress):
         found.update(piece)

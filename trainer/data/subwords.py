@@ -1,4 +1,4 @@
-"""Learns a vocabulary from texts: of words, or of subwords with the libraries that will use it.
+"""Learns a vocabulary of subwords from texts, with the libraries that will use it.
 
 The same texts give the same bytes, on every machine with the same releases of the libraries. Two of their
 trainers do not promise that, and are given what they need for it (see `_unigram` and `_wordpiece`).
@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from runtimes.base.errors import ConfigError, UserError, first_line, needs, of_library
-from runtimes.base.files import atomic_file, write_json
-from runtimes.contract.vocabulary import SubwordVocab, Vocab
-from trainer.data.own_text import Documents, texts, word_vocab_of
-from trainer.data.text import refuse_no_text
+from runtimes.contract.vocabulary import SubwordVocab
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,36 +22,9 @@ SubwordKind = Literal["bpe", "unigram", "wordpiece", "byte-bpe", "sentencepiece"
 VocabChoice = SubwordKind | Literal["word"]
 SUBWORD_KINDS: tuple[SubwordKind, ...] = get_args(SubwordKind)
 UNKNOWN, BEGINNING, END, PADDING = SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # the ids 0 to 3
+SUBWORDS = 4096  # tokens of a vocabulary whose size was not given
 LONGEST_SENTENCE = 1 << 14  # bytes; SentencePiece leaves out longer lines
 Texts = Callable[[], Iterator[str]]  # the texts from their beginning, whenever it is called
-
-
-def learn_vocab(
-    kind: VocabChoice,
-    paths: Sequence[Path],
-    out: Path,
-    *,
-    size: int | None,
-    mode: Documents = "file",
-    min_count: int = 1,
-    progress: bool = True,
-) -> Vocab:
-    """The vocabulary that was learned from these files and written to the file `out`.
-
-    size: the number of tokens; None for all words. min_count: rarer words are left out. Raises UserError for
-    a file that is no text, and where a library cannot make a vocabulary of this size.
-    """
-    for path in paths:
-        refuse_no_text(path)
-    if kind == "word":
-        words = word_vocab_of(paths, mode, min_count=min_count, max_size=size, progress=progress)
-        write_json(out, words.to_json())
-        return words
-    assert size is not None
-    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, progress=progress))
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(vocab.content)
-    return vocab
 
 
 def learn_subwords(kind: SubwordKind, size: int, texts: Texts) -> SubwordVocab:
@@ -77,8 +46,9 @@ def learn_subwords(kind: SubwordKind, size: int, texts: Texts) -> SubwordVocab:
     vocab = SubwordVocab("sentencepiece" if kind == "sentencepiece" else "tokenizers", content)
     if vocab.size > size:
         raise ConfigError(
-            f"--size is {size}, and the text needs {vocab.size:,} tokens for its single symbols and the "
-            f"special tokens; give at least that, or --kind byte-bpe with at least {256 + len(SPECIAL)}."
+            f"a vocabulary of {size} tokens was asked for, and the text needs {vocab.size:,} for its single "
+            f"symbols and the special tokens; give at least that, or at least {256 + len(SPECIAL)} tokens of "
+            "the kind byte-bpe."
         )
     return vocab
 

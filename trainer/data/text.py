@@ -19,7 +19,9 @@ from runtimes.contract.vocabulary import (
     WordVocab,
     vocab_from_file,
 )
+from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.formats import kind_of
+from trainer.data.subwords import SUBWORDS, learn_subwords
 from trainer.run.choices import VOCAB_KINDS, refuse_vocab_name
 
 MANY_WORDS = 1_000_000
@@ -69,7 +71,7 @@ def built_in_corpus() -> bytes:
 
 
 def build_vocab(name: str, splits: Splits, *, min_count: int = 1, max_size: int | None = None) -> Vocab:
-    """The vocabulary of a text: all bytes, its characters, or the words of its training part and `<unk>`.
+    """The vocabulary of a text: all bytes, its characters, or the words or subwords of its training part.
 
     Any other name is that of a vocabulary's file: see `vocab_of_file`.
     """
@@ -79,6 +81,8 @@ def build_vocab(name: str, splits: Splits, *, min_count: int = 1, max_size: int 
         return CharVocab.build((splits.train + splits.valid + splits.test).decode())
     if name == "word":
         return WordVocab.build(splits.train.decode(), min_count=min_count, max_size=max_size)
+    if name == "subword":
+        return learn_subwords("byte-bpe", max_size or SUBWORDS, lambda: pieces(splits.train.decode()))
     return vocab_of_file(name)
 
 
@@ -106,10 +110,11 @@ def vocab_of_file(name: str) -> Vocab:
 
 
 def refuse_word_options(vocab: str, *, min_count: int, max_size: int | None) -> None:
-    """Raises ConfigError for limits of a vocabulary of words where the vocabulary is another."""
-    if vocab != "word" and (min_count > 1 or max_size is not None):
+    """Raises ConfigError for limits of a vocabulary that has none."""
+    if (min_count > 1 and vocab != "word") or (max_size is not None and vocab not in ("word", "subword")):
         raise ConfigError(
-            f"min_count and max_size are for vocabularies of words, and vocab is {vocab}; leave them out."
+            f"min_count is for vocabularies of words and max_size for those of words or subwords, and vocab "
+            f"is {vocab}; leave them out."
         )
 
 

@@ -12,7 +12,7 @@ CorpusName = Literal["enwik8", "text8", "wikitext-103", "one-billion-word", "pen
 
 CORPUS_NAMES: tuple[CorpusName, ...] = get_args(CorpusName)
 # The vocabularies that a text itself gives; any other is a file.
-VOCAB_KINDS = ("byte", "char", "word")
+VOCAB_KINDS = ("byte", "char", "word", "subword")
 VOCAB_SUFFIXES = (".json", ".model")
 SHORT_NAMES: dict[str, CorpusName] = {
     "wt103": "wikitext-103",

@@ -72,13 +72,13 @@ class TrainConfig:
     `text` is given; null for any.
     """
     vocab: str = "char"
-    """Tokens are bytes (`byte`), characters (`char`) or words (`word`) of the text, or those of the
-    vocabulary in a file of this path.
+    """Tokens are bytes (`byte`), characters (`char`), words (`word`) or byte-level BPE subwords (`subword`)
+    of the text, or those of the vocabulary in a file of this path.
     """
     min_count: int = 1
     """Rarer words are not in a vocabulary of words."""
     max_size: int | None = None
-    """The most tokens of a vocabulary of words; null for no limit."""
+    """The most tokens of a vocabulary of words or subwords; null for no limit of words, and 4,096 subwords."""
     text: str | None = None
     """Path of a text file; null for the built-in text."""
     data: str | None = None

@@ -58,8 +58,8 @@ LAUNCHED = (
 )
 @click.option(
     "--vocab",
-    help="Make each byte, char or word of the text one token, or take the vocabulary in this file: "
-    "vocab.json, tokenizer.json, or a SentencePiece .model.",
+    help="The tokens: byte, char, word or subword, or the vocabulary in this file: vocab.json, "
+    "tokenizer.json, or a SentencePiece .model.",
 )
 @click.option(
     "--min-count",
@@ -69,7 +69,7 @@ LAUNCHED = (
 @click.option(
     "--max-size",
     type=click.IntRange(2, 1 << 24),
-    help="Keep at most so many tokens in a vocabulary of words, the most frequent ones.",
+    help="The most tokens of a vocabulary of words or subwords.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Train for this many steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Draw random numbers from this seed.")
@@ -228,7 +228,7 @@ def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[
     if (steps := changes.pop("steps", None)) is not None:  # it moves other keys, but none that was given
         assignments = (f"steps={steps}", *assignments)
     settings = with_overrides(settings, assignments)
-    if changes.get("vocab", "word") != "word":  # what the configuration says of its words does not apply
+    if changes.get("vocab", settings.vocab) != settings.vocab:  # the limits of another vocabulary do not apply
         changes = {"min_count": 1, "max_size": None, **changes}
     return dataclasses.replace(settings, **changes)
 

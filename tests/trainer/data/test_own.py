@@ -16,8 +16,8 @@ from trainer.data import own, own_ids, own_text, published, subwords
 from trainer.data.dataset import Dataset, open_dataset, write_part
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
-from trainer.data.own_text import Documents, prepare_text
-from trainer.data.subwords import SUBWORD_KINDS, SubwordKind, cut_line, learn_subwords, learn_vocab
+from trainer.data.own_text import Documents, learn_vocab, prepare_text
+from trainer.data.subwords import SUBWORD_KINDS, SubwordKind, cut_line, learn_subwords
 
 SOME = "the cat sat on the mat\nthe dog  sat, too: ééé 😀\n\n the end\n" * 40
 
@@ -271,7 +271,7 @@ def test_words_are_those_that_training_on_the_text_itself_has(tmp_path: Path) ->
         (b'{"text": "\\ud800"}', "char", "jsonl", "line 1 has no text"),
         (b'{"text": "a"', "char", "jsonl", "line 1 is not JSON"),
         (b"PK\3\4", "char", "file", "is a zip file; unpack it"),
-        (b"abcdef", "tokens", "file", "vocab is 'tokens'; expected byte, char, word, or a vocab"),
+        (b"abcdef", "tokens", "file", "vocab is 'tokens'; expected byte, char, word, subword, or a vocab"),
         (b"abcdef", "none.json", "file", r"vocab is none\.json, which does not exist"),
     ],
 )
@@ -330,9 +330,9 @@ def test_learned_subwords_are_the_same_each_time_and_give_the_text_back(kind: Su
 @pytest.mark.parametrize(
     ("kind", "size", "words"),
     [
-        ("bpe", 9, "--size is 9, and the text needs .* tokens for its single symbols"),
-        ("byte-bpe", 259, "needs 260 tokens"),
-        ("wordpiece", 9, "needs .* tokens"),
+        ("bpe", 9, "of 9 tokens was asked for, and the text needs .* for its single symbols"),
+        ("byte-bpe", 259, "needs 260 for"),
+        ("wordpiece", 9, "needs .* for its"),
         ("unigram", 9, "the size 9 could be made .*smaller than required"),
         ("unigram", 9_000, "the size 9000 could be made .*too high"),
         ("sentencepiece", 2, "the size 2 could be made"),

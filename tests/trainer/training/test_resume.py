@@ -42,6 +42,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
         {"pre_norm": True, "tie_biases": False},
         {"vocab": "byte"},
         {"vocab": "word"},
+        {"vocab": "subword", "max_size": 280},
         {"batch": 90},  # wraps around after four steps
         {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
         {"optimizer": "adamw", "weight_decay": 0.1, "betas": (0.8, 0.95)},

@@ -24,7 +24,7 @@ from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.data.own_text import Documents, prepare_text
 from trainer.data.source import load_source
-from trainer.data.subwords import learn_vocab
+from trainer.data.own_text import learn_vocab
 from trainer.run.config import TrainConfig
 from xl_export.cli.main import main
 from xl_export.importers.fairseq import read_dictionary

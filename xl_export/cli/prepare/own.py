@@ -123,15 +123,15 @@ def tokens_command(
 @click.option(
     "--vocab",
     required=True,
-    help="The vocabulary: a file (vocab.json, tokenizer.json, or a SentencePiece .model), or byte, char or "
-    "word.",
+    help="The vocabulary: byte, char, word or subword, or a file (vocab.json, tokenizer.json, or a "
+    "SentencePiece .model).",
 )
 @documents_option
 @min_count_option
 @click.option(
     "--max-size",
     type=click.IntRange(2, 1 << 24),
-    help="Keep at most so many tokens in a vocabulary of words, the most frequent ones.",
+    help="The most tokens of a vocabulary of words or subwords.",
 )
 @_out_options
 def text_command(
@@ -221,7 +221,7 @@ def vocab_command(
             f"a vocabulary of the kind {kind} needs its number of tokens; give --size, such as 8192."
         )
     with needs("train", "tqdm"):
-        from trainer.data.subwords import learn_vocab
+        from trainer.data.own_text import learn_vocab
 
     vocab = learn_vocab(kind, text, out, size=size, mode=mode, min_count=min_count)
     special = vocab.special.to_json()
