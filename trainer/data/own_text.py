@@ -39,9 +39,9 @@ def prepare_text(
 ) -> Prepared:
     """The dataset `out` of UTF-8 texts.
 
-    vocab: byte, char, word, subword, or the file of a vocabulary. documents: a document is a file, a line of a file,
-    or the `text` of each line of JSON. After each document stands the vocabulary's end-of-document token. A
-    vocabulary without that token keeps files as they are, and lines and texts end with a newline.
+    vocab: byte, char, word, subword, or the file of a vocabulary. documents: a document is a file, a line of
+    a file, or the `text` of each line of JSON. The vocabulary's end-of-document token follows each document.
+    A vocabulary without that token keeps files as they are, and lines and texts end with a newline.
     min_count: of a vocabulary of words. max_size: of one of words or subwords. Both vocabularies are made
     from the training part only.
     """

@@ -13,6 +13,7 @@ from runtimes.base.files import read_json
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
+from runtimes.tasks.sample import Sampler
 from trainer.model.config import ModelConfig
 from trainer.run.choices import CorpusName, refuse_vocab_name
 from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
@@ -78,11 +79,15 @@ class TrainConfig:
     min_count: int = 1
     """Rarer words are not in a vocabulary of words."""
     max_size: int | None = None
-    """The most tokens of a vocabulary of words or subwords; null for no limit of words, and 4,096 subwords."""
+    """The most tokens of a vocabulary of words (null for all) or subwords (null for 4,096)."""
     text: str | None = None
     """Path of a text file; null for the built-in text."""
     data: str | None = None
     """Folder of a prepared dataset, which has its own vocabulary; null for none."""
+    start_from: str | None = None
+    """Folder of the run whose best weights training starts from (fine-tuning); null for random weights. It is
+    read only when the run is made, not when it is resumed.
+    """
     batch: int = 16
     """Lanes (B), each of which reads a contiguous part of the text."""
     accumulate: int = 1
@@ -120,6 +125,10 @@ class TrainConfig:
     sample_tokens: int = 64
     """Length of the text that each validation generates after the beginning of the held-out text; 0
     for none.
+    """
+    sampling: Sampler | None = None
+    """How text is sampled from this model, in validations and by default wherever it is used; null for the
+    defaults.
     """
     tensorboard: bool = False
     """Whether metrics are also written as TensorBoard events, to the run's folder `tensorboard`."""

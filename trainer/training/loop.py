@@ -27,7 +27,8 @@ from runtimes.contract.spec import SPEC
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.data.text import many_words
-from trainer.run.checkpoint import CONFIG, METRICS, MODEL, RUN_FILES, STATE, TEST
+from trainer.model.model import parameter_shapes as sizes
+from trainer.run.checkpoint import CONFIG, METRICS, MODEL, RUN_FILES, STATE, TEST, load_run
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
@@ -56,15 +57,20 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     return out
 
 
-def resume(run: Path | str, *, progress: bool = True) -> Path:
+def resume(run: Path | str, *, steps: int | None = None, progress: bool = True) -> Path:
     """The folder of a run that was continued from its last checkpoint.
+
+    steps: the new number of steps of the whole training, to train a run for longer than was configured. The
+    learning rate then follows the schedule of that many steps from here on: after a cosine it rises again,
+    and falls to its lowest at the new end. What begins at a step still begins at that step. `patience`
+    becomes 0, because a run that it ended would end again at once.
 
     On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
     With another number of processes the losses are the same up to rounding, and dropout draws other random
     numbers. Raises UserError that names the other process where one is writing to the run.
     """
     run = Path(run)
-    config = config_of(run)
+    config = config_of(run, steps=steps)
     check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
         ranks.on_first(lambda: _hold(run, held))
@@ -72,11 +78,22 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
     return run
 
 
-def config_of(run: Path) -> TrainConfig:
-    """The configuration of a run that can be resumed; raises ArtefactError for any other folder."""
+def config_of(run: Path, *, steps: int | None = None) -> TrainConfig:
+    """The configuration of a run that can be resumed; raises ArtefactError for any other folder.
+
+    steps: a larger number of steps, which replaces the configured one; raises ConfigError for a smaller one.
+    """
     if not (run / STATE).is_file():
         raise ArtefactError(f"{run} cannot be resumed, because it {_why_not(run)}.")
-    return TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    if steps is None or steps == config.steps:
+        return config
+    if steps < config.steps:
+        raise ConfigError(
+            f"--steps is {steps:,} and {run} is configured for {config.steps:,}; give the new total number "
+            "of steps, which must be larger."
+        )
+    return dataclasses.replace(config, steps=steps, patience=0)
 
 
 def _why_not(path: Path) -> str:
@@ -115,6 +132,8 @@ def _start(
         config = dataclasses.replace(config, data=str(Path(config.data).resolve()))
     if tokenizer is not None and Path(tokenizer).is_file():
         config = dataclasses.replace(config, vocab=str(Path(tokenizer).resolve()))
+    if config.start_from is not None:
+        config = dataclasses.replace(config, start_from=str(Path(config.start_from).resolve()))
     source = load_source(config)
     if progress and (warning := many_words(source.vocab)):
         print(f"Warning: {warning}", file=sys.stderr)
@@ -123,7 +142,16 @@ def _start(
     _check_held_out(config, source.valid)
     # Processes on different machines may have been given different files, which would train without an error.
     ranks.agree("configurations or texts", f"{config} {source.digest}")
-    training = Training.start(config, ranks)
+    weights = None
+    if config.start_from is not None:
+        start = load_run(Path(config.start_from))
+        weights = start.model
+        if source.vocab.to_json() != start.vocab.to_json() or sizes(config.model) != sizes(weights.config):
+            raise ConfigError(
+                f"start_from is {config.start_from}, whose model sizes or vocabulary are not those of the "
+                "new run; leave out changes of sizes, and prepare a dataset with that run's vocab.json."
+            )
+    training = Training.start(config, ranks, weights=weights)
     training.held_out = source.held_out
     # The memory of all lanes is collected by all processes together, so it happens before the first one
     # writes alone.
@@ -158,6 +186,15 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
     # Every process has read what it needs, so what a kill left behind can be repaired.
     mend(training, run)
     ranks.on_first(lambda: _sweep(run))
+    longer = config.steps > config_of(run).steps
+    ranks.agree("numbers of steps", f"{longer}")  # all have read it before the first one writes it
+    if longer:
+        ranks.on_first(lambda: write_json(run / CONFIG, to_json(config)))
+        if progress:
+            print(
+                f"{run} continues from step {training.step:,} to {config.steps:,}; the learning rate follows "
+                f"the longer schedule from {training.rate:.3g} on"
+            )
     if training.finished and progress:
         print(
             f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to "

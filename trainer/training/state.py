@@ -94,9 +94,12 @@ class Training:
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
 
     @classmethod
-    def start(cls, config: TrainConfig, ranks: Ranks = ALONE) -> Training:
+    def start(
+        cls, config: TrainConfig, ranks: Ranks = ALONE, *, weights: LanguageModel | None = None
+    ) -> Training:
         """The state at step 0, from the configuration's seed.
 
+        weights: a model of the same configuration to start from, in place of random weights.
         On a CPU the process keeps freed memory from now on (see `keep_freed_memory`). Raises ConfigError if
         this machine has too little memory.
         """
@@ -110,6 +113,8 @@ class Training:
             keep_freed_memory()
         torch.manual_seed(config.seed)
         model = LanguageModel(config.model).train()
+        if weights is not None:
+            model.load_state_dict(weights.state_dict())
         if shards == 1:
             model.to(device)
         # Until here every process draws the same numbers, so the weights are equal. Dropout must differ from

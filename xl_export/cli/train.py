@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trainer.run.config import TrainConfig
 
 PATH = click.Path(path_type=Path)
+MINUTES = 20.0  # of a run that is planned
 # A launched process starts like this. Python puts the working folder first on the module path, where a file
 # of the user may have the name of one of our packages; it is removed, and the folder that holds these
 # packages is added instead. Until the command is ready to clean up after Ctrl-C, Ctrl-C ends the process
@@ -37,7 +38,12 @@ LAUNCHED = (
 @click.command("train")
 @click.argument("config", required=False)
 @click.option("--out", type=PATH, help="The folder in which the new run is written.")
-@click.option("--resume", "resume_run", type=PATH, help="Continue this run instead of starting a new one.")
+@click.option(
+    "--resume",
+    "resume_run",
+    type=PATH,
+    help="Continue this run instead of starting a new one. With a larger --steps, a finished run trains on.",
+)
 @click.option("--list", "list_", is_flag=True, help="Print the built-in configurations and stop.")
 @click.option(
     "--show", metavar="CONFIG", help="Print this configuration as JSON, with all changes, and stop."
@@ -71,6 +77,18 @@ LAUNCHED = (
     type=click.IntRange(2, 1 << 24),
     help="The most tokens of a vocabulary of words or subwords.",
 )
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    help="The time for a run without CONFIG, from which its size and steps are chosen.  [default: 20]",
+)
+@click.option(
+    "--from",
+    "from_run",
+    type=PATH,
+    help="Fine-tune: start from the best weights of this run, trained or imported, with its vocabulary and "
+    "model sizes, on another --text or --data.",
+)
 @click.option("--steps", type=click.IntRange(min=1), help="Train for this many steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Draw random numbers from this seed.")
 @click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="Train on this device.")
@@ -100,12 +118,15 @@ def train_command(
     set_: tuple[str, ...],
     processes: int | None,
     force: bool,
+    minutes: float | None,
+    from_run: Path | None,
     **changes: Any,
 ) -> None:
-    """Train a model, or continue to train one.
+    """Train a model, continue to train one, or fine-tune one.
 
-    CONFIG is a JSON file or the name of a built-in configuration. The default is `demo`, `--list` shows all
-    of them, and `--show NAME` prints one. Options replace what the configuration says.
+    With --text and without CONFIG, the vocabulary, the size of the model and the number of steps are chosen
+    from the amount of text and the --minutes. CONFIG is a JSON file or the name of a built-in configuration
+    (--list shows all of them, --show NAME prints one). Options replace what the configuration says.
 
     The run is a folder with model.safetensors (the weights of the best validation), config.json, vocab.json,
     metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with
@@ -128,14 +149,17 @@ def train_command(
             from trainer.run.config import TrainConfig
         click.echo(json.dumps(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
         return
-    _refuse_contradictions(config, out, resume_run, force, {**changes, **({"set": set_} if set_ else {})})
+    given = {**changes, **({"set": set_} if set_ else {})}
+    _refuse_contradictions(config, out, resume_run, force, given)
+    plans = _plans(config, from_run, minutes, resume_run, processes, changes)
     prepare_training()  # before PyTorch loads
     with needs("train", *PACKAGES):
         from trainer.training.launch import reporting
     run = resume_run or out
     assert run is not None
     with reporting(), _interruptible(run):
-        work = _work(config, out, resume_run, force, set_, changes, processes)
+        planned = _planned(from_run, minutes or MINUTES, changes) if plans else None
+        work = _work(config, planned, out, resume_run, force, set_, changes, processes)
         if processes not in (None, 1):
             from trainer.training.launch import launch
 
@@ -160,12 +184,55 @@ def _refuse_contradictions(
         raise UserError(
             "--resume continues a run as it was configured; leave out CONFIG and --force, or start a new run."
         )
-    if resume_run and changes:
+    if resume_run and (other := [name for name in changes if name != "steps"]):
         raise UserError(
-            f"--resume continues a run as it was configured; leave out --{_option(next(iter(changes)))}, "
-            "or start a new run."
+            f"--resume continues a run as it was configured, and only --steps may be larger than before; "
+            f"leave out --{_option(other[0])}, or start a new run."
         )
     _refuse_two_vocabularies(changes)
+
+
+def _plans(
+    config: str | None,
+    from_run: Path | None,
+    minutes: float | None,
+    resume_run: Path | None,
+    processes: int | None,
+    changes: dict[str, Any],
+) -> bool:
+    """Whether the configuration is chosen here; raises UserError for options that do not fit that choice."""
+    plans = config is None and resume_run is None and ("text" in changes or from_run is not None)
+    if not plans and (from_run is not None or minutes is not None):
+        option = "--from" if from_run is not None else "--minutes"
+        raise UserError(
+            f"{option} is for a new run without CONFIG; leave out {option}, or CONFIG and --resume."
+        )
+    if from_run is not None and not {"text", "data"} & set(changes):
+        raise UserError("--from needs something to train on; give --text FILE, or --data DATASET.")
+    if from_run is not None and {"vocab", "min_count", "max_size"} & set(changes):
+        raise UserError(
+            "--from uses the vocabulary of its run; leave out --vocab, --min-count and --max-size."
+        )
+    if plans and (processes not in (None, 1) or "WORLD_SIZE" in os.environ):
+        raise UserError(
+            "without CONFIG a run is planned for one process; leave out --processes, or give a CONFIG."
+        )
+    return plans
+
+
+def _planned(from_run: Path | None, minutes: float, changes: dict[str, Any]) -> TrainConfig:
+    """The configuration that is chosen for a text, or for fine-tuning, which is printed in a paragraph."""
+    from trainer.training.plan import plan, plan_tuning
+
+    given = {name: changes[name] for name in ("steps", "device") if name in changes}
+    if from_run is not None:
+        where = {name: changes[name] for name in ("text", "data") if name in changes}
+        config, paragraph = plan_tuning(from_run, minutes=minutes, **where, **given)
+    else:
+        chosen = {name: changes[name] for name in ("vocab", "max_size") if name in changes}
+        config, paragraph = plan(changes["text"], minutes=minutes, **chosen, **given)
+    click.echo(paragraph)
+    return config
 
 
 def _refuse_two_vocabularies(changes: dict[str, Any]) -> None:
@@ -179,6 +246,7 @@ def _refuse_two_vocabularies(changes: dict[str, Any]) -> None:
 
 def _work(
     config: str | None,
+    planned: TrainConfig | None,
     out: Path | None,
     resume_run: Path | None,
     force: bool,
@@ -196,9 +264,9 @@ def _work(
         refuse_outer_launcher()
     ignored: str | bool = False
     if resume_run:
-        settings = config_of(resume_run)
+        settings = config_of(resume_run, steps=changes.get("steps"))
     else:
-        settings = TrainConfig.load("demo" if config is None else config)
+        settings = planned or TrainConfig.load("demo" if config is None else config)
         ignored = settings.data is not None and settings.vocab != TrainConfig.vocab and settings.vocab
         settings = _changed(settings, assignments, changes)
     if processes is not None:
@@ -213,7 +281,7 @@ def _work(
             )
         warn_of_too_many(settings.threads * (processes or 1))
     if resume_run:
-        return lambda: resume(resume_run)
+        return lambda: resume(resume_run, steps=changes.get("steps"))
     assert out is not None
     return lambda: train(settings, out, force=force)
 
@@ -228,7 +296,9 @@ def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[
     if (steps := changes.pop("steps", None)) is not None:  # it moves other keys, but none that was given
         assignments = (f"steps={steps}", *assignments)
     settings = with_overrides(settings, assignments)
-    if changes.get("vocab", settings.vocab) != settings.vocab:  # the limits of another vocabulary do not apply
+    if (
+        changes.get("vocab", settings.vocab) != settings.vocab
+    ):  # the limits of another vocabulary do not apply
         changes = {"min_count": 1, "max_size": None, **changes}
     return dataclasses.replace(settings, **changes)
 

@@ -70,10 +70,11 @@ def test_train_writes_a_run_and_says_what_comes_next(config: str, tmp_path: Path
 
 def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     assert train(config, "--out", tmp_path / "run").exit_code == 0
-    stored = json.loads((tmp_path / "run/config.json").read_text())
-    write_json(tmp_path / "run/config.json", stored | {"steps": 6})
-    result = train("--resume", tmp_path / "run")
+    result = train("--resume", tmp_path / "run", "--steps", "6")
     assert result.exit_code == 0, result.output
+    assert "continues from step 4 to 6; the learning rate follows the longer schedule" in result.stdout
+    assert json.loads((tmp_path / "run/config.json").read_text())["steps"] == 6
+    assert_refused(train("--resume", tmp_path / "run", "--steps", "5"), "--steps is 5", "larger")
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
 
 
@@ -108,7 +109,7 @@ def test_out_and_resume_exclude_each_other_and_one_is_needed(config: str, tmp_pa
         assert_refused(train(config, *options), "either --out RUN", "or --resume RUN")
 
 
-@pytest.mark.parametrize("option", [["--steps", "9"], ["--seed", "1"], ["--vocab", "byte"], ["--text", "x"]])
+@pytest.mark.parametrize("option", [["--seed", "1"], ["--vocab", "byte"], ["--text", "x"]])
 def test_resume_refuses_to_change_the_configuration(option: list[str], tmp_path: Path) -> None:
     assert_refused(train("--resume", tmp_path / "run", *option), "--resume", option[0])
 

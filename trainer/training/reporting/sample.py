@@ -14,7 +14,7 @@ from trainer.run.config import TrainConfig
 from trainer.training.shard import gathered
 
 PROMPT = 64  # tokens of the held-out text that are continued
-SAMPLER = Sampler(top_k=40)  # as in Dai et al. 2019, Appendix E
+SAMPLER = Sampler(top_k=40)  # as in Dai et al. 2019, Appendix E; for a run without `sampling`
 
 
 def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_out: np.ndarray) -> str:
@@ -46,7 +46,7 @@ def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) ->
     shape = (1, config.model.heads, rule.mem_len, config.model.head_dim)
     memory = [torch.zeros(shape, device=device) for _ in range(2 * config.model.layers)]
     pieces = [prompt[at : at + rule.segment] for at in range(0, len(prompt), rule.segment)]
-    draw = Draw([SAMPLER], config.model.vocab_size)
+    draw = Draw([config.sampling or SAMPLER], config.model.vocab_size)
     tokens: list[int] = []
     position = 0
     while len(tokens) < config.sample_tokens:

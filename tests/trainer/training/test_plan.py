@@ -1,0 +1,175 @@
+"""What `xl-export train --text` chooses without a configuration, and what fine-tuning keeps of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.vocabulary import load_vocab
+from trainer.model.model import count_parameters
+from trainer.run.checkpoint import load_run
+from trainer.run.config import TrainConfig
+from trainer.training import plan as planning
+from trainer.training.loop import resume, train
+from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_tuning
+from xl_export.cli.main import main
+
+Make = Callable[..., TrainConfig]
+
+
+def written(folder: Path, num_bytes: int) -> str:
+    line = b"the cat sat on the mat and looked at the other cats. "
+    (folder / "text.txt").write_bytes((line * (num_bytes // len(line) + 1))[:num_bytes])
+    return str(folder / "text.txt")
+
+
+def in_operations(per_second: float) -> planning.Speed:
+    """The speed of a machine that does so many multiplications a second."""
+    return lambda config: per_second / count_parameters(config.model)
+
+
+def test_more_time_and_more_text_make_larger_models(tmp_path: Path) -> None:
+    def parameters(num_bytes: int, minutes: float) -> int:
+        config, _ = plan(written(tmp_path, num_bytes), minutes=minutes, speed=in_operations(1e10))
+        return config.model.layers * config.model.d_model**2
+
+    table = [[parameters(size, minutes) for minutes in (1, 20, 480)] for size in (20_000, 200_000, 5_000_000)]
+    assert all(row == sorted(row) for row in table)
+    assert all(list(column) == sorted(column) for column in zip(*table, strict=True))
+    assert table[0][0] < table[1][1] < table[2][2]
+
+
+@pytest.mark.parametrize("minutes", [2, 20])
+def test_steps_fit_the_time(tmp_path: Path, minutes: float) -> None:
+    config, paragraph = plan(written(tmp_path, 5_000_000), minutes=minutes, speed=lambda _: 1000.0)
+    trained = config.steps * config.batch * config.training.segment
+    assert trained == pytest.approx(1000 * 60 * minutes * SHARE, rel=0.05)
+    assert 0 < config.schedule.warmup_steps < config.steps
+    assert config.steps // config.validate_every == VALIDATIONS
+    assert f"about {minutes:g} minutes" in paragraph
+    assert "More time would help" in paragraph
+
+
+def test_a_small_text_is_not_read_for_ever(tmp_path: Path) -> None:
+    config, paragraph = plan(written(tmp_path, 100_000), minutes=600, speed=lambda _: 1e6)
+    tokens = 0.9 * 100_000 / TEXTS[1].bytes_per_token
+    assert config.steps * config.batch * config.training.segment <= TEXTS[1].passes * tokens
+    assert "More text would help" in paragraph
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "library", "vocab"),
+    [(10_000, True, "char"), (100_000, True, "subword"), (100_000, False, "char")],
+)
+def test_subwords_are_chosen_if_text_and_library_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, library: bool, vocab: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: library or None)
+    assert plan(written(tmp_path, num_bytes), minutes=1, speed=lambda _: 1e3)[0].vocab == vocab
+
+
+def test_text_of_thousands_of_symbols_is_read_as_bytes(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 1500))), encoding="utf-8")
+    config, _ = plan(str(tmp_path / "text.txt"), minutes=1, speed=lambda _: 1e3)
+    assert config.vocab == "byte"
+
+
+def test_every_size_and_text_makes_a_configuration() -> None:
+    for size in SIZES:
+        for row in TEXTS:
+            config = planning._recipe(size, row, vocab_size=100, device="cpu")
+            assert config.model.heads * config.model.head_dim == config.model.d_model
+
+
+def test_train_plans_a_text_without_a_configuration(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MEASURED", 0.01)
+    command = [
+        "train",
+        "--text",
+        text_file,
+        "--minutes",
+        "0.1",
+        "--set",
+        "steps=4",
+        "--out",
+        tmp_path / "run",
+    ]
+    result = CliRunner().invoke(main, [str(word) for word in command])
+    assert result.exit_code == 0, result.output
+    assert "The plan: characters as tokens; 2 layers of 64" in result.stdout
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (stored["vocab"], stored["steps"]) == ("char", 4)
+    assert stored["sampling"]["temperature"] == 0.8
+
+
+@pytest.fixture
+def first(make_config: Make, tmp_path: Path) -> Path:
+    return train(make_config(steps=10), tmp_path / "first", progress=False)
+
+
+def test_tuning_starts_from_the_best_weights(first: Path, text_file: Path, tmp_path: Path) -> None:
+    config, paragraph = plan_tuning(first, text=str(text_file), minutes=1, steps=3)
+    config = dataclasses.replace(config, validate_every=2)
+    run = train(config, tmp_path / "second", progress=False)
+    before = load_file(first / "model.safetensors")
+    assert load_vocab(run / "vocab.json").to_json() == load_vocab(first / "vocab.json").to_json()
+    assert config.optimizer.lr == pytest.approx(0.3 * load_run(first).config.optimizer.lr)
+    assert "The optimiser starts fresh" in paragraph
+    # Of a run of no steps, only the checkpoint of step 0 is there: the weights it started from.
+    monkeypatch = pytest.MonkeyPatch()
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.training.loop._continue", lambda *args, **kwargs: None)
+        zero = train(config, tmp_path / "zero", progress=False)
+    after = load_file(zero / "model.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_tuned_run_resumes_without_the_run_it_started_from(
+    first: Path, text_file: Path, tmp_path: Path
+) -> None:
+    config, _ = plan_tuning(first, text=str(text_file), minutes=1, steps=3)
+    run = train(config, tmp_path / "second", progress=False)
+    first.rename(tmp_path / "moved")
+    resume(run, steps=5, progress=False)
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--from", "first"], "give --text FILE, or --data"),
+        (["--from", "first", "--text", "odd.txt", "--vocab", "byte"], "--from uses the vocabulary"),
+        (["--from", "first", "--text", "odd.txt", "--steps", "2"], "'§', character 1 of the text"),
+        (["--from", "missing", "--text", "odd.txt"], "missing does not exist"),
+        (["tiny", "--from", "first", "--text", "odd.txt"], "--from is for a new run"),
+        (["tiny", "--minutes", "3"], "--minutes is for a new run"),
+        (["--text", "odd.txt", "--processes", "2"], "leave out --processes"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.txt").write_text("§" * 4000, encoding="utf-8")
+    result = CliRunner().invoke(main, ["train", *options, "--out", "second"])
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert not (tmp_path / "second").exists()
+
+
+def test_weights_of_other_sizes_are_refused(first: Path, make_config: Make, tmp_path: Path) -> None:
+    config = make_config(start_from=str(first), d_model=24)
+    with pytest.raises(ConfigError, match="model sizes or vocabulary"):
+        train(config, tmp_path / "second", progress=False)
+    assert not (tmp_path / "second").exists()

@@ -1,0 +1,338 @@
+"""Chooses a recipe from the amount of text and the time, for `xl-export train` without a configuration.
+
+The text decides the vocabulary, the dropout and the largest useful model (TEXTS). The time decides the rest:
+the speed of the largest model is measured on this machine; if the time is too short to train it, the next
+smaller one is taken (SIZES). The number of steps then follows from the speed, so the schedule ends with the
+time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from runtimes.base.errors import TextError
+from runtimes.base.files import open_file, reading
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import VOCAB
+from runtimes.contract.vocabulary import Vocab
+from runtimes.tasks.sample import Sampler
+from trainer.data.dataset import open_dataset
+from trainer.data.text import Splits, build_vocab, refuse_no_text
+from trainer.model.config import ModelConfig
+from trainer.model.model import count_parameters
+from trainer.run.checkpoint import load_run
+from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
+from trainer.training.parallel import joined
+from trainer.training.state import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model, and the learning rate that suits it."""
+
+    layers: int
+    d_model: int
+    lr: float
+
+
+SIZES = (  # from small to large
+    Size(layers=2, d_model=64, lr=4e-3),
+    Size(layers=3, d_model=128, lr=3e-3),
+    Size(layers=4, d_model=192, lr=2e-3),
+    Size(layers=6, d_model=256, lr=1.5e-3),
+    Size(layers=8, d_model=384, lr=1e-3),
+    Size(layers=12, d_model=512, lr=5e-4),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What suits a text of at least this many bytes."""
+
+    num_bytes: int
+    subwords: int  # tokens of the vocabulary
+    bytes_per_token: float  # of English in such a vocabulary, about
+    largest: int  # index in SIZES
+    batch: int
+    segment: int
+    dropout: float
+    passes: int  # over the text; with more the model learns the text by heart
+    expect: str
+
+
+TEXTS = (
+    Text(
+        num_bytes=0,
+        subwords=300,
+        bytes_per_token=1.2,
+        largest=0,
+        batch=4,
+        segment=32,
+        dropout=0.2,
+        passes=60,
+        expect="words and phrases of the text, mostly repeated from it",
+    ),
+    Text(
+        num_bytes=30_000,
+        subwords=1024,
+        bytes_per_token=2.6,
+        largest=1,
+        batch=8,
+        segment=64,
+        dropout=0.3,
+        passes=60,
+        expect="real words and short phrases in the style of the text, without meaning",
+    ),
+    Text(
+        num_bytes=400_000,
+        subwords=2048,
+        bytes_per_token=3.1,
+        largest=2,
+        batch=8,
+        segment=64,
+        dropout=0.2,
+        passes=40,
+        expect="mostly grammatical sentences in the style of the text, without a thread",
+    ),
+    Text(
+        num_bytes=4_000_000,
+        subwords=4096,
+        bytes_per_token=3.5,
+        largest=4,
+        batch=8,
+        segment=128,
+        dropout=0.1,
+        passes=20,
+        expect="grammatical sentences that stay with a subject for a while",
+    ),
+    Text(
+        num_bytes=40_000_000,
+        subwords=8192,
+        bytes_per_token=3.9,
+        largest=5,
+        batch=16,
+        segment=128,
+        dropout=0.05,
+        passes=8,
+        expect="paragraphs that stay with their subject",
+    ),
+)
+TOKENS_PER_PARAMETER = 5  # trained at least, or a smaller model learns more in the same time
+SHARE = 0.85  # of the time for training steps; the rest is for validations, checkpoints and the start
+VALIDATIONS = 20
+TUNING_PASSES = 10
+TUNING_RATE = 0.3  # of the learning rate of the run that is tuned
+TRAINED = 0.9  # of a text; the rest is held out
+SAMPLED = 1 << 20  # bytes of the text that are read for a plan
+MEASURED = 4.0  # seconds
+Device = Literal["cpu", "cuda", "mps"]
+Speed = Callable[[TrainConfig], float]
+
+
+def tokens_per_second(config: TrainConfig) -> float:
+    """The training speed on this machine, measured for a few seconds with random tokens."""
+    with joined(config.device) as ranks:
+        training = Training.start(config, ranks)
+        tokens = np.random.default_rng(0).integers(
+            0, config.model.vocab_size, (config.batch, 8 * config.longest.segment + 1)
+        )
+        for _ in range(2):  # the first steps allocate
+            float(training.advance(tokens).nats)
+        began = time.perf_counter()
+        trained = 0
+        while (passed := time.perf_counter() - began) < MEASURED:
+            step = training.advance(tokens)
+            float(step.nats)  # waits for a GPU
+            trained += step.tokens
+    return trained / passed
+
+
+def plan(
+    text: str,
+    *,
+    minutes: float,
+    vocab: str | None = None,
+    max_size: int | None = None,
+    steps: int | None = None,
+    device: Device = "cpu",
+    speed: Speed = tokens_per_second,
+) -> tuple[TrainConfig, str]:
+    """A configuration for a text file, and a paragraph on what it is and what to expect.
+
+    vocab, max_size, steps: the user's choice in place of the plan's. speed: returns tokens per second of a
+    configuration.
+    """
+    num_bytes, sample = _beginning(text)
+    row = next(row for row in reversed(TEXTS) if num_bytes >= row.num_bytes)
+    vocab = vocab or _vocab(num_bytes, sample)
+    if vocab in ("subword", "word"):  # learned later, from the whole text
+        size, bytes_per_token = max_size or row.subwords, row.bytes_per_token
+    else:
+        known = build_vocab(vocab, Splits(sample.encode(), b"", b""))
+        size, bytes_per_token = known.size, _bytes_per_token(known, sample)
+    tokens = int(TRAINED * num_bytes / bytes_per_token)
+    most = row.passes * tokens
+    for choice in SIZES[row.largest :: -1]:
+        config = _recipe(choice, row, vocab_size=max(2, size), device=device)
+        rate = 0.0 if steps else speed(config)
+        trained = rate * 60 * minutes * SHARE
+        if steps or trained >= TOKENS_PER_PARAMETER * count_parameters(config.model):
+            break
+    timed = _timed(config, steps=steps, tokens=min(trained, most), minutes=minutes)
+    passes = timed.steps * timed.batch * timed.training.segment / max(1, tokens)
+    limits = max_size if vocab == "word" else size if vocab == "subword" else None
+    planned = dataclasses.replace(
+        timed,
+        model=dataclasses.replace(timed.model, vocab_size=0),  # the text decides it
+        text=text,
+        vocab=vocab,
+        max_size=limits,
+    )
+    limit = "More text would help more than more time."
+    if trained < most:
+        limit = "More time would help (--minutes)."
+    return planned, (
+        f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {choice.layers} layers of "
+        f"{choice.d_model}, {count_parameters(config.model):,} parameters, dropout {row.dropout:g}; "
+        f"{_time(timed, rate)}, about {passes:.2g} passes over the text. Expect {row.expect}. "
+        f"{'' if steps else limit}".rstrip()
+    )
+
+
+def plan_tuning(
+    run: Path,
+    *,
+    text: str | None = None,
+    data: str | None = None,
+    minutes: float,
+    steps: int | None = None,
+    device: Device = "cpu",
+    speed: Speed = tokens_per_second,
+) -> tuple[TrainConfig, str]:
+    """A configuration for training the best weights of `run` on other text, and a paragraph on it.
+
+    The sizes and the vocabulary are the run's. The learning rate is lower, with a warm-up of its own.
+    """
+    trained = load_run(run)
+    base = trained.config
+    config = dataclasses.replace(
+        base,
+        start_from=str(run),
+        text=text,
+        data=data,
+        corpus=None,
+        vocab=TrainConfig.vocab if text is None else str(run / VOCAB),
+        min_count=1,
+        max_size=None,
+        training=base.longest,
+        mem_len_schedule=(),
+        segment_schedule=(),
+        optimizer=dataclasses.replace(base.optimizer, lr=TUNING_RATE * base.optimizer.lr),
+        averaging=None,
+        device=device,
+    )
+    if text is not None:
+        num_bytes, sample = _beginning(text)
+        tokens = int(TRAINED * num_bytes / _bytes_per_token(trained.vocab, sample))
+    else:
+        tokens = len(open_dataset(str(data)).train)
+    rate = 0.0 if steps else speed(config)
+    most = min(rate * 60 * minutes * SHARE, TUNING_PASSES * tokens)
+    config = _timed(config, steps=steps, tokens=most, minutes=minutes)
+    passes = config.steps * config.batch * config.training.segment / max(1, tokens)
+    return config, (
+        f"Tuning {run} on {text or data}: {_time(config, rate)}, about {passes:.2g} passes, learning rate "
+        f"{config.optimizer.lr:.2g} ({TUNING_RATE:g} of the run's) after a warm-up of "
+        f"{config.schedule.warmup_steps} steps. The optimiser starts fresh."
+    )
+
+
+def _recipe(size: Size, row: Text, *, vocab_size: int, device: Device) -> TrainConfig:
+    head_dim = 32 if size.d_model < 256 else 64
+    return TrainConfig(
+        model=ModelConfig(
+            layers=size.layers,
+            d_model=size.d_model,
+            heads=size.d_model // head_dim,
+            head_dim=head_dim,
+            d_ff=4 * size.d_model,
+            dropout=row.dropout,
+            pre_norm=True,  # learns much sooner in the first steps, and these runs are short
+            vocab_size=vocab_size,
+        ),
+        training=MemoryRule(mem_len=row.segment, segment=row.segment, mask="full"),
+        evaluation=MemoryRule(mem_len=2 * row.segment, segment=row.segment),
+        empty_memory_schedule=((0, 10),),
+        batch=row.batch,
+        optimizer=OptimizerConfig(kind="adamw", lr=size.lr, betas=(0.9, 0.98), weight_decay=0.1),
+        sampling=Sampler(temperature=0.8, top_p=0.9),
+        device=device,
+    )
+
+
+def _timed(config: TrainConfig, *, steps: int | None, tokens: float, minutes: float) -> TrainConfig:
+    """The configuration with so many steps, or the steps for so many tokens; the schedule fits them."""
+    per_step = config.batch * config.training.segment
+    steps = steps or max(VALIDATIONS, int(tokens / per_step))
+    return dataclasses.replace(
+        config,
+        steps=steps,
+        schedule=ScheduleConfig(warmup_steps=min(200, steps // 10), min_lr=config.optimizer.lr / 50),
+        patience=VALIDATIONS // 2,
+        log_every=max(1, min(20, steps // 50)),
+        validate_every=max(1, steps // VALIDATIONS),
+        # A validation costs at most about 1 % of the time between two of them.
+        validate_tokens=max(1 << 12, steps * per_step // 64),
+        checkpoint_every=max(1, int(steps / max(1.0, minutes))),
+    )
+
+
+def _beginning(text: str) -> tuple[int, str]:
+    """The size of a text file in bytes, and its beginning as text."""
+    path = Path(text)
+    refuse_no_text(path)
+    with reading(path), open_file(path) as stream:
+        sample = stream.read(SAMPLED)
+    if not sample:
+        raise TextError(f"{text} is empty; give a text of at least a few thousand characters.")
+    return path.stat().st_size, sample.decode("utf-8", errors="ignore")
+
+
+def _vocab(num_bytes: int, sample: str) -> str:
+    """Subwords if their library is there; otherwise characters, or bytes if there are very many of them."""
+    if num_bytes >= TEXTS[1].num_bytes and importlib.util.find_spec("tokenizers") is not None:
+        return "subword"
+    return "char" if len(set(sample)) <= 1000 else "byte"
+
+
+def _bytes_per_token(vocab: Vocab, sample: str) -> float:
+    return len(sample.encode()) / max(1, len(vocab.encode(sample)))
+
+
+def _words(vocab: str, size: int | None) -> str:
+    kinds = {"char": "characters as tokens", "byte": "bytes as tokens", "word": "words as tokens"}
+    if vocab == "subword":
+        return f"a vocabulary of {size:,} subwords"
+    return kinds.get(vocab, f"the vocabulary in {vocab}")
+
+
+def _time(config: TrainConfig, rate: float) -> str:
+    if not rate:
+        return f"{config.steps:,} steps"
+    seconds = config.steps * config.batch * config.training.segment / rate / SHARE
+    return f"{config.steps:,} steps, about {seconds / 60:.2g} minutes at {rate:,.0f} tokens/s"
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 1_000_000:
+        return f"{num_bytes / 1e6:,.1f} MB"
+    return f"{num_bytes / 1000:,.1f} kB"
