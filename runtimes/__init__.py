@@ -8,6 +8,7 @@ from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import Memory, save_memory
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
+from runtimes.tasks.beams import Continuation, beam_search, best_of
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.generate import Piece, generate
@@ -19,6 +20,7 @@ from runtimes.tasks.text_rows import TextToScore
 __all__ = [
     "BestText",
     "CheckReport",
+    "Continuation",
     "Draw",
     "Memory",
     "Piece",
@@ -28,6 +30,8 @@ __all__ = [
     "TextScore",
     "TextToScore",
     "UserError",
+    "beam_search",
+    "best_of",
     "best_of_groups",
     "check",
     "evaluate",

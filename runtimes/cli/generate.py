@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 
 from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_unwritable
+from runtimes.base.records import to_json
 from runtimes.cli.lines import FORMATS, Format
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
@@ -19,6 +21,7 @@ from runtimes.contract.device import Device
 from runtimes.contract.memory import holds_streams, save_memory
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
+from runtimes.tasks.beams import Continuation, beam_search, best_of
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
 from runtimes.tasks.sample import SETTINGS, Sampler
 
@@ -87,6 +90,24 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     "option may be given several times.",
 )
 @click.option(
+    "--beams",
+    type=click.IntRange(min=1),
+    help="Search for the most probable continuation with so many beams. Nothing is sampled.",
+)
+@click.option(
+    "--length-penalty",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="With --beams: the power of the length that log-probabilities are divided by; 0 compares sums.",
+)
+@click.option(
+    "--best-of",
+    "samples",
+    type=click.IntRange(min=1),
+    help="Sample so many continuations, and print the one with the highest mean log-probability.",
+)
+@click.option(
     "--save-memory",
     "save_to",
     type=click.Path(path_type=Path),
@@ -116,6 +137,9 @@ def generate_command(
     max_tokens: int,
     seed: int,
     stop: tuple[str, ...],
+    beams: int | None,
+    length_penalty: float,
+    samples: int | None,
     save_to: Path | None,
     load_from: Path | None,
     show_ids: bool,
@@ -132,6 +156,13 @@ def generate_command(
     Transformer-XL. Small models usually write better with --temperature 0.8 --top-p 0.9, because they give
     unlikely tokens too much probability.
     """
+    searches = beams is not None or samples is not None
+    if searches and (save_to or load_from):
+        raise UserError(
+            "--beams and --best-of do not keep a stream; leave out --save-memory and --load-memory."
+        )
+    if beams is not None and (samples is not None or stop):
+        raise UserError("--beams takes neither --best-of nor --stop; leave them out, or leave out --beams.")
     if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
         raise UserError(
             f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists."
@@ -149,6 +180,15 @@ def generate_command(
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)
     given = read_prompts(prompts, prompt_ids, prompts_file, form=form, vocab=session.vocab)
+    if searches:
+        search = (
+            partial(best_of, count=samples or 1, sampler=sampler, seed=seed, stop=stop)
+            if beams is None
+            else partial(beam_search, beams=beams, length_penalty=length_penalty)
+        )
+        found = [search(session, prompt, max_tokens=max_tokens) for prompt in given]
+        _print_found(found, given, session.vocab, as_json, show_ids)
+        return
     memory = load_memory(load_from, session) if load_from else session.start(len(given)) if save_to else None
     pieces = generate(
         session,
@@ -170,6 +210,31 @@ def generate_command(
         )
     if save_to and memory:
         save_memory(memory, save_to)
+
+
+def _print_found(
+    found: Sequence[Sequence[Continuation]],
+    prompts: Sequence[Prompt],
+    vocab: Vocab,
+    as_json: bool,
+    show_ids: bool,
+) -> None:
+    """Prints the best continuation of each prompt, or all as JSON, a line each; `rank` is 0 for the best."""
+    if not as_json:
+        write = _ids_line if show_ids else _shown
+        pieces = (" ".join(["", *map(str, best.ids)]) if show_ids else best.text for best, *_ in found)
+        _print_texts(enumerate(pieces), [write(vocab, prompt) for prompt in prompts])
+        return
+    for row, (prompt, continuations) in enumerate(zip(prompts, found, strict=True)):
+        for rank, each in enumerate(continuations):
+            finished = {
+                "row": row,
+                "rank": rank,
+                "prompt": prompt if isinstance(prompt, str) else None,
+                "prompt_ids": encode_prompt(vocab, prompt, what="the prompt").tolist(),
+                **to_json(each),
+            }
+            click.echo(json.dumps(finished))
 
 
 def _print_texts(pieces: Iterable[tuple[int, str]], texts: list[str]) -> None:

@@ -210,7 +210,7 @@ def _generate(
         if keep:  # a memory that does not fit is refused before anything in it changes
             checked_tokens(session, tokens[:, :1], memory)
         memory.positions[:] = starts
-    logits = _feed(session, tokens, memory, lengths)
+    logits = feed(session, tokens, memory, lengths)
     uniform = [np.random.default_rng([seed, row]).random for row in range(len(tokens))]
     border = border_of(session.vocab)
     texts = [GrowingText(decoder, stop, border) for decoder in decoders]
@@ -228,12 +228,14 @@ def _generate(
             yield Piece(row=row, token=new, text=added, ended=text.ended)
         finished = count == max_tokens or all(text.ended is not None for text in texts)
         if keep or not finished:  # rows that ended before see nothing more, where their memory is kept
-            logits = _feed(session, token, memory, goes_on.astype(np.int64) if keep else None)
+            logits = feed(session, token, memory, goes_on.astype(np.int64) if keep else None)
         if finished:
             return
 
 
-def _feed(session: Session, tokens: np.ndarray, memory: Memory, lengths: np.ndarray | None) -> np.ndarray:
+def feed(
+    session: Session, tokens: np.ndarray, memory: Memory, lengths: np.ndarray | None = None
+) -> np.ndarray:
     """Logits [B, V] after the last token of each row of tokens [B, N], fed in segments.
 
     lengths: how many tokens each row has; the others are padding. A row without any has NaN.

@@ -13,6 +13,9 @@ import numpy as np
 from runtimes.base.errors import UserError
 
 COLDEST = 1e-250  # a temperature this low is greedy, and no difference of logits overflows when divided by it
+NOT_FINITE = (
+    "the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged."
+)
 CELLS = 1 << 16  # logits that are drawn from at once; the arrays of more would leave the processor's cache
 
 
@@ -155,10 +158,7 @@ class Draw:
         """
         tokens = self.tokens(logits, uniform)
         if tokens.min() < 0:
-            raise UserError(
-                "the model's logits are not finite, so no token can be drawn; its weights are damaged or "
-                "diverged."
-            )
+            raise UserError(NOT_FINITE)
         return tokens
 
     def tokens(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:

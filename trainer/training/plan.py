@@ -37,20 +37,21 @@ from trainer.training.state import Training
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model, and the learning rate that suits it."""
+    """A model, and what suits it."""
 
     layers: int
     d_model: int
     lr: float
+    dropout: float  # at most: a small model cannot learn a text by heart
 
 
 SIZES = (  # from small to large
-    Size(layers=2, d_model=64, lr=4e-3),
-    Size(layers=3, d_model=128, lr=3e-3),
-    Size(layers=4, d_model=192, lr=2e-3),
-    Size(layers=6, d_model=256, lr=1.5e-3),
-    Size(layers=8, d_model=384, lr=1e-3),
-    Size(layers=12, d_model=512, lr=5e-4),
+    Size(layers=2, d_model=64, lr=4e-3, dropout=0.1),
+    Size(layers=3, d_model=128, lr=3e-3, dropout=0.2),
+    Size(layers=4, d_model=192, lr=2e-3, dropout=0.3),
+    Size(layers=6, d_model=256, lr=1.5e-3, dropout=0.3),
+    Size(layers=8, d_model=384, lr=1e-3, dropout=0.3),
+    Size(layers=12, d_model=512, lr=5e-4, dropout=0.3),
 )
 
 
@@ -202,7 +203,8 @@ def plan(
         limit = "More time would help (--minutes)."
     return planned, (
         f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {choice.layers} layers of "
-        f"{choice.d_model}, {count_parameters(config.model):,} parameters, dropout {row.dropout:g}; "
+        f"{choice.d_model}, {count_parameters(config.model):,} parameters, dropout "
+        f"{config.model.dropout:g}; "
         f"{_time(timed, rate)}, about {passes:.2g} passes over the text. Expect {row.expect}. "
         f"{'' if steps else limit}".rstrip()
     )
@@ -265,7 +267,7 @@ def _recipe(size: Size, row: Text, *, vocab_size: int, device: Device) -> TrainC
             heads=size.d_model // head_dim,
             head_dim=head_dim,
             d_ff=4 * size.d_model,
-            dropout=row.dropout,
+            dropout=min(row.dropout, size.dropout),
             pre_norm=True,  # learns much sooner in the first steps, and these runs are short
             vocab_size=vocab_size,
         ),

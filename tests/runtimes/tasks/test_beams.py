@@ -1,0 +1,149 @@
+"""Beam search against a search that feeds every text from its beginning, and the best of several samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import UserError
+from runtimes.base.logits import log_sum_exp
+from runtimes.contract.memory import Memory
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, Vocab
+from runtimes.sessions.from_logits import FromLogits
+from runtimes.tasks.beams import beam_search, best_of
+from runtimes.tasks.generate import generate
+from runtimes.tasks.sample import Sampler
+from runtimes.tasks.score_texts import score_texts
+from runtimes.tasks.text_rows import TextToScore
+
+PROMPT = "The class of the"
+
+
+class Pairs(FromLogits):
+    """A session whose next token depends on the two tokens before it; they are its memory."""
+
+    def __init__(self, vocab: Vocab, seed: int) -> None:
+        self.vocab, self.identity = vocab, "pairs"
+        self.rule = MemoryRule(mem_len=2, segment=4)
+        V = vocab.size
+        self.table = np.random.default_rng(seed).normal(0, 1.5, (V, V, V)).astype(np.float32)
+
+    def step_bytes(self, *, segment: int) -> int:
+        return 1
+
+    def start(self, batch: int) -> Memory:
+        return Memory(np.zeros(batch, np.int64), {"last": np.zeros((batch, 2), np.int64)}, self.identity)
+
+    def step(self, tokens: np.ndarray, memory: Memory, *, lengths: None = None) -> tuple[np.ndarray, Memory]:
+        logits = []
+        for column in tokens.T:
+            memory.tensors["last"] = np.stack([memory.tensors["last"][:, 1], column], axis=1)
+            logits.append(self.table[tuple(memory.tensors["last"].T)])
+        memory.positions += tokens.shape[1]
+        return np.stack(logits, axis=1), memory
+
+
+def next_log_probs(session: Session, tokens: Sequence[int]) -> np.ndarray:
+    memory = session.start(1)
+    for token in tokens:
+        logits, _ = session.predict(np.array([[token]]), memory)
+    return logits[0].astype(np.float64) - log_sum_exp(logits[0].astype(np.float64))
+
+
+def naive_beam_search(
+    session: Session, prompt: list[int], beams: int, length: int, penalty: float, end: int | None
+) -> list[tuple[list[int], float]]:
+    """The definition: one hypothesis at a time, each fed from the beginning of the prompt."""
+    alive: list[tuple[list[int], float]] = [([], 0.0)]
+    found = []
+    for _ in range(length):
+        candidates = [
+            ([*ids, token], total + log_prob)
+            for ids, total in alive
+            for token, log_prob in enumerate(next_log_probs(session, [*prompt, *ids]))
+        ]
+        candidates.sort(key=lambda each: -each[1])
+        found += [each for each in candidates[:beams] if each[0][-1] == end]
+        alive = [each for each in candidates if each[0][-1] != end][:beams]
+    scored = [(ids, total / len(ids) ** penalty) for ids, total in found + alive]
+    return sorted(scored, key=lambda each: -each[1])[:beams]
+
+
+def pairs(end: int | None, seed: int = 0) -> Session:
+    return cast(Session, Pairs(IdsVocab(4, special=SpecialTokens(end_of_document=end)), seed))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("end", [None, 3])
+@pytest.mark.parametrize("beams", [1, 2, 3, 5])
+def test_beams_are_those_of_the_definition(beams: int, end: int | None, penalty: float) -> None:
+    for seed in range(4):
+        session = pairs(end, seed)
+        found = beam_search(session, [1, 2, 0], beams=beams, max_tokens=6, length_penalty=penalty)
+        wanted = naive_beam_search(session, [1, 2, 0], beams, 6, penalty, end)
+        assert [each.ids for each in found] == [ids for ids, _ in wanted]
+        assert [each.score for each in found] == pytest.approx([score for _, score in wanted])
+
+
+def test_enough_beams_find_the_most_probable_of_all_texts() -> None:
+    session = pairs(None)
+    found = beam_search(session, [2], beams=4**3, max_tokens=4)
+    every = {
+        ids: sum(next_log_probs(session, [2, *ids[:at]])[ids[at]] for at in range(4))
+        for ids in itertools.product(range(4), repeat=4)
+    }
+    best = max(every, key=every.__getitem__)
+    assert found[0].ids == list(best)
+    assert found[0].log_prob == pytest.approx(every[best])
+
+
+def test_forked_memory_gives_each_beam_its_own_score(session: Session) -> None:
+    found = beam_search(session, PROMPT, beams=3, max_tokens=10)
+    assert len({tuple(each.ids) for each in found}) == 3
+    texts = [TextToScore(text=each.ids, context=PROMPT) for each in found]
+    scores = [score.log_prob for score in score_texts(session, texts)]
+    assert [each.log_prob for each in found] == pytest.approx(scores, abs=2e-3)
+    assert [session.vocab.encode(each.text).tolist() for each in found] == [each.ids for each in found]
+
+
+def test_one_beam_is_greedy(session: Session) -> None:
+    pieces = generate(session, PROMPT, max_tokens=12, sampler=Sampler(temperature=0))
+    (found,) = beam_search(session, PROMPT, beams=1, max_tokens=12)
+    assert found.ids == [piece.token for piece in pieces]
+
+
+def test_a_stream_is_searched_and_stays_as_it_is(sessions: dict[str, Session]) -> None:
+    session = sessions["ring"]
+    whole = session.vocab.encode(PROMPT)
+    memory = session.start(1)
+    session.predict(whole[None, :8], memory)
+    before = memory.copy()
+    found = beam_search(session, whole[8:], beams=2, max_tokens=5, memory=memory)
+    assert found[0].ids == beam_search(session, whole, beams=2, max_tokens=5)[0].ids
+    assert (memory.positions == before.positions).all()
+    assert all((memory.tensors[name] == before.tensors[name]).all() for name in before.tensors)
+
+
+def test_best_of_puts_the_most_probable_sample_first(sessions: dict[str, Session]) -> None:
+    session, sampler = sessions["ring"], Sampler(temperature=0.8)
+    found = best_of(session, PROMPT, count=4, max_tokens=9, sampler=sampler, seed=3, stop="e")
+    texts = [""] * 4
+    for piece in generate(session, [PROMPT] * 4, max_tokens=9, sampler=sampler, seed=3, stop="e"):
+        texts[piece.row] += piece.text
+    assert sorted(each.text for each in found) == sorted(texts)
+    scores = [each.score for each in found]
+    assert scores == sorted(scores, reverse=True)
+    assert found[0].score == pytest.approx(found[0].log_prob / len(found[0].ids))
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    session = pairs(None)
+    for options in ({"beams": 0}, {"max_tokens": 0}, {"length_penalty": -1.0}):
+        with pytest.raises(UserError, match="expected"):
+            beam_search(session, [1], **{"beams": 2, "max_tokens": 3, **options})  # type: ignore[arg-type]
