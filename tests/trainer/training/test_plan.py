@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,8 +167,10 @@ def test_what_cannot_be_planned_is_refused(
     assert not (tmp_path / "second").exists()
 
 
-def test_weights_of_other_sizes_are_refused(first: Path, make_config: Make, tmp_path: Path) -> None:
-    config = make_config(start_from=str(first), d_model=24)
+@pytest.mark.parametrize("changes", [{"d_model": 24}, {"vocab": "byte"}])
+def test_weights_of_another_model_are_refused(
+    first: Path, make_config: Make, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match="model sizes or vocabulary"):
-        train(config, tmp_path / "second", progress=False)
+        loop.train(make_config(start_from=str(first), **changes), tmp_path / "second", progress=False)
     assert not (tmp_path / "second").exists()
