@@ -1,9 +1,8 @@
 """Chooses a recipe from the amount of text and the time, for `xl-export train` without a configuration.
 
-The text decides the vocabulary, the dropout and the largest useful model (TEXTS). The time decides the rest:
-the speed of the largest model is measured on this machine; if the time is too short to train it, the next
-smaller one is taken (SIZES). The number of steps then follows from the speed, so the schedule ends with the
-time.
+The text decides the vocabulary and the largest useful model (TEXTS). The time decides the rest: the speed of
+the largest model is measured on this machine; if the time is too short to train it, the next smaller one is
+taken (SIZES). The number of steps follows from the speed, so the schedule ends with the time.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Text:
     segment: int
     dropout: float
     passes: int  # over the text; with more the model learns the text by heart
-    expect: str
 
 
 TEXTS = (
@@ -80,7 +78,6 @@ TEXTS = (
         segment=32,
         dropout=0.2,
         passes=60,
-        expect="words and phrases of the text, mostly repeated from it",
     ),
     Text(
         num_bytes=30_000,
@@ -91,7 +88,6 @@ TEXTS = (
         segment=64,
         dropout=0.3,
         passes=60,
-        expect="real words and short phrases in the style of the text, without meaning",
     ),
     Text(
         num_bytes=400_000,
@@ -102,7 +98,6 @@ TEXTS = (
         segment=64,
         dropout=0.2,
         passes=40,
-        expect="mostly grammatical sentences in the style of the text, without a thread",
     ),
     Text(
         num_bytes=4_000_000,
@@ -113,7 +108,6 @@ TEXTS = (
         segment=128,
         dropout=0.1,
         passes=20,
-        expect="grammatical sentences that stay with a subject for a while",
     ),
     Text(
         num_bytes=40_000_000,
@@ -124,10 +118,16 @@ TEXTS = (
         segment=128,
         dropout=0.05,
         passes=8,
-        expect="paragraphs that stay with their subject",
     ),
 )
-TOKENS_PER_PARAMETER = 5  # trained at least, or a smaller model learns more in the same time
+EXPECTED = (  # from so many trained tokens on, if there is text enough: the row of TEXTS is the most
+    (0, "fragments of words: this is too little training"),
+    (1e6, "mostly real words and short phrases in the style of the text, without meaning"),
+    (5e6, "mostly grammatical sentences in the style of the text, without a thread"),
+    (5e7, "grammatical sentences that stay with a subject for a while"),
+    (5e8, "paragraphs that stay with their subject"),
+)
+TOKENS_PER_PARAMETER = 5  # with fewer, a smaller model learns more in the same time
 SHARE = 0.85  # of the time for training steps; the rest is for validations, checkpoints and the start
 VALIDATIONS = 20
 TUNING_PASSES = 10
@@ -186,10 +186,12 @@ def plan(
         config = _recipe(choice, row, vocab_size=max(2, size), device=device)
         rate = 0.0 if steps else speed(config)
         trained = rate * 60 * minutes * SHARE
-        if steps or trained >= TOKENS_PER_PARAMETER * count_parameters(config.model):
+        # Either the time is enough for all useful passes over the text, or for enough tokens.
+        if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
             break
     timed = _timed(config, steps=steps, tokens=min(trained, most), minutes=minutes)
-    passes = timed.steps * timed.batch * timed.training.segment / max(1, tokens)
+    total = timed.steps * timed.batch * timed.training.segment
+    expected = [words for least, words in EXPECTED if total >= least][: max(2, TEXTS.index(row) + 1)][-1]
     limits = max_size if vocab == "word" else size if vocab == "subword" else None
     planned = dataclasses.replace(
         timed,
@@ -204,8 +206,7 @@ def plan(
     return planned, (
         f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {choice.layers} layers of "
         f"{choice.d_model}, {count_parameters(config.model):,} parameters, dropout "
-        f"{config.model.dropout:g}; "
-        f"{_time(timed, rate)}, about {passes:.2g} passes over the text. Expect {row.expect}. "
+        f"{config.model.dropout:g}; {_time(timed, rate)}, about {total / max(1, tokens):.2g} passes over the text. Expect {expected}. "
         f"{'' if steps else limit}".rstrip()
     )
 

@@ -45,7 +45,6 @@ def test_more_time_and_more_text_make_larger_models(tmp_path: Path) -> None:
 
     table = [[parameters(size, minutes) for minutes in (1, 20, 480)] for size in (20_000, 200_000, 5_000_000)]
     assert all(row == sorted(row) for row in table)
-    assert all(list(column) == sorted(column) for column in zip(*table, strict=True))
     assert table[0][0] < table[1][1] < table[2][2]
 
 
