@@ -206,8 +206,8 @@ def plan(
     return planned, (
         f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {choice.layers} layers of "
         f"{choice.d_model}, {count_parameters(config.model):,} parameters, dropout "
-        f"{config.model.dropout:g}; {_time(timed, rate)}, about {total / max(1, tokens):.2g} passes over the text. Expect {expected}. "
-        f"{'' if steps else limit}".rstrip()
+        f"{config.model.dropout:g}; {_time(timed, rate)}, about {total / max(1, tokens):.2g} passes over the "
+        f"text. Expect {expected}. {'' if steps else limit}".rstrip()
     )
 
 
