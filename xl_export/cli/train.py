@@ -126,7 +126,8 @@ def train_command(
 
     With --text and without CONFIG, the vocabulary, the size of the model and the number of steps are chosen
     from the amount of text and the --minutes. CONFIG is a JSON file or the name of a built-in configuration
-    (--list shows all of them, --show NAME prints one). Options replace what the configuration says.
+    (--list shows all of them, --show NAME prints one). Options replace what the configuration says. Without
+    CONFIG, --text and --from, `demo` is trained on a built-in text.
 
     The run is a folder with model.safetensors (the weights of the best validation), config.json, vocab.json,
     metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with
@@ -204,9 +205,7 @@ def _plans(
     plans = config is None and resume_run is None and ("text" in changes or from_run is not None)
     if not plans and (from_run is not None or minutes is not None):
         option = "--from" if from_run is not None else "--minutes"
-        raise UserError(
-            f"{option} is for a new run without CONFIG; leave out {option}, or CONFIG and --resume."
-        )
+        raise UserError(f"{option} is for a new run on --text FILE without CONFIG; leave out {option}.")
     if from_run is not None and not {"text", "data"} & set(changes):
         raise UserError("--from needs something to train on; give --text FILE, or --data DATASET.")
     if from_run is not None and {"vocab", "min_count", "max_size"} & set(changes):

@@ -124,3 +124,26 @@ def test_a_line_that_is_no_prompt_is_named(line: str, artefacts: dict[str, Path]
 def test_ids_are_not_taken_for_text(artefacts: dict[str, Path], tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(20))
     refused(xl("eval", artefacts["ring"], "--text", tmp_path / "ids.npy"), "give --ids if they are")
+
+
+def test_searches_print_the_best_and_as_json_all(artefacts: dict[str, Path]) -> None:
+    for options in (["--beams", "3"], ["--best-of", "3", "--seed", "2"]):
+        command = ["generate", artefacts["ring"], "--prompt", "The ", "--tokens", "8", *options]
+        lines = [json.loads(line) for line in xl(*command, "--json").stdout.splitlines()]
+        assert [line["rank"] for line in lines] == [0, 1, 2]
+        assert xl(*command).stdout == f"The {lines[0]['text']}\n"
+        assert lines[0]["score"] >= lines[1]["score"] >= lines[2]["score"]
+        ids = " ".join(map(str, lines[0]["prompt_ids"] + lines[0]["ids"]))
+        assert xl(*command, "--ids").stdout == f"{ids}\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--beams", "2", "--stop", "x"],
+        ["--beams", "2", "--best-of", "2"],
+        ["--best-of", "2", "--save-memory", "new"],
+    ],
+)
+def test_searches_refuse_what_they_do_not_do(options: list[str], artefacts: dict[str, Path]) -> None:
+    refused(xl("generate", artefacts["ring"], "--prompt", "a", *options), "leave")

@@ -150,7 +150,10 @@ def test_a_tuned_run_resumes_without_the_run_it_started_from(
         (["--from", "first", "--text", "odd.txt", "--vocab", "byte"], "--from uses the vocabulary"),
         (["--from", "first", "--text", "odd.txt", "--steps", "2"], "'§', character 1 of the text"),
         (["--from", "missing", "--text", "odd.txt"], "missing does not exist"),
-        (["tiny", "--from", "first", "--text", "odd.txt"], "--from is for a new run"),
+        (
+            ["tiny", "--from", "first", "--text", "odd.txt"],
+            "--from is for a new run on --text FILE without CONFIG",
+        ),
         (["tiny", "--minutes", "3"], "--minutes is for a new run"),
         (["--text", "odd.txt", "--processes", "2"], "leave out --processes"),
     ],
