@@ -152,7 +152,7 @@ def test_a_tuned_run_resumes_without_the_run_it_started_from(
         (["--from", "missing", "--text", "odd.txt"], "missing does not exist"),
         (
             ["tiny", "--from", "first", "--text", "odd.txt"],
-            "--from is for a new run on --text FILE without CONFIG",
+            "--from is for a new run on --text",
         ),
         (["tiny", "--minutes", "3"], "--minutes is for a new run"),
         (["--text", "odd.txt", "--processes", "2"], "leave out --processes"),
