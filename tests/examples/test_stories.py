@@ -153,9 +153,7 @@ def test_another_book_under_the_name_is_refused_and_parts_hold_the_same_stories(
     assert [json.loads(line)["text"] for line in lines] == ["A\nb.\nc.", "d."]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "examples/stories/README.md", "docs/tutorial.md", "docs/guides/serve.md"]
-)
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/guides/serve.md"])
 def test_pages_that_let_the_model_write_say_with_which_sampling_it_writes_better(page: str) -> None:
     text = (TALES.parents[2] / page).read_text("utf-8")
     prose, code = (
