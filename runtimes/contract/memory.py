@@ -41,18 +41,19 @@ class Memory:
     next n tokens of the row padding, which is invisible to all tokens after it; so rows of unequal length end
     together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
     place; only `copy()`, `select()` and `join()` make new ones. owner: the identity of the artefact or run
-    that the numbers belong to. binding: what a session keeps over these arrays from step to step; it is
-    neither copied nor saved. unsure: whether the tensors may hold values that are not finite, as those of a
-    caller may; a session then clears a row that starts again (see `runtimes.contract.restart`).
+    that the numbers belong to.
 
-    One thread at a time may use a memory and its parts: see `in_use` and `part`.
+    One thread at a time may use a memory; a second one gets a StreamError.
     """
 
     positions: np.ndarray
     tensors: dict[str, np.ndarray]
     owner: str
+    # What a session keeps over these arrays from step to step; it is neither copied nor saved.
     binding: Any = field(default=None, init=False, repr=False, compare=False)
-    _unsure: np.ndarray = field(init=False, repr=False, compare=False)  # bool [B]
+    # bool [B]: whether a row may hold values that are not finite, as those of a caller may; a session then
+    # clears a row that starts again (see `runtimes.contract.restart`).
+    _unsure: np.ndarray = field(init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
     # Of a part: the whole memory, and the first of its rows. Of a whole memory: its parts by their rows.
     _whole: Memory | None = field(default=None, init=False, repr=False, compare=False)

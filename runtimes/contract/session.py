@@ -104,20 +104,20 @@ class Session(Protocol):
         """The memory of `batch` new streams, all at position 0."""
         ...
 
-    # Each of the three methods below feeds one segment, tokens int64 [B, T], and returns the memory after it.
-    # The memory is updated in place. It belongs to the caller, and `memory.copy()` forks it. For tokens,
-    # lengths, a batch or a memory that does not fit they raise StreamError and leave the memory as it was.
-    #
-    # lengths: int [B], from 0 to T; None means T in every row. In row b only the first lengths[b] tokens are
-    # fed. The others are padding: any token may stand there, and nothing will ever see it. Afterwards
-    # `memory.positions[b]` has grown by lengths[b]. What is not computed is NaN, so that nobody takes it for
-    # an answer. Each row gets what it gets alone, in a segment of its own length. Ring memory on ONNX Runtime
-    # and runs in PyTorch can do that; the other sessions refuse `lengths` with a StreamError.
-
     def step(
         self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, Memory]:
-        """Logits float32 [B, T, V] of the token after each token of the segment; NaN after padding."""
+        """Logits float32 [B, T, V] of the token after each token of a segment, and the memory after it.
+
+        Like `predict` and `score`, it feeds tokens int64 [B, T] and updates the memory in place;
+        `memory.copy()` forks it before. For tokens, lengths, a batch or a memory that does not fit they raise
+        StreamError and leave the memory as it was.
+
+        lengths: int [B], from 0 to T; None means T in every row. Row b is fed its first lengths[b] tokens,
+        and `memory.positions[b]` grows by lengths[b]; the other tokens are padding, which nothing sees, and
+        their logits are NaN. Each row gets what it gets alone, in a segment of its own length. Ring memory on
+        ONNX Runtime and runs in PyTorch can do that; other sessions refuse `lengths` with a StreamError.
+        """
         ...
 
     def predict(
