@@ -22,7 +22,7 @@ WITH_PYTORCH = {"train", "export", "demo"}  # the extras of xl-export that insta
 
 
 class UserError(ValueError):
-    """Something given to xl-export cannot be used; the message says what and how to mend it."""
+    """Something given to xl-export cannot be used; the message says what and how to fix it."""
 
 
 def first_line(error: BaseException) -> str:

@@ -17,23 +17,25 @@ InitialMemory = Literal["masked", "zeros"]
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRule:
-    """Memory length, segment length and mask (Dai et al. 2019, section 3.2 and Appendix B).
-
-    mem_len: the number of tokens remembered (M). segment: the largest number of tokens in one step (T). mask:
-    with `same-length` every token sees itself and the M tokens before it, so that cutting a stream into
-    segments never changes a score. With `full` the first token of a segment sees M tokens and the last one M
-    + T - 1. clamp_len: a distance beyond it uses the position vector of this distance; null for no clamp.
-    initial_memory: what lies before the first token. With `masked` there is nothing to see. With `zeros`
-    there are M hidden states of zero, which are attended to as in the TensorFlow and Hugging Face
-    implementations. include_self: whether a token sees itself. Sukhbaatar et al. (2019b) leave it out.
-    """
+    """Memory length, segment length and mask (Dai et al. 2019, section 3.2 and Appendix B)."""
 
     mem_len: int
+    """The number of tokens remembered (M)."""
     segment: int
+    """The largest number of tokens in one step (T)."""
     mask: Mask = "same-length"
+    """With `same-length` every token sees itself and the M tokens before it, so cutting a stream into
+    segments never changes a score. With `full` the first token of a segment sees M tokens and the last one
+    M + T - 1.
+    """
     clamp_len: int | None = None
+    """Longer distances use the position vector of this one; null for no clamp."""
     initial_memory: InitialMemory = "masked"
+    """What comes before the first token: nothing (`masked`), or M hidden states of zero that are attended to,
+    as in the TensorFlow and Hugging Face implementations (`zeros`).
+    """
     include_self: bool = True
+    """Whether a token sees itself. Sukhbaatar et al. (2019b) leave it out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mem_len <= MAX_LENGTH:

@@ -35,26 +35,30 @@ class CheckReport:
     """Whether this device computes what the trained model computes.
 
     Differences are in log-probability (nats).
-
-    against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of
-    the same weights in fp32. The mean difference has a tolerance of its own. computed_by, kernel: what
-    computed here, as `Session` has it. note: what a passed check does not say. paths: how many ways of
-    computing a step were compared. missing: those that were not.
     """
 
     passed: bool
     max_difference: float
     tolerance: float
+    """The largest `max_difference` that passes."""
     mean_difference: float
     mean_tolerance: float
+    """The largest `mean_difference` that passes."""
     tokens: int
+    """How many log-probabilities were compared."""
     seconds: float
     against: str
+    """What computed the reference: PyTorch or, for quantized weights, the same weights in fp32."""
     computed_by: str
+    """What computed here, as in `Session`."""
     kernel: str | None = None
+    """The same for scripts, as in `Session`."""
     note: str | None = None
+    """What a passed check does not say."""
     paths: int = 1
+    """How many ways of computing a step were compared."""
     missing: tuple[str, ...] = ()
+    """The ways that were not compared."""
 
     @property
     def sentence(self) -> str:
@@ -77,11 +81,10 @@ class CheckReport:
 
 
 def check(artefact: Path | str, *, threads: int | None = None, device: Device | str = "auto") -> CheckReport:
-    """A report of how far every log-probability on this device is from the reference of an artefact or
-    engine.
+    """Compares every log-probability on this device with the reference of an artefact or engine.
 
-    threads, device: as in `open_session`. Raises ArtefactError for a folder that is damaged, and for one that
-    holds no reference, such as a run.
+    threads, device: as in `open_session`. Raises ArtefactError for a folder that is damaged or has no
+    reference, such as a run.
     """
     folder = Path(artefact)
     session = open_session(folder, threads=threads, device=device)

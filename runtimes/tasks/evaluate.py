@@ -18,20 +18,20 @@ from runtimes.contract.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a text costs a model, and the settings that the figures depend on.
-
-    tokens: the number of tokens predicted. token_nats [N - 1]: the loss of each token after the first, in
-    order.
-    """
+    """The loss of a model on a text, and the settings that it depends on."""
 
     tokens: int
+    """The number of predicted tokens."""
     nats: float
+    """Their total loss."""
     seconds: float
     segment: int
     lanes: int
     memory_carried: bool
+    """Whether segments began with the memory of the one before."""
     rule: MemoryRule
     token_nats: np.ndarray = field(repr=False)
+    """[N - 1]: the loss of each token after the first, in order."""
 
     @property
     def nats_per_token(self) -> float:
@@ -79,9 +79,9 @@ def evaluate(
 ) -> Score:
     """The score of tokens [N]. Every token but the first is predicted exactly once.
 
-    lanes: the text is cut into this many contiguous parts, which advance side by side as rows of a batch. The
-    first prediction of each part sees one token of context. segment: tokens per step, the session's largest
-    number when None. The last segment may be shorter. carry_memory: False starts every segment with empty
+    lanes: the text is cut into this many contiguous parts, which advance in parallel as rows of a batch. The
+    first prediction of each part sees one token of context. segment: tokens per step; None for the session's
+    maximum. The last segment may be shorter. carry_memory: False starts every segment with empty
     memory. progress: called after every step with the number of tokens predicted so far. Raises TextError for
     fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as the
     loss of a token is not finite.

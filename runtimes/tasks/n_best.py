@@ -17,21 +17,24 @@ REMEMBERED = 1 << 16  # groups
 
 @dataclass(frozen=True, kw_only=True)
 class BestText:
-    """The best text of a group. total: its own score plus the weighted log-probability."""
+    """The best text of a group."""
 
     group: Any
     total: float
+    """Its own score plus the weighted log-probability."""
     best: TextScore
     texts: int
+    """The number of texts in the group."""
 
 
 def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[BestText]:
     """Yields the text of each group with the largest `score + weight * log_prob`; of equal ones the first.
 
-    The texts of a group stand together. Two groups are one where their JSON is the same, so 1, 1.0 and True
-    are three. Raises UserError for a text without group or score, for a group that is no JSON, for a text
-    whose first token was not predicted, and for a group that comes again after another one, if it is one of
-    the last REMEMBERED groups.
+    The texts of a group must be consecutive. Groups are compared by their JSON, so 1, 1.0 and True are three
+    groups.
+
+    Raises UserError for a text without group or score, for a group that is not JSON, for a text whose first
+    token was not predicted, and for a group that comes back after another one (of the last REMEMBERED).
     """
     if not math.isfinite(weight):
         raise UserError(f"weight is {weight}; expected a finite number.")

@@ -29,28 +29,32 @@ WINDOW = 1 << 16  # tokens
 
 @dataclass(frozen=True, kw_only=True)
 class TextScore:
-    """What a text costs a model.
-
-    number: of the text in the input, from 1 on. id: of the input, or that number. log_prob: in nats, the sum
-    over the tokens that were predicted. tokens: how many these are. unknown: how many of the text's own
-    tokens stand for what the vocabulary lacks. characters, num_bytes: of the text that was predicted, so
-    without its first token where that was not predicted; None for ids. The token that ends a text has no
-    characters. whole: whether all tokens of the text were predicted, but for a beginning that it has itself.
-    token_ids: the tokens that were predicted. token_log_probs: of each of them in nats, where `score_texts`
-    was asked for them. source: the input.
-    """
+    """The log-probability of a text."""
 
     number: int
+    """Of the text in the input, from 1."""
     id: Any
+    """From the input; by default `number`."""
     log_prob: float
+    """In nats, the sum over the predicted tokens."""
     tokens: int
+    """How many tokens were predicted."""
     unknown: int
+    """How many of the text's own tokens are the unknown token."""
     characters: int | None
+    """Of the predicted text, without an end token, and without the first token if that was not predicted;
+    None for ids.
+    """
     num_bytes: int | None
+    """The same in bytes of UTF-8."""
     whole: bool
+    """Whether all tokens of the text were predicted, except a beginning-of-text token of its own."""
     source: TextToScore
+    """The input."""
     token_ids: np.ndarray = field(repr=False)
+    """The predicted tokens."""
     token_log_probs: np.ndarray | None = field(default=None, repr=False)
+    """Of each predicted token in nats, if `score_texts` was asked for them."""
 
 
 def score_texts(
@@ -67,19 +71,19 @@ def score_texts(
     """Yields the score of each text, in the order of the input, as if each were scored alone.
 
     The first token of a text is predicted from the last token of its context. Without context it is predicted
-    from the token that stands before a text, with `bos`; otherwise it is not predicted, because nothing comes
-    before it. The context itself is not scored.
+    from the beginning-of-text token with `bos`, and otherwise not at all. The context itself is not scored.
 
     bos: the vocabulary's token before a text (`SpecialTokens.before_text`) is put before the context, or
-    before the text where there is no context, unless it stands there already. eos: the token after a text
+    before the text if there is no context, unless it is there already. eos: the token after a text
     (`SpecialTokens.after_text`) is predicted as the last one, unless the text ends with it already. tokens:
     the scores have `token_log_probs`. batch: the most rows of a step; None chooses. window: texts are read
     ahead until they have this many tokens, then sorted by length and scored. Their contexts count once. A
     context is fed once for all texts of a window that share it. progress: called after every batch with the
     number of tokens predicted so far.
 
-    An error of the input or of a text, whatever it is, is raised after the scores of all texts before it.
-    Raises UserError where the vocabulary lacks the token of `bos` or `eos`, TextError for a text that the
+    An error in a text is raised after the scores of all texts before it.
+
+    Raises UserError if the vocabulary lacks the token of `bos` or `eos`, TextError for a text that the
     vocabulary cannot hold, DivergedError for a log-probability that is not finite.
     """
     if isinstance(texts, str | bytes | TextToScore):

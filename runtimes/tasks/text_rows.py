@@ -19,19 +19,20 @@ NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, kw_only=True)
 class TextToScore:
-    """A text with what comes before it.
-
-    text, context: text, or token ids. An empty context is none. id: given back with the score; None for the
-    number of the text. group, score: of an n-best list; see `runtimes.tasks.n_best`. place: what error
-    messages call the text, such as "line 7".
-    """
+    """A text to score, and its context."""
 
     text: str | Sequence[int]
+    """The text, or its token ids."""
     context: str | Sequence[int] = ""
+    """What comes before the text; it is not scored."""
     id: Any = None
+    """Returned with the score; None for the number of the text."""
     group: Any = None
+    """The group of an n-best list: see `best_of_groups`."""
     score: float | None = None
+    """The text's own score in its group."""
     place: str | None = None
+    """The name of the text in error messages, such as "line 7"."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -32,15 +32,15 @@ class Sizes:
     """The sizes of a module.
 
     All but `vocab_size` are for `xl-export info`, and to recognise a form of memory.
-
-    heads, head_dim: those of the keys and values in memory. head_dim is d_model / heads where it is 0.
     """
 
     vocab_size: int
     layers: int
     d_model: int
     heads: int = 1
+    """Of the keys and values in memory."""
     head_dim: int = 0
+    """Of the keys and values in memory; 0 for d_model / heads."""
     d_ff: int = 0
 
 
