@@ -10,7 +10,6 @@ import pytest
 
 import runtimes
 from runtimes.base.errors import UserError
-from tests.commands import xl
 from tests.examples.conftest import load_example
 
 clean, prepare = load_example("stories", "clean"), load_example("stories", "prepare")
@@ -151,21 +150,3 @@ def test_another_book_under_the_name_is_refused_and_parts_hold_the_same_stories(
     assert (tmp_path / "out/test.txt").read_text() == "A\nb.\nc.\n\nd.\n\n"
     lines = (tmp_path / "out/test.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["A\nb.\nc.", "d."]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/guides/serve.md"])
-def test_pages_that_let_the_model_write_say_with_which_sampling_it_writes_better(page: str) -> None:
-    text = (TALES.parents[2] / page).read_text("utf-8")
-    prose, code = (
-        re.sub(r"^```.*?^```", "", text, flags=re.M | re.S),
-        re.findall(r"^```.*?^```", text, re.M | re.S),
-    )
-    options = '"temperature": 0.8, "top_p": 0.9' if "serve" in page else "--temperature 0.8 --top-p 0.9"
-    assert f"`{options}`" in prose
-    for command in re.findall(r"^\$ .*(?:generate .*/tales|curl .*Once upon).*$", "\n".join(code), re.M):
-        assert options in command
-
-
-def test_the_help_of_generate_says_it_too() -> None:
-    said = " ".join(xl("generate", "--help").stdout.split())
-    assert "Small models usually write better with --temperature 0.8 --top-p 0.9" in said
