@@ -1,7 +1,8 @@
 """What a compiled kernel takes of a GPU: registers, spilled bytes, shared memory, and how often its warps
 wait for each other, from the machine code that NVIDIA's assembler makes of the PTX. Needs Triton and no GPU.
 
-`python -m xl_export.tensorrt.kernels.resources` writes the table of all GPUs and tactics.
+`python -m xl_export.tensorrt.kernels.resources` prints the table of all GPUs and tactics, which is in
+tests/xl_export/tensorrt/kernels/resources.md.
 """
 
 from __future__ import annotations
@@ -144,6 +145,9 @@ def all_kernels() -> Iterator[tuple[int, Tactic, int, Form]]:
 
 
 if __name__ == "__main__":
+    import triton
+
+    print(f"Counted with Triton {triton.__version__} by `python -m xl_export.tensorrt.kernels.resources`.\n")
     print(HEADER)
     for key in all_kernels():
         print(table_line(*key, resources(compiled_for(*key))), flush=True)
