@@ -98,7 +98,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     "--length-penalty",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0.0),
     help="With --beams: the power of the length that log-probabilities are divided by; 0 compares sums.",
 )
 @click.option(

@@ -197,8 +197,8 @@ def test_a_gradient_that_is_not_finite_ends_training_at_the_next_reading_and_is_
     """The loss of the step is finite and its gradient is not; nothing is read until a checkpoint is due."""
     start = Training.start
 
-    def broken(*arguments: Any) -> Training:
-        training = start(*arguments)
+    def broken(*arguments: Any, **options: Any) -> Training:
+        training = start(*arguments, **options)
         calls: list[int] = []
 
         def third(gradient: Tensor) -> Tensor:
