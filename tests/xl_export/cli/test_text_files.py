@@ -22,9 +22,8 @@ from tests.commands import last_line, refused, xl
 from trainer.data.dataset import open_dataset
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
-from trainer.data.own_text import Documents, prepare_text
+from trainer.data.own_text import Documents, learn_vocab, prepare_text
 from trainer.data.source import load_source
-from trainer.data.own_text import learn_vocab
 from trainer.run.config import TrainConfig
 from xl_export.cli.main import main
 from xl_export.importers.fairseq import read_dictionary
