@@ -195,19 +195,26 @@ std::int32_t xl_score(const xl_session* session, xl_memory* memory, const std::i
   });
 }
 
+xl_generate_options xl_default_options(const xl_session* session) {
+  const xl_export::Sampler own = session ? session->session.sampler() : xl_export::Sampler{};
+  return {100,       own.temperature,        own.top_k,
+          own.top_p, own.min_p,              own.repetition_penalty,
+          own.presence_penalty, own.frequency_penalty, 0, nullptr};
+}
+
 std::int32_t xl_generate(const xl_session* session, xl_memory* memory, const std::int64_t* prompt,
                          std::int64_t count, const xl_generate_options* options, xl_each each, void* own) {
   return guarded<std::int32_t>(-1, [&] {
     require(session && memory && options && each);
     xl_export::GenerateOptions chosen;
     chosen.max_tokens = options->max_tokens;
-    chosen.sampler = {options->temperature,
-                      options->top_k,
-                      options->top_p,
-                      options->min_p,
-                      options->repetition_penalty,
-                      options->presence_penalty,
-                      options->frequency_penalty};
+    chosen.sampler = xl_export::Sampler{options->temperature,
+                                        options->top_k,
+                                        options->top_p,
+                                        options->min_p,
+                                        options->repetition_penalty,
+                                        options->presence_penalty,
+                                        options->frequency_penalty};
     chosen.seed = options->seed;
     if (options->stop) chosen.stop.emplace_back(options->stop);
     xl_export::generate(session->session, memory->memory, view(prompt, count), chosen,

@@ -6,6 +6,7 @@ It imports only NumPy and ONNX Runtime.
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.beams import Continuation, beam_search, best_of
@@ -13,7 +14,7 @@ from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.generate import Piece, generate
 from runtimes.tasks.n_best import BestText, best_of_groups
-from runtimes.tasks.sample import Draw, Sampler
+from runtimes.tasks.sample import Draw
 from runtimes.tasks.score_texts import TextScore, score_texts
 from runtimes.tasks.text_rows import TextToScore
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.tasks.sample import Sampler
+from runtimes.contract.sampling import Sampler
 
 CASES = Path(__file__).parent / "data" / "sampling.jsonl"
 CLEAR = 1e-6  # how far a case is from every border, so that no rounding decides it

@@ -57,6 +57,8 @@ export interface Model {
   readonly spec: Spec;
   /** The identity of the artefact: the digest of its spec. */
   readonly identity: string;
+  /** How the artefact recommends to draw tokens (`sampling.json`); `generate` does so by default. */
+  readonly sampling: SamplingOptions;
   readonly vocabulary: Vocabulary;
   readonly facts: Facts;
   /** The memory of new streams, all at position 0. */
@@ -134,7 +136,10 @@ export interface Scores {
   surprisals: Float64Array;
 }
 
-/** How tokens are drawn (docs/reference/step.md, "Sampling"). */
+/**
+ * How tokens are drawn (docs/reference/step.md, "Sampling"). A setting that is left out is the model's own
+ * (`Model.sampling`), or else what is called the default here.
+ */
 export interface SamplingOptions {
   /** 0 is greedy; 1 by default. */
   temperature?: number;

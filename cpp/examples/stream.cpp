@@ -16,10 +16,10 @@ int main(int count, char** arguments) {
   try {
     const auto session = xl_export::Session::open(arguments[1]);
     xl_export::GenerateOptions options;
-    options.sampler.temperature = 0.8;
-    options.sampler.top_k = 40;
     if (count > 3) options.max_tokens = std::atoll(arguments[3]);
-    if (count > 4) options.sampler.temperature = std::atof(arguments[4]);
+    auto sampler = session.sampler();
+    if (count > 4) sampler.temperature = std::atof(arguments[4]);
+    options.sampler = sampler;
     if (count > 5) options.seed = std::strtoull(arguments[5], nullptr, 10);
     auto memory = session.start();
     const auto prompt = session.vocabulary().encode(arguments[2]);

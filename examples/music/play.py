@@ -38,7 +38,7 @@ def main() -> None:
 def _play(given: argparse.Namespace) -> None:
     session = runtimes.open_session(given.artefact, threads=1)
     with fields_as_options("temperature", "top_p"):
-        sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
+        sampler = session.sampler.replaced(temperature=given.temperature, top_p=given.top_p)
     header = [f"{given.metre}/4"] + ([f"key{given.key:+d}"] if given.key is not None else [])
     ids = music_ids(session, [IDS[name] for name in header], sampler=sampler, seed=given.seed)
     music = slices(events(ids), tempo=given.tempo)
@@ -50,7 +50,7 @@ def _play(given: argparse.Namespace) -> None:
         elif given.endless:
             _write_midi(music, given)
         else:
-            _write_files(list(music), given)
+            _write_files(list(music), given, sampler)
     except (KeyboardInterrupt, BrokenPipeError):
         sys.stderr.write("stopped\n")
 
@@ -96,7 +96,7 @@ def _whole_pieces(music: Iterator[Slice], seconds: float) -> Iterator[Slice]:
             return
 
 
-def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
+def _write_files(music: list[Slice], given: argparse.Namespace, sampler: runtimes.Sampler) -> None:
     midi, wav, png = (given.out.with_name(given.out.name + suffix) for suffix in (".mid", ".wav", ".png"))
     written = [midi, wav]
     with atomic_file(midi) as temporary:  # a full disk leaves all of the files or none
@@ -108,8 +108,7 @@ def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
             try:
                 from roll import draw
 
-                settings = f"seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}"
-                draw(music, png, title=f"{given.artefact.name}, {settings}")
+                draw(music, png, title=f"{given.artefact.name}, seed {given.seed}, {sampler}")
                 written.append(png)
             except ImportError:
                 print(
@@ -179,8 +178,8 @@ def _options() -> argparse.Namespace:
     options.add_argument("--endless", action="store_true", help="go on until Ctrl-C: OUT.mid, or --pipe")
     options.add_argument("--pipe", action="store_true", help="write sound to standard output, for a player")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--temperature", type=float, default=0.9)
-    options.add_argument("--top-p", type=float, default=0.9)
+    options.add_argument("--temperature", type=float, help="default: the model's own")
+    options.add_argument("--top-p", type=float, help="default: the model's own")
     options.add_argument("--tempo", type=float, default=76.0, help="quarter notes a minute, 10 to 400")
     options.add_argument(
         "--metre", type=int, choices=(3, 4), default=4, help="beats in a bar of the first piece"

@@ -29,8 +29,8 @@ def main() -> None:
     options.add_argument("artefact", type=Path)
     options.add_argument("--sources", type=Path, required=True)
     options.add_argument("--pieces", type=int, default=41)
-    options.add_argument("--temperature", type=float, default=0.9)
-    options.add_argument("--top-p", type=float, default=0.9)
+    options.add_argument("--temperature", type=float)
+    options.add_argument("--top-p", type=float)
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     with refusals():
@@ -43,7 +43,7 @@ def _report(given: argparse.Namespace) -> None:
         raise runtimes.UserError(f"--seed is {given.seed}; expected 0 or a positive whole number.")
     session = runtimes.open_session(given.artefact, threads=1)
     with fields_as_options("temperature", "top_p"):
-        sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
+        sampler = session.sampler.replaced(temperature=given.temperature, top_p=given.top_p)
     stream = music_ids(session, [], sampler=sampler, seed=given.seed)
     columns = {
         "generated": [decode(ids) for ids, _ in zip(_pieces(stream), range(given.pieces), strict=False)],

@@ -19,21 +19,20 @@ from runtimes.cli.prompts import read_prompts
 from runtimes.contract.checks import load_memory
 from runtimes.contract.device import Device
 from runtimes.contract.memory import holds_streams, save_memory
+from runtimes.contract.sampling import SETTINGS, Sampler
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
 from runtimes.tasks.beams import Continuation, beam_search, best_of
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
-from runtimes.tasks.sample import SETTINGS, Sampler
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of a Sampler."""
+    """The command with an option for each field of a Sampler; one that is not given is None."""
     for name, setting in reversed(SETTINGS.items()):
         all_tokens = " 0 means from all." if name == "top_k" else ""
         command = click.option(
             f"--{name.replace('_', '-')}",
-            default=40 if name == "top_k" else getattr(Sampler, name),
-            show_default=True,
+            type=int if name == "top_k" else float,
             help=setting.help + all_tokens,
         )(command)
     return command
@@ -152,9 +151,8 @@ def generate_command(
 
     Each piece of text is printed as soon as it is computed; a batch is printed at the end. Every token costs
     the same, however long the text grows. A row ends early with the vocabulary's token for the end of a
-    document, if it has one. By default tokens are drawn from the 40 likeliest, as in the paper on
-    Transformer-XL. Small models usually write better with --temperature 0.8 --top-p 0.9, because they give
-    unlikely tokens too much probability.
+    document, if it has one. A sampling setting that is not given is the model's own: `xl-export info` shows
+    it, and `xl-export set` changes it.
     """
     searches = beams is not None or samples is not None
     if searches and (save_to or load_from):
@@ -175,7 +173,7 @@ def generate_command(
     if save_to:
         refuse_unwritable(save_to, option="--save-memory")
     with fields_as_options(*SETTINGS):
-        sampler = Sampler(**{**sampling, "top_k": sampling["top_k"] or None})
+        Sampler().replaced(**sampling)  # refused before the model is opened
     if as_json and show_ids:
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)
@@ -194,7 +192,7 @@ def generate_command(
         session,
         given,
         max_tokens=max_tokens,
-        sampler=sampler,
+        sampler=session.sampler.replaced(**sampling),
         seed=seed,
         stop=stop,
         memory=memory,

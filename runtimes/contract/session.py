@@ -17,6 +17,7 @@ import numpy as np
 from runtimes.contract.device import AUTO, Device
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import TensorSpec
 from runtimes.contract.vocabulary import Vocab
@@ -51,6 +52,7 @@ class Session(Protocol):
     rule: the memory rule that the session computes under.
     vocab: the vocabulary of the token ids.
     state: the memory tensors; "batch" is their named axis.
+    sampler: how the model recommends to draw tokens; `generate` does so unless it is given another one.
     before_run: called in each step when everything is prepared and the computation begins, more than once
     where a step is computed in pieces. A caller sets it who has something to hand to other threads: while the
     model computes, Python's lock is free. A step that is refused does not call it.
@@ -60,6 +62,7 @@ class Session(Protocol):
     rule: MemoryRule
     vocab: Vocab
     state: tuple[TensorSpec, ...]
+    sampler: Sampler
     before_run: Callable[[], object] | None
 
     @property

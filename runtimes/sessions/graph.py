@@ -24,6 +24,7 @@ from runtimes.contract.checks import (
 from runtimes.contract.memory import Memory
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorSpec, row_bytes
 from runtimes.contract.vocabulary import Vocab
@@ -51,6 +52,7 @@ class GraphSession(FromLogits, ABC):
         self._process = os.getpid()
         self._tried, self._counts_from_end = False, False
         self.rule: MemoryRule = spec.rule
+        self.sampler = Sampler()
         self._selective = spec.model.selective  # asked several times for each token
         self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.

@@ -10,9 +10,11 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
+from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.device import Device
 from runtimes.contract.engine import BUILD
+from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session, SessionClass
 from runtimes.contract.spec import SPEC
 
@@ -42,8 +44,12 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
         raise StreamError(f"threads is {threads!r:.40}; expected a whole number from 1 to {MAX_THREADS}.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
-    chosen = Device.parse(device)
-    return _session_class(Path(path)).open(Path(path), threads=threads, device=chosen)
+    folder, chosen = Path(path), Device.parse(device)
+    session_class = _session_class(folder)
+    sampler = read_sampling(folder)
+    session = session_class.open(folder, threads=threads, device=chosen)
+    session.sampler = sampler
+    return session
 
 
 def describe(path: Path | str) -> dict[str, Any]:
@@ -52,7 +58,9 @@ def describe(path: Path | str) -> dict[str, Any]:
     Artefacts and engines are described from their verified files, so this needs none of ONNX Runtime,
     TensorRT and PyTorch.
     """
-    return _session_class(Path(path)).describe(Path(path))
+    folder = Path(path)
+    facts = _session_class(folder).describe(folder)
+    return facts | {"sampling": to_json(read_sampling(folder))}
 
 
 def _session_class(folder: Path) -> SessionClass:

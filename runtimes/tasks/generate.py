@@ -12,11 +12,12 @@ from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
 from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
 from runtimes.sessions.segment_end import sees_segment_end
-from runtimes.tasks.sample import Draw, Penalties, Sampler, penalties_of
+from runtimes.tasks.sample import Draw, Penalties, penalties_of
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
 
@@ -50,6 +51,9 @@ def generate(
 ) -> Iterator[Piece]:
     """Yields a Piece per row and step until every row has `max_tokens` tokens or has ended before.
 
+    sampler: how tokens are drawn; by default as the model recommends (`session.sampler`).
+    `session.sampler.replaced(temperature=0.5)` changes a part of that.
+
     prompts: one text, one sequence of token ids, or a batch of either, of unequal lengths. Under the
     same-length mask the text of row r depends on its prompt, the seed and r alone, and not on the other rows.
     A row ends with the vocabulary's token for the end of a document, if it has one. stop: strings that end a
@@ -66,7 +70,7 @@ def generate(
     """
     listed = _batch(prompts)
     stop = [stop] if isinstance(stop, str) else list(stop)
-    sampler = sampler or Sampler()
+    sampler = sampler or session.sampler
     if max_tokens < 1:
         raise UserError(f"max_tokens is {max_tokens}; expected at least 1.")
     if any(not (each.strip() if session.vocab.kind == "ids" else each) for each in stop):

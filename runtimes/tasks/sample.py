@@ -2,91 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, get_type_hints
 
 import numpy as np
 
 from runtimes.base.errors import UserError
+from runtimes.contract.sampling import Sampler
 
 COLDEST = 1e-250  # a temperature this low is greedy, and no difference of logits overflows when divided by it
 NOT_FINITE = (
     "the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged."
 )
 CELLS = 1 << 16  # logits that are drawn from at once; the arrays of more would leave the processor's cache
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The purpose and the range of a setting, for help texts, descriptions and errors."""
-
-    help: str
-    least: float
-    most: float = math.inf
-    exclusive: bool = False  # whether `least` itself is outside of the range
-
-    @property
-    def expected(self) -> str:
-        """The range in words."""
-        if math.isinf(self.most):
-            return f"at least {self.least:g}"
-        if self.exclusive:
-            return f"above {self.least:g} and at most {self.most:,.0f}"
-        return f"{self.least:g} to {self.most:,.0f}"
-
-    def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and not (self.exclusive and value == self.least)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampler:
-    """How tokens are drawn. Raises UserError for a setting outside of its range.
-
-    The paper generates with top_k 40 (Dai et al. 2019, Appendix E).
-    """
-
-    temperature: Annotated[
-        float,
-        Setting("Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest.", 0, 1e6),
-    ] = 1.0
-    top_k: Annotated[int | None, Setting("Draw from the k likeliest tokens.", 1)] = None
-    top_p: Annotated[
-        float,
-        Setting("Draw from the fewest likeliest tokens with this total probability.", 0, 1, exclusive=True),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        Setting("Draw from tokens with at least this fraction of the highest probability.", 0, 1),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        Setting(
-            "Above 1 makes tokens of the prompt and of the generated text less likely: positive logits are "
-            "divided by it, negative ones multiplied.",
-            0.01,
-            100,
-        ),
-    ] = 1.0
-    presence_penalty: Annotated[
-        float, Setting("Subtracted from the logit of each token that was generated before.", -2, 2)
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float, Setting("Subtracted from the logit of a token for each time it was generated before.", -2, 2)
-    ] = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            setting = SETTINGS[name]
-            if value is not None and value not in setting:
-                raise UserError(f"{name} is {value}; expected {setting.expected}.")
-
-
-SETTINGS: dict[str, Setting] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Sampler, include_extras=True).items()
-}
 
 
 class Penalties:

@@ -9,10 +9,10 @@ import numpy as np
 
 from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import save_memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.sessions.onnx_runtime import KernelChoice, OrtSession
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 from tests.cpp.program import Driver
 
 GREEDY = 200  # tokens

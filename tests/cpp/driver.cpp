@@ -82,7 +82,7 @@ class Driver {
   std::string generate(const xl_export::Session& session) {
     xl_export::GenerateOptions options;
     options.max_tokens = question_.at("tokens").integer(-9, 1 << 20);
-    options.sampler = sampler(question_);
+    if (!question_.find("recommended")) options.sampler = sampler(question_);
     if (const Value* seed = question_.find("seed")) options.seed = std::stoull(seed->text);
     if (const Value* text = question_.find("text")) options.text = text->boolean();
     if (const Value* stop = question_.find("stop"))

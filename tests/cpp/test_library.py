@@ -13,6 +13,7 @@ import pytest
 
 from runtimes import open_session
 from runtimes.contract.memory import save_memory
+from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.spec import Storage
 from runtimes.tasks.generate import generate
 from tests.architectures import ARCHITECTURES
@@ -162,6 +163,19 @@ def test_stop_strings_end_a_text_as_in_python(driver: Driver, artefacts: dict[st
         found = driver.ask("generate", artefacts["ring"], prompt=text[:20], tokens=60, seed=9, stop=stop)
         assert found["pieces"] == [piece.text for piece in pieces]
         assert found["ended"] == reasons[pieces[-1].ended]
+
+
+def test_a_text_without_settings_is_drawn_as_the_artefact_recommends(
+    driver: Driver, artefacts: dict[str, Path], text: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(artefacts["ring"], tmp_path / "own")
+    write_sampling(folder, Sampler(temperature=0.6, top_k=5, repetition_penalty=1.1))
+    pieces = generate(open_session(folder), text[:20], max_tokens=40, seed=3)
+    found = driver.ask("generate", folder, prompt=text[:20], tokens=40, seed=3, recommended=True)
+    assert found["ids"] == [piece.token for piece in pieces]
+    wrong = shutil.copytree(folder, tmp_path / "wrong")
+    (wrong / "sampling.json").write_text('{"top_p": 7}')
+    assert "top_p is 7; expected above 0 and at most 1" in driver.refusal("generate", wrong, prompt="a")
 
 
 def test_random_numbers_are_numpy_s(driver: Driver, artefacts: dict[str, Path]) -> None:

@@ -12,12 +12,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from runtimes.base.errors import TextError
 from runtimes.contract.memory import save_memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Vocab, WordVocab, save_vocab
 from runtimes.contract.vocabulary.subword import SubwordVocab, pieces
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
 from tests.decoding import pieces_and_rest, random_ids
 from trainer.data.subwords import learn_subwords

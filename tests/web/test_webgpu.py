@@ -14,7 +14,7 @@ import pytest
 
 from runtimes import generate, open_session
 from runtimes.contract.checks import load_memory
-from runtimes.tasks.sample import Sampler
+from runtimes.contract.sampling import Sampler
 from tests.browsers import SWIFTSHADER
 from xl_export.artefact.export import export
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, read_json, refuse_other_kinds, sha256
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
+from runtimes.contract.sampling import SAMPLING
 from runtimes.contract.spec import SPEC, VOCAB
 from runtimes.contract.tokens import side_file
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
@@ -52,6 +53,7 @@ RUN_FILES = frozenset(
         TENSORBOARD,
         WANDB,
         "import.json",
+        SAMPLING,
     }
     | {*VOCAB_FILES}
 )

@@ -13,7 +13,7 @@ from runtimes.base.files import read_json
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.tasks.sample import Sampler
+from runtimes.contract.sampling import Sampler
 from trainer.model.config import ModelConfig
 from trainer.run.choices import CorpusName, refuse_vocab_name
 from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
@@ -122,13 +122,11 @@ class TrainConfig:
     """
     threads: int = 0
     """CPU threads; 0 for PyTorch's choice."""
+    sampling: Sampler = field(default_factory=lambda: Sampler(top_k=40))  # Dai et al. 2019, Appendix E
+    """How tokens are drawn, here and by default from the exported model."""
     sample_tokens: int = 64
     """Length of the text that each validation generates after the beginning of the held-out text; 0
     for none.
-    """
-    sampling: Sampler | None = None
-    """How text is sampled from this model, in validations and by default wherever it is used; null for the
-    defaults.
     """
     tensorboard: bool = False
     """Whether metrics are also written as TensorBoard events, to the run's folder `tensorboard`."""

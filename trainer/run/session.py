@@ -28,6 +28,7 @@ from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
 from runtimes.contract.memory import Memory
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.tensors import TensorSpec, row_bytes, state_tensors
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.description import describe_vocab
@@ -80,6 +81,7 @@ class TorchSession:
         self.model = model
         self.vocab = vocab
         self.rule = rule
+        self.sampler = Sampler()
         self.identity = identity
         self._process = os.getpid()
         facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
@@ -162,6 +164,7 @@ class TorchSession:
         identity = sha256(f"{self.identity} {rule}".encode()).hexdigest()
         other = type(self)(self.model, self.vocab, rule, identity=identity)
         other.device = self.device
+        other.sampler = self.sampler
         other._process = self._process  # the weights and PyTorch's threads are those of that process
         return other
 

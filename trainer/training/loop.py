@@ -23,6 +23,7 @@ from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
 from runtimes.base.records import to_json
+from runtimes.contract.sampling import write_sampling
 from runtimes.contract.spec import SPEC
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
@@ -163,6 +164,7 @@ def _start(
         with old, atomic_folder(out, force=force, **replaced) as folder:
             write_json(folder / CONFIG, to_json(config))
             save_vocab(folder, source.vocab)
+            write_sampling(folder, config.sampling)
             for name, content in source.files.items():
                 if isinstance(content, bytes):
                     (folder / name).write_bytes(content)

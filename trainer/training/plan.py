@@ -20,9 +20,9 @@ import numpy as np
 from runtimes.base.errors import TextError
 from runtimes.base.files import open_file, reading
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.sample import Sampler
 from trainer.data.dataset import open_dataset
 from trainer.data.text import Splits, build_vocab, refuse_no_text
 from trainer.model.config import ModelConfig

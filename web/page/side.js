@@ -38,6 +38,10 @@ export class Side {
     this.fixed = model.facts.bytesPerStream;
     this.perToken = 2 * 4 * layers * heads * width; // keys and values of every layer in fp32
     this.speed = new Speed();
+    const { temperature = 1, topP = 1, topK = null } = model.sampling;
+    for (const [id, value] of Object.entries({ temperature, "top-p": topP, "top-k": topK ?? 0 })) {
+      /** @type {HTMLInputElement} */ (part(id)).value = String(value);
+    }
     for (const id of ["temperature", "top-p"]) {
       const input = /** @type {HTMLInputElement} */ (part(id));
       const say = () => (part(`${id}-value`).textContent = Number(input.value).toFixed(2));

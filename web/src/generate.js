@@ -16,9 +16,12 @@ import { wholeTokens } from "./vocabulary/base.js";
 
 /**
  * The options of a text, checked before anything is computed.
- * @param {GenerateOptions} options @param {string} kind of the vocabulary
+ * @param {GenerateOptions} options @param {import("../index.js").SamplingOptions} defaults of the model
+ * @param {string} kind of the vocabulary
  */
-export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = true, ...sampling }, kind) {
+export function checkedOptions(options, defaults, kind) {
+  const { maxTokens = 256, seed = 0, stop = [], text = true, signal, ...rest } = options;
+  const given = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
   if (!(maxTokens === Infinity || Number.isInteger(maxTokens)) || maxTokens < 1) {
     throw new XLExportError(`maxTokens is ${shown(maxTokens)}; expected at least 1, or Infinity.`);
   }
@@ -33,7 +36,7 @@ export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = tr
       "stop strings are searched in the text, which was not asked for; leave one of them out.",
     );
   }
-  return { maxTokens, seed, stops, text, sampler: new Sampler(sampling), signal: sampling.signal };
+  return { maxTokens, seed, stops, text, sampler: new Sampler({ ...defaults, ...given }), signal };
 }
 
 /**

@@ -17,6 +17,7 @@ import { checkedIds } from "./vocabulary/base.js";
  * @typedef {import("../index.js").Prompt} Prompt
  * @typedef {{
  *   spec: import("../index.js").Spec, identity: string, vocabulary: import("../index.js").Vocabulary,
+ *   sampling: import("../index.js").SamplingOptions,
  *   engine: import("./engine/session.js").Engine, facts: import("../index.js").Facts,
  *   reference: () => Promise<import("./reference.js").Reference>,
  *   vocabularyFiles: Record<string, Uint8Array>,
@@ -25,7 +26,7 @@ import { checkedIds } from "./vocabulary/base.js";
 
 export class Model {
   /** @param {Parts} parts */
-  constructor({ spec, identity, vocabulary, engine, facts, reference, vocabularyFiles }) {
+  constructor({ spec, identity, sampling, vocabulary, engine, facts, reference, vocabularyFiles }) {
     if (vocabulary.size !== spec.model.vocab_size) {
       throw new XLExportError(
         `vocab.json has ${vocabulary.size} symbols and the model ${spec.model.vocab_size}; export it again.`,
@@ -33,6 +34,7 @@ export class Model {
     }
     this.spec = spec;
     this.identity = identity;
+    this.sampling = sampling;
     this.vocabulary = vocabulary;
     this.facts = facts;
     this.engine = engine;
@@ -122,7 +124,7 @@ export class Model {
    * @returns {AsyncGenerator<import("../index.js").Piece, void, void>}
    */
   async *generate(prompt, options = {}) {
-    const checked = checkedOptions(options, this.vocabulary.kind);
+    const checked = checkedOptions(options, this.sampling, this.vocabulary.kind);
     const memory = /** @type {Memory | undefined} */ (options.memory);
     const tokens = this.tokens(prompt);
     if (!tokens.length && !memory?.last) {

@@ -8,7 +8,7 @@ import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
 import { loadReference } from "./reference.js";
-import { GRAPH, SPEC, WEIGHTS, bytesPerStream, readSpec, selective } from "./spec.js";
+import { GRAPH, SAMPLING, SPEC, WEIGHTS, bytesPerStream, readSampling, readSpec, selective } from "./spec.js";
 import { readVocabulary } from "./vocabulary/index.js";
 
 /** @typedef {import("../index.js").OpenOptions} OpenOptions */
@@ -76,11 +76,12 @@ async function openFrom(source, head, options) {
   const vocabularyFiles = {};
   const readKept = async (/** @type {string} */ name) => (vocabularyFiles[name] = await read(name));
   const symbols = readVocabulary(readKept, (name) => loadLibrary(name, vendor));
-  const [runtime, entries, vocabulary, answers] = await Promise.all([
+  const [runtime, entries, vocabulary, answers, sampling] = await Promise.all([
     loading,
     contents,
     symbols,
     reference(),
+    recommended(source, signal),
   ]);
   const files = Object.fromEntries(entries);
   const opened = await openEngine(chosen, runtime, { spec, files, reference: answers }, options);
@@ -89,6 +90,7 @@ async function openFrom(source, head, options) {
     return new Model({
       spec,
       identity,
+      sampling,
       vocabulary,
       engine,
       reference,
@@ -108,6 +110,20 @@ async function openFrom(source, head, options) {
     await engine.close();
     throw error;
   }
+}
+
+/**
+ * How the artefact recommends to draw tokens; its `sampling.json` is optional, and no hash covers it.
+ * @param {import("./files/source.js").Source} source @param {AbortSignal} [signal]
+ */
+async function recommended(source, signal) {
+  let bytes;
+  try {
+    bytes = await source.read(SAMPLING, { most: MOST_SPEC_BYTES, signal });
+  } catch {
+    return {};
+  }
+  return readSampling(bytes, `${SAMPLING} of ${source.name}`);
 }
 
 /** @typedef {import("./engine/runtime.js").Runtime} Runtime */

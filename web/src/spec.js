@@ -5,6 +5,7 @@
 import { XLExportError, shown } from "./errors.js";
 import { parseJson, utf8 } from "./files/json.js";
 import { sha256 } from "./files/sha256.js";
+import { Sampler } from "./text/sampler.js";
 
 /** @typedef {import("../index.js").Spec} Spec */
 /** @typedef {import("../index.js").TensorFacts} TensorFacts */
@@ -14,6 +15,7 @@ export const SPEC = "spec.json";
 export const GRAPH = "step.onnx";
 export const WEIGHTS = "weights.bin";
 export const VOCAB = "vocab.json";
+export const SAMPLING = "sampling.json";
 const AGAIN = "copy the whole folder again, or export the artefact again";
 const FILE_NAME = /^\w[\w.-]{0,99}$/;
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
@@ -45,6 +47,19 @@ export async function readSpec(bytes, where) {
   }
   verify(spec, where);
   return { spec, identity: await sha256(bytes) };
+}
+
+/**
+ * The settings in the bytes of a `sampling.json`, as options of `generate`.
+ * @param {Uint8Array} bytes @param {string} where
+ * @returns {import("../index.js").SamplingOptions}
+ */
+export function readSampling(bytes, where) {
+  const camel = (/** @type {string} */ name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
+  const given = Object.entries(parseJson(bytes, where));
+  const settings = Object.fromEntries(given.map(([name, value]) => [camel(name), value]));
+  new Sampler(settings); // refuses what is out of range
+  return settings;
 }
 
 /**

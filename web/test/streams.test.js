@@ -202,3 +202,23 @@ test("every case of sampling draws its token, and logits without a finite maximu
   for (const logits of [[0, NaN], [-Infinity, -Infinity]])
     assert.throws(() => new Sampler().draw(Float32Array.from(logits), new Map(), 0.5), XLExportError);
 });
+
+test("a text without settings is drawn as the artefact recommends", async () => {
+  const { readFileSync, readdirSync } = await import("node:fs");
+  const files = Object.fromEntries(
+    readdirSync(ring.folder).map((name) => [name, readFileSync(`${ring.folder}/${name}`)]),
+  );
+  const sampling = Buffer.from('{"temperature": 0, "top_k": null, "min_p": 0.1}');
+  for (const worker of [false, true]) {
+    const model = await open({ ...files, "sampling.json": sampling }, { device: "wasm", worker });
+    assert.deepEqual(model.sampling, { temperature: 0, topK: null, minP: 0.1 });
+    const greedy = await all(model.generate(ring.prompt, { maxTokens: 30, temperature: undefined }));
+    assert.deepEqual(
+      greedy.map(({ token }) => token),
+      ring.greedy.slice(0, 30),
+    );
+    const drawn = await all(model.generate(ring.prompt, { maxTokens: 30, temperature: 9, minP: 0, seed: 1 }));
+    assert.notDeepEqual(drawn, greedy);
+    await model.close();
+  }
+});

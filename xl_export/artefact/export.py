@@ -16,6 +16,7 @@ from runtimes.base.folders import refuse_existing
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session
 from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Storage, Target
 from runtimes.contract.tensors import Form
@@ -117,7 +118,8 @@ def export(
     refuse_if_too_large(spec)
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None
     try:
-        write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
+        sampler = read_sampling(run)
+        write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources, sampler=sampler)
     except ArtefactError as error:
         span = trained.config.model.span
         if target == "tensorrt" and exporter == "graph" and span is not None and span.epsilon:

@@ -25,6 +25,7 @@ from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import QUANTISED, Measured, MemoryPrecision, Precision
 from runtimes.contract.reference import Reference, replay, save_reference
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Answers, Exporter, Spec, Target, save_spec
 from runtimes.contract.tensors import AnyForm, Shapes
@@ -163,11 +164,13 @@ def write_artefact(
     tokens: np.ndarray | None,
     force: bool,
     sources: Sequence[Path] = (),
+    sampler: Sampler | None = None,
 ) -> None:
     """Writes the artefact of a spec to the folder `out`, atomically.
 
     tokens: those on which a lower precision is measured; None measures nothing. sources: files and folders
-    that must not be replaced. Raises UserError where the graphs do not compute what PyTorch computes.
+    that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError where the
+    graphs do not compute what PyTorch computes.
     """
     storage, spec = spec.storage, dataclasses.replace(spec, storage="external")
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
@@ -185,6 +188,8 @@ def write_artefact(
                 write_json(folder / name, document)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
+        if sampler:
+            write_sampling(folder, sampler)
 
 
 def write_lowered(

@@ -13,6 +13,7 @@ from runtimes.cli.fused_kernel import fused_kernel_command
 from runtimes.cli.generate import generate_command
 from runtimes.cli.group import Group
 from runtimes.cli.info import info_command
+from runtimes.cli.set import set_command
 from xl_export.cli.attention import attention_command, spans_command
 from xl_export.cli.build import build_command
 from xl_export.cli.demo import demo_command
@@ -33,6 +34,7 @@ COMMANDS = [
     import_command,
     export_command,
     build_command,
+    set_command,
     web_command,
     serve_command,
     demo_command,

@@ -13,12 +13,12 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file, refuse_unwritable, writing
 from runtimes.base.folders import refuse_existing
+from runtimes.contract.sampling import read_sampling
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from trainer.run.record import METRICS
 from xl_export.demo.shipped import (
     MUSIC,
-    SAMPLER,
     STORIES,
     WIDTH,
     Flat,
@@ -42,7 +42,6 @@ STORY_SEED = 41
 STORY_TOKENS = 273
 MUSIC_SEED = 0
 TEXT = "story.txt"
-SAMPLING = f"temperature {SAMPLER.temperature}, top-p {SAMPLER.top_p}"
 
 
 def run_demo(
@@ -78,7 +77,7 @@ def run_demo(
         echo_title(
             "a trained model writes",
             f"{stories}, at most {OPENING_TOKENS} tokens; a small model, whose text was chosen: seed "
-            f"{OPENING_SEED}, {SAMPLING}",
+            f"{OPENING_SEED}, {read_sampling(stories)}",
         )
         report, flat = _show(stories)
         figures["trained_model"] = {"check": report.to_json(), **flat.to_json()}
@@ -95,8 +94,8 @@ def run_demo(
     if stories is not None:
         echo_title(
             "a story",
-            f"of the trained model, chosen by hand (seed {STORY_SEED}, {SAMPLING}); it was given the first "
-            f"three sentences. To keep: {out / TEXT}",
+            f"of the trained model, chosen by hand (seed {STORY_SEED}, {read_sampling(stories)}); it was "
+            f"given the first three sentences. To keep: {out / TEXT}",
         )
         session = open_session(stories, device="cpu")
         story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED)

@@ -17,11 +17,9 @@ from runtimes.base.records import to_json
 from runtimes.contract.session import Session
 from runtimes.contract.spec import SPEC
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 
 STORIES = Path("examples", "stories", "tales")
 MUSIC = Path("examples", "music", "chorales")
-SAMPLER = Sampler(temperature=0.8, top_p=0.9, top_k=40)  # as of the command in README.md
 WIDTH = 44  # columns of the left half of the table that the demo prints
 TIMED = 200  # tokens at the beginning of a stream, and as many of one that is long already
 
@@ -59,7 +57,7 @@ def write_text(session: Session, prompt: str, *, tokens: int, seed: int) -> str:
     """The prompt and what the model adds to it, printed as it is computed. The model may end it early."""
     text = prompt
     click.echo(text, nl=False)
-    for piece in generate(session, prompt, max_tokens=tokens, sampler=SAMPLER, seed=seed):
+    for piece in generate(session, prompt, max_tokens=tokens, seed=seed):
         click.echo(piece.text, nl=False)
         text += piece.text
     click.echo("")

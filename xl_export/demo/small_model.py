@@ -12,12 +12,12 @@ import numpy as np
 
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
+from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 from trainer.run.config import TrainConfig
 from trainer.training.loop import TEST, train
 from xl_export.artefact.export import export
@@ -27,7 +27,6 @@ PROMPT = "The "
 CHARACTERS = 200
 SEED = 0
 LANES = 4
-SAMPLER = Sampler(top_k=40)
 REPEATS = 30  # timed calls of each side
 STEPS = 1000  # half of the configuration's own: the demo is to end in a few minutes
 
@@ -101,7 +100,7 @@ def train_small_model(out: Path, *, steps: int | None, force: bool) -> SmallMode
         f"held-out text in {LANES} lanes, with memory and with memory cut to zero before every segment",
     )
     scores = _scores(trained, artefact)
-    echo_title("generate", f"{CHARACTERS} characters, seed {SEED}, top-k {SAMPLER.top_k}")
+    echo_title("generate", f"{CHARACTERS} characters, seed {SEED}, {read_sampling(artefact)}")
     text = _write(artefact)
     echo_title(
         "measure",
@@ -128,7 +127,7 @@ def _write(artefact: Path) -> str:
     text = PROMPT
     click.echo(text, nl=False)
     session = open_session(artefact, device="cpu")
-    for piece in generate(session, PROMPT, max_tokens=CHARACTERS, sampler=SAMPLER, seed=SEED):
+    for piece in generate(session, PROMPT, max_tokens=CHARACTERS, seed=SEED):
         click.echo(piece.text, nl=False)
         text += piece.text
     click.echo("")

@@ -27,6 +27,7 @@ from runtimes.contract.engine import (
     save_engine,
     side_files,
 )
+from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -79,6 +80,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
             driver_cuda=cuda.driver_cuda,
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
         )
+        write_sampling(folder, read_sampling(artefact))
         return save_engine(folder, made)
 
 

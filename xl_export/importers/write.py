@@ -12,6 +12,7 @@ from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import package_versions
 from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
+from runtimes.contract.sampling import write_sampling
 from runtimes.contract.vocabulary import save_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
@@ -36,6 +37,7 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
     with atomic_folder(out, force=force, marker=IMPORT, sources=sources) as folder:
         write_json(folder / CONFIG, to_json(config))
         save_vocab(folder, checkpoint.vocab)
+        write_sampling(folder, config.sampling)
         save_tensors(folder / MODEL, {name: tensor.clone() for name, tensor in checkpoint.tensors.items()})
         write_json(folder / IMPORT, record)
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import UserError
+from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
 from runtimes.tasks.generate import encode_prompt
-from runtimes.tasks.sample import SETTINGS, Sampler
 from xl_export.serve.core.engine import Busy, Delivery, Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
@@ -59,7 +59,8 @@ class Ask:
     """The body of a request: feed tokens or a text to a stream, and then draw tokens.
 
     position: how many tokens the stream has had; 0 begins it. score: whether log p of each fed token is
-    wanted. max_tokens: to draw; 0 only feeds. The others are as in `xl_export.serve.core.task.Drawing`.
+    wanted. max_tokens: to draw; 0 only feeds. A setting of sampling that is missing is the model's own. The
+    others are as in `xl_export.serve.core.task.Drawing`.
     """
 
     position: int
@@ -67,13 +68,13 @@ class Ask:
     tokens: list[int] = field(default_factory=list)
     score: bool = False
     max_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     seed: int = 0
     stop: list[str] = field(default_factory=list)
 
@@ -103,6 +104,7 @@ def _too_many_tokens() -> UserError:
 
 
 def _fits(value: object, kind: str) -> bool:
+    kind = kind.removesuffix(" | None")
     if kind.startswith("list"):
         inner = "str" if "str" in kind else "int"
         return isinstance(value, list) and all(_fits(item, inner) for item in value)
@@ -273,7 +275,7 @@ class Replica:
         if not ask.max_tokens:
             return None
         settings = {name: getattr(ask, name) for name in SETTINGS}
-        sampler = Sampler(**{**settings, "top_k": ask.top_k or None})
+        sampler = self._session.sampler.replaced(**settings)
         return Drawing(max_tokens=ask.max_tokens, sampler=sampler, seed=ask.seed, stop=tuple(ask.stop))
 
     def _current(self, name: str) -> SharedStream | None:

@@ -29,6 +29,7 @@ from runtimes.contract.engine import (
 )
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
+from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.tensorrt.device_memory import Cuda
@@ -102,6 +103,7 @@ def build(
             driver_cuda=cuda,
             tactics=tactics,
         )
+        write_sampling(folder, read_sampling(artefact))
         return save_engine(folder, facts)
 
 

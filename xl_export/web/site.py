@@ -13,6 +13,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_bytes, read_json, sha256, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import BUILD
+from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_spec, refuse_ort_format
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
@@ -173,6 +174,7 @@ def _copy_artefact(artefact: Path, spec: Spec, target: Path) -> None:
     """Copies the files that a browser reads, verified again: the artefact may have changed since."""
     target.mkdir(parents=True)
     shutil.copyfile(artefact / SPEC, target / SPEC)
+    write_sampling(target, read_sampling(artefact))
     for name, facts in spec.files.items():
         if name in NOT_COPIED or (name == FILES["tokenizers"] and not _subwords(artefact)):
             continue

@@ -16,11 +16,11 @@ from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing
 from runtimes.base.errors import ArtefactError
 from runtimes.base.records import to_json
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import evaluate
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 
 GREEDY = Sampler(temperature=0)
 CLOSE = 1e-4  # nats a token, between `/v1/score` and `evaluate`

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,7 +28,7 @@ struct Piece {
 
 struct GenerateOptions {
   std::int64_t max_tokens = 256;
-  Sampler sampler;
+  std::optional<Sampler> sampler;  // by default the model's own, session.sampler()
   std::uint64_t seed = 0;
   std::vector<std::string> stop;  // strings that end the text and are no part of it
   bool text = true;               // false leaves the text of all pieces empty
@@ -99,7 +100,8 @@ inline std::string without_blanks(const std::string& text) {
 // stops, and the last token is left to be fed.
 inline void generate(const Session& session, Memory& memory, View<std::int64_t> prompt,
                      const GenerateOptions& options, const std::function<bool(const Piece&)>& each) {
-  options.sampler.verify();
+  const Sampler sampler = options.sampler.value_or(session.sampler());
+  sampler.verify();
   if (options.max_tokens < 1)
     throw Error(Fault::option,
                 "max_tokens is " + std::to_string(options.max_tokens) + "; expected at least 1.");
@@ -131,7 +133,7 @@ inline void generate(const Session& session, Memory& memory, View<std::int64_t> 
   for (const std::int64_t token : prompt) history[token] = 0;
   std::vector<float> logits = session.feed(prompt, memory);
   for (std::int64_t count = 1; count <= options.max_tokens; ++count) {
-    const std::int64_t token = options.sampler(logits, history, random.next());
+    const std::int64_t token = sampler(logits, history, random.next());
     ++history[token];
     const bool end = token == session.vocabulary().special().end_of_document;
     const Piece piece = end ? text.finish(token) : text.add(token, count == options.max_tokens);

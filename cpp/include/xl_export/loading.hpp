@@ -14,6 +14,7 @@
 #include "memory.hpp"
 #include "onnx_file.hpp"
 #include "ort.hpp"
+#include "sampler.hpp"
 #include "spec.hpp"
 #include "text/vocabularies.hpp"
 
@@ -38,10 +39,42 @@ namespace detail {
 struct Loaded {
   Spec spec;
   std::unique_ptr<Vocabulary> vocabulary;
+  Sampler sampler;  // of sampling.json
   bool fused = false;
   ort::Owned<OrtSession> session;
   std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
 };
+
+// How the artefact in a folder recommends to draw tokens: its sampling.json, if it has one.
+inline Sampler read_sampling(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "sampling.json";
+  std::error_code error;
+  Sampler sampler;
+  if (!std::filesystem::is_regular_file(path, error)) return sampler;
+  const Bytes bytes = read_file(path, max_spec_bytes);
+  return naming(path, [&] {
+    const json::Value document = json::parse(as_text(bytes));
+    for (std::size_t at = 0; at < document.keys.size(); ++at) {
+      const std::string& name = document.keys[at];
+      const json::Value& value = document.items[at];
+      if (name == "top_k") {
+        if (!value.is(json::Kind::null)) sampler.top_k = value.integer(1, INT64_MAX);
+        continue;
+      }
+      const std::map<std::string, double*> settings = {{"temperature", &sampler.temperature},
+                                                       {"top_p", &sampler.top_p},
+                                                       {"min_p", &sampler.min_p},
+                                                       {"repetition_penalty", &sampler.repetition_penalty},
+                                                       {"presence_penalty", &sampler.presence_penalty},
+                                                       {"frequency_penalty", &sampler.frequency_penalty}};
+      const auto found = settings.find(name);
+      if (found == settings.end()) throw json::Value::wrong("it has an unknown setting \"" + name + "\"");
+      *found->second = value.number();
+    }
+    sampler.verify();
+    return sampler;
+  });
+}
 
 // The inputs and outputs of the graph, as they follow from the spec.
 inline void add_signatures(Loaded& loaded) {
@@ -158,6 +191,7 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
 inline Loaded load(const std::filesystem::path& folder, const Options& options) {
   Loaded loaded;
   loaded.spec = read_spec(folder);
+  loaded.sampler = read_sampling(folder);
   const Spec& spec = loaded.spec;
   refuse_unserved(spec, folder);
   loaded.fused = !options.fused_library.empty();

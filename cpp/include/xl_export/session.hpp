@@ -36,6 +36,8 @@ class Session {
 
   const Spec& spec() const { return parts_.spec; }
   const Vocabulary& vocabulary() const { return *parts_.vocabulary; }
+  // How the model recommends to draw tokens (sampling.json). generate() does so unless it is given a sampler.
+  const Sampler& sampler() const { return parts_.sampler; }
   const std::filesystem::path& folder() const { return folder_; }
   // "standard" or "fused": whose operators compute a step.
   const char* kernel() const { return parts_.fused ? "fused" : "standard"; }

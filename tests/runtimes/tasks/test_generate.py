@@ -12,12 +12,12 @@ import pytest
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, SpecialTokens, Vocab
 from runtimes.sessions.from_logits import FromLogits
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
-from runtimes.tasks.sample import Sampler
 
 GREEDY = Sampler(temperature=0.0)
 SAMPLED = Sampler(temperature=0.8, top_k=20, top_p=0.95)
@@ -43,7 +43,7 @@ class Recital(FromLogits):
             MemoryRule(mem_len=4, segment=4),
             "recital",
         )
-        self.fed = 0
+        self.fed, self.sampler = 0, Sampler()
 
     def start(self, batch: int) -> Memory:
         return Memory(np.zeros(batch, np.int64), {}, self.identity)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import UserError
-from runtimes.tasks.sample import CELLS, Draw, Sampler, penalties_of
+from runtimes.contract.sampling import Sampler
+from runtimes.tasks.sample import CELLS, Draw, penalties_of
 from tests.sampling import make_cases, read_cases
 
 LOGITS = np.array([0.5, 2.0, -1.0, 2.0, 1.5, -3.0], np.float32)

@@ -157,7 +157,7 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
         asked = SimpleNamespace(scope={"state": {"note": {}, "request_id": "1"}})
-        plan = finished(plan_of(body, session.vocab, Limits()))
+        plan = finished(plan_of(body, session, Limits()))
         completion: Any = Completion(plan, model, None, asked)  # type: ignore[arg-type]
         working = asyncio.ensure_future(completion.run(Channel(send, send)))
         await asyncio.sleep(0)

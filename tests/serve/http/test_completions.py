@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("openai")
 
+from runtimes.contract.sampling import Sampler
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 
 PROMPT = "The memory of a stream"
 

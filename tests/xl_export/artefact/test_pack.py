@@ -15,8 +15,8 @@ import pytest
 from runtimes import check, generate, load_memory, open_session, save_memory
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.sealed import file_facts
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, load_spec, save_spec
-from runtimes.tasks.sample import Sampler
 from tests.commands import refused, xl
 from tests.sealing import identity
 from xl_export.artefact import pack as packing

@@ -14,10 +14,10 @@ import pytest
 
 from runtimes import Session, generate, open_session
 from runtimes.base.logits import log_sum_exp
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import GRAPH
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.evaluate import evaluate
-from runtimes.tasks.sample import Sampler
 from tests.architectures import ARCHITECTURES
 from tests.streams import rows
 from xl_export.artefact.export import export

@@ -7,14 +7,13 @@ import torch
 
 from runtimes.base.errors import MissingPackageError
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.sample import Draw, Sampler
+from runtimes.tasks.sample import Draw
 from trainer.model.model import LanguageModel
 from trainer.model.projected import ProjectedModel
 from trainer.run.config import TrainConfig
 from trainer.training.shard import gathered
 
 PROMPT = 64  # tokens of the held-out text that are continued
-SAMPLER = Sampler(top_k=40)  # as in Dai et al. 2019, Appendix E; for a run without `sampling`
 
 
 def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_out: np.ndarray) -> str:
@@ -46,7 +45,7 @@ def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) ->
     shape = (1, config.model.heads, rule.mem_len, config.model.head_dim)
     memory = [torch.zeros(shape, device=device) for _ in range(2 * config.model.layers)]
     pieces = [prompt[at : at + rule.segment] for at in range(0, len(prompt), rule.segment)]
-    draw = Draw([config.sampling or SAMPLER], config.model.vocab_size)
+    draw = Draw([config.sampling], config.model.vocab_size)
     tokens: list[int] = []
     position = 0
     while len(tokens) < config.sample_tokens:

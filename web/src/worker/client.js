@@ -115,14 +115,15 @@ const forgotten = new FinalizationRegistry((/** @type {{asker: Asker, id: number
 export class WorkerModel {
   /**
    * @param {Asker} asker @param {() => Promise<void>} end
-   * @param {{spec: any, identity: string, facts: import("../../index.js").Facts}} told
+   * @param {{spec: any, identity: string, sampling: any, facts: import("../../index.js").Facts}} told
    * @param {Vocabulary} vocabulary
    */
-  constructor(asker, end, { spec, identity, facts }, vocabulary) {
+  constructor(asker, end, { spec, identity, sampling, facts }, vocabulary) {
     this.asker = asker;
     this.end = end;
     this.spec = spec;
     this.identity = identity;
+    this.sampling = sampling;
     this.facts = facts;
     this.vocabulary = vocabulary;
   }

@@ -52,8 +52,8 @@ async function over(id, work) {
 const methods = {
   async open({ address, options }, { signal, tell }) {
     model = await openHere(address, { ...options, signal, onProgress: tell });
-    const { spec, identity, facts, vocabularyFiles } = model;
-    return { spec, identity, facts, vocabularyFiles };
+    const { spec, identity, sampling, facts, vocabularyFiles } = model;
+    return { spec, identity, sampling, facts, vocabularyFiles };
   },
   start: async ({ batch }) => kept(await model.start(batch)),
   loadMemory: async ({ file }) => kept(await model.loadMemory(file)),

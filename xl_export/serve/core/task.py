@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from runtimes.base.errors import UserError, first_line
-from runtimes.tasks.sample import Sampler
+from runtimes.contract.sampling import Sampler
 from xl_export.serve.core.state import StreamState
 
 # Why a task ended: the token that ends a document, a stop string, all tokens that were asked for, cancelled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -63,6 +63,7 @@ class ModelFacts(TypedDict):
     precision: str
     memory_precision: str
     bytes_per_stream: int
+    sampling: dict[str, Any]
     computed_by: str
     threads: int | None
     rows_independent: bool
@@ -209,6 +210,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "precision": "fp32" if spec is None else spec.precision,
             "memory_precision": "fp32" if spec is None else spec.memory_precision,
             "bytes_per_stream": row,
+            "sampling": session.sampler.changed(),
             "computed_by": session.computed_by,
             "threads": model.threads,
             "rows_independent": dependence is None,

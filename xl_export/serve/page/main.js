@@ -31,6 +31,8 @@ class Page {
     this.streams = [];
     /** @type {any[]} */
     this.models = [];
+    /** @type {string | null} the model whose sampling the sliders began with */
+    this.chosen = null;
     this.running = false;
     this.away = false; // whether the error that is shown is of `look`
     this.busy = Promise.resolve(); // operations come one after the other
@@ -119,6 +121,14 @@ class Page {
   async chooseModel() {
     const model = this.models.find(({ id }) => id === part("model").value);
     const told = model.xl_export;
+    if (model.id !== this.chosen) {
+      const { temperature = 1, top_p: topP = 1 } = told.sampling;
+      for (const [id, value] of Object.entries({ temperature, "top-p": topP })) {
+        part(id).value = String(value);
+        part(id).dispatchEvent(new Event("input"));
+      }
+      this.chosen = model.id;
+    }
     part("facts").textContent =
       `memory ${told.mem_len}, segment ${told.segment}, ` +
       `${told.vocabulary.size.toLocaleString("en")} tokens (${told.vocabulary.kind}), ` +

@@ -6,13 +6,14 @@ mod xl_export;
 use std::io::Write;
 use std::process::ExitCode;
 
-use xl_export::{GenerateOptions, Session};
+use xl_export::Session;
 
 fn run(arguments: &[String]) -> Result<(), String> {
     let [folder, prompt, ..] = arguments else {
         return Err("usage: stream ARTEFACT PROMPT [TOKENS [TEMPERATURE]]".to_string());
     };
-    let mut options = GenerateOptions::default();
+    let session = Session::open(folder, 1)?;
+    let mut options = session.options();
     if let Some(tokens) = arguments.get(2) {
         options.max_tokens = tokens.parse().map_err(|_| format!("TOKENS is {tokens}; expected a number."))?;
     }
@@ -20,7 +21,6 @@ fn run(arguments: &[String]) -> Result<(), String> {
         options.temperature =
             heat.parse().map_err(|_| format!("TEMPERATURE is {heat}; expected a number."))?;
     }
-    let session = Session::open(folder, 1)?;
     match session.check() {
         Ok((difference, passed)) => {
             eprintln!(

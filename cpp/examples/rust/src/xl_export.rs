@@ -29,23 +29,6 @@ pub struct GenerateOptions {
     stop: *const c_char,
 }
 
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self {
-            max_tokens: 100,
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            seed: 0,
-            stop: std::ptr::null(),
-        }
-    }
-}
-
 type Each = extern "C" fn(*mut c_void, i64, *const c_char, i64) -> i32;
 
 extern "C" {
@@ -62,6 +45,7 @@ extern "C" {
     ) -> i64;
     fn xl_start(session: *const RawSession, batch: i64) -> *mut RawMemory;
     fn xl_free(memory: *mut RawMemory);
+    fn xl_default_options(session: *const RawSession) -> GenerateOptions;
     fn xl_generate(
         session: *const RawSession,
         memory: *mut RawMemory,
@@ -102,6 +86,11 @@ impl Session {
             passed @ 0..=1 => Ok((difference, passed == 1)),
             _ => Err(last_error()),
         }
+    }
+
+    /// The options that the artefact recommends.
+    pub fn options(&self) -> GenerateOptions {
+        unsafe { xl_default_options(self.0) }
     }
 
     pub fn encode(&self, text: &str) -> Result<Vec<i64>, String> {

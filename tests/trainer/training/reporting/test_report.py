@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.vocabulary import CharVocab, IdsVocab, load_vocab
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 from tests.trainer.training.runs import assert_same_run, train_until
 from trainer.model.arithmetic import training_multiply_adds
 from trainer.model.config import ModelConfig, SpanConfig

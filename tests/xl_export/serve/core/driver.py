@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from runtimes.contract.memory import Memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
-from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler

@@ -14,8 +14,8 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import StreamError, UserError
 from runtimes.contract.memory import Memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
-from runtimes.tasks.sample import Sampler
 from tests.architectures import ARCHITECTURES
 from tests.xl_export.serve.core.driver import Driver, any_task, said
 from xl_export.artefact.export import export

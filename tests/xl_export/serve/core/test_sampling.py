@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.logits import log_sum_exp
-from runtimes.tasks.sample import Sampler
+from runtimes.contract.sampling import Sampler
 from tests.sampling import read_cases
 from xl_export.serve.core.running import Account, Running
 from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from runtimes import evaluate, generate, open_session
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab
-from runtimes.tasks.sample import Sampler
 from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running

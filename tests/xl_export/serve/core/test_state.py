@@ -9,8 +9,8 @@ import pytest
 
 from runtimes import open_session
 from runtimes.base.errors import StreamError
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
-from runtimes.tasks.sample import Sampler
 from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.state import StreamState, rewound
 from xl_export.serve.core.task import Drawing, Task

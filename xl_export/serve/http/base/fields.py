@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtimes.tasks.sample import SETTINGS
+from runtimes.contract.sampling import SETTINGS
 
 BODY_FIELDS = {
     "add_special_tokens": "Taken for the sake of clients: these vocabularies put nothing before a text.",

@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.machine import available_cpus
 from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.engine import BUILD
+from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS
 from runtimes.sessions.open import open_session
@@ -223,13 +224,15 @@ class Source:
 
     def stamp(self) -> str:
         """What tells this version of the folder from another one: the hash of an artefact's spec, which has
-        the hashes of its files, or the sizes and times of the files of a run. Empty where nothing is there.
+        the hashes of its files, and its sampling; or the sizes and times of the files of a run. Empty if the
+        folder cannot be read.
         """
         try:
             if (self.path / SPEC).is_file():
-                return hashlib.sha256((self.path / SPEC).read_bytes()).hexdigest()
+                named = hashlib.sha256((self.path / SPEC).read_bytes()).hexdigest()
+                return f"{named} {read_sampling(self.path)}"
             facts = [(each.name, each.stat()) for each in sorted(self.path.iterdir())]
-        except OSError:
+        except (OSError, UserError):
             return ""
         return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts])
 

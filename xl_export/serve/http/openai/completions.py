@@ -51,8 +51,7 @@ def routes(server: Server) -> list[BaseRoute]:
         server.refuse_when_full(request)
         body = await read_json(request, server, DECODER)
         model = server.hold(request, server.model(body.model))
-        vocab = model.session.vocab
-        plan = await of_body(request, plan_of, body, vocab, server.limits)
+        plan = await of_body(request, plan_of, body, model.session, server.limits)
         completion = Completion(plan, model, server, request)
         return Answering(completion.run, stalled=server.limits.stalled_seconds)
 

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from runtimes.base.errors import UserError
+from runtimes.contract.sampling import SETTINGS
+from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.sample import SETTINGS, Sampler
 from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.base.encoding import encoding, texts_of
 from xl_export.serve.http.base.errors import RefusedError
@@ -32,7 +33,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn. `null` is the default of every field."""
+    """How tokens are drawn. `null` is the default of every field: what the model recommends."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -48,7 +49,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a request, with OpenAI's defaults. `null` is the default of every field."""
+    """The fields of a request. `null` is the default of every field: OpenAI's, except for sampling."""
 
     prompt: str | list[str | int | list[int]]
     model: str | None = None
@@ -93,8 +94,9 @@ class Plan:
         return sum(map(len, self.prompts))
 
 
-def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Steps[Plan]:
+def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Plan]:
     """The plan of a request, in steps; raises RefusedError, with the field, for what cannot be served."""
+    vocab = session.vocab
     _refuse_what_does_not_apply(body)
     stream, echo = bool(body.stream), bool(body.echo)
     if body.stream_options is not None and not stream:
@@ -130,7 +132,7 @@ def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Steps[Plan]:
         tokens += len(found)
     shown, drawn = tokens if echo else 0, max_tokens * best_of * len(listed)
     refuse_long_document(limits, shown=shown, drawn=drawn, log_probs=log_probs, stream=stream)
-    drawing = drawing_of(body, vocab, max_tokens) if max_tokens else None
+    drawing = drawing_of(body, session, max_tokens) if max_tokens else None
     texts = [""] * len(listed)
     for number, prompt in enumerate(listed if echo else ()):
         if isinstance(prompt, str):
@@ -166,15 +168,18 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | Sequence
     )
 
 
-def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
-    """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served."""
+def drawing_of(body: SamplingFields, session: Session, max_tokens: int) -> Drawing:
+    """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served.
+
+    A setting that the body lacks is the one that the model recommends.
+    """
     settings = {name: value for name in SETTINGS if (value := getattr(body, name)) is not None}
-    if settings.get("top_k") in (0, -1):  # all tokens, as in vLLM
-        del settings["top_k"]
+    if settings.get("top_k") == -1:  # all tokens, as in vLLM
+        settings["top_k"] = 0
     if settings.get("top_p") == 0:  # only the likeliest token
         settings |= {"top_p": 1.0, "temperature": min(0.0, settings.get("temperature", 0.0))}
     try:
-        sampler = Sampler(**settings)
+        sampler = session.sampler.replaced(**settings)
     except UserError as error:
         raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
     seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads so many bits exactly
@@ -184,8 +189,8 @@ def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
         max_tokens=max_tokens,
         sampler=sampler,
         seed=seed % (1 << 64),  # as an integer without sign
-        stop=_stops(body.stop, vocab),
-        bias=_bias(body.logit_bias or {}, vocab),
+        stop=_stops(body.stop, session.vocab),
+        bias=_bias(body.logit_bias or {}, session.vocab),
         ends=not body.ignore_eos,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.base.encoding import encoding
@@ -114,10 +115,10 @@ def tokens_of(
     return tokens
 
 
-def drawing_in(body: ContinueBody, vocab: Vocab, limits: Limits) -> Drawing:
+def drawing_in(body: ContinueBody, session: Session, limits: Limits) -> Drawing:
     """How a stream is continued; raises RefusedError for fields that cannot be served."""
     if not 1 <= body.max_tokens <= limits.max_tokens:
         raise RefusedError(
             f"max_tokens is {body.max_tokens}; expected 1 to {limits.max_tokens}.", param="max_tokens"
         )
-    return drawing_of(body, vocab, body.max_tokens)
+    return drawing_of(body, session, body.max_tokens)

@@ -114,7 +114,7 @@ class StreamWork:
         at the end.
         """
         tokens = await self._tokens(body, needed=False)
-        drawing = drawing_in(body, self._model.session.vocab, self._limits)
+        drawing = drawing_in(body, self._model.session, self._limits)
         with self._operation(name, body.position) as operation:
             before = await self._state(operation)
             if not len(tokens) and before.logits is None:

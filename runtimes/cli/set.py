@@ -1,0 +1,34 @@
+"""`xl-export set`: how tokens are drawn from a model by default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runtimes.base.errors import UserError, fields_as_options
+from runtimes.cli.generate import sampling_options
+from runtimes.cli.options import folder_argument
+from runtimes.contract.sampling import SETTINGS, Sampler, read_sampling, write_sampling
+from runtimes.sessions.open import describe
+
+
+@click.command("set")
+@folder_argument
+@sampling_options
+@click.option("--reset", is_flag=True, help="First set all settings back to temperature 1 and all tokens.")
+def set_command(path: Path, reset: bool, **sampling: Any) -> None:
+    """Change how tokens are drawn by default from the model at PATH.
+
+    PATH is an artefact, an engine or a run. Every command and runtime uses these settings unless it is given
+    others. They are in the file sampling.json, which is not part of the artefact's identity: saved streams
+    and checks stay valid.
+    """
+    if not reset and all(value is None for value in sampling.values()):
+        raise UserError("nothing to set was given; give a setting such as --temperature 0.8, or --reset.")
+    describe(path)  # refuses a folder that holds no model
+    with fields_as_options(*SETTINGS):
+        sampler = (Sampler() if reset else read_sampling(path)).replaced(**sampling)
+    write_sampling(path, sampler)
+    click.echo(f"{path} draws with {sampler}")

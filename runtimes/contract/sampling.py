@@ -1,0 +1,126 @@
+"""How tokens are drawn, and `sampling.json`: the settings that a model recommends.
+
+`sampling.json` lies in the folder of a run, an artefact or an engine. It is optional, and no hash covers it:
+changing it changes neither the identity of the artefact nor its saved streams.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from runtimes.base.errors import UserError
+from runtimes.base.files import read_json, write_json
+from runtimes.base.records import from_json
+
+SAMPLING = "sampling.json"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The purpose and the range of a setting, for help texts, descriptions and errors."""
+
+    help: str
+    least: float
+    most: float = math.inf
+    exclusive: bool = False  # whether `least` itself is outside of the range
+
+    @property
+    def expected(self) -> str:
+        """The range in words."""
+        if math.isinf(self.most):
+            return f"at least {self.least:g}"
+        if self.exclusive:
+            return f"above {self.least:g} and at most {self.most:,.0f}"
+        return f"{self.least:g} to {self.most:,.0f}"
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.exclusive and value == self.least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How tokens are drawn. Raises UserError for a setting outside of its range.
+
+    The paper generates with top_k 40 (Dai et al. 2019, Appendix E).
+    """
+
+    temperature: Annotated[
+        float,
+        Setting("Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest.", 0, 1e6),
+    ] = 1.0
+    top_k: Annotated[int | None, Setting("Draw from the k likeliest tokens.", 1)] = None
+    top_p: Annotated[
+        float,
+        Setting("Draw from the fewest likeliest tokens with this total probability.", 0, 1, exclusive=True),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Setting("Draw from tokens with at least this fraction of the highest probability.", 0, 1),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Setting(
+            "Above 1 makes tokens of the prompt and of the generated text less likely: positive logits are "
+            "divided by it, negative ones multiplied.",
+            0.01,
+            100,
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Setting("Subtracted from the logit of each token that was generated before.", -2, 2)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Setting("Subtracted from the logit of a token for each time it was generated before.", -2, 2)
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            setting = SETTINGS[name]
+            if value is not None and value not in setting:
+                raise UserError(f"{name} is {value}; expected {setting.expected}.")
+
+    def replaced(self, **settings: Any) -> Sampler:
+        """This sampler with some settings replaced. None keeps a setting; top_k 0 draws from all tokens."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        if given.get("top_k") == 0:
+            given["top_k"] = None
+        return replace(self, **given)
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that change the model's probabilities, by name."""
+        return {
+            each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default
+        }
+
+    def __str__(self) -> str:
+        """Such as `temperature 0.8, top-p 0.9`."""
+        words = [f"{name.replace('_', '-')} {value:g}" for name, value in self.changed().items()]
+        return ", ".join(words) or "temperature 1"
+
+
+SETTINGS: dict[str, Setting] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Sampler, include_extras=True).items()
+}
+
+
+def read_sampling(folder: Path) -> Sampler:
+    """The settings that the model in a folder recommends; a neutral Sampler if it has no `sampling.json`.
+
+    Raises UserError for a file that is not valid.
+    """
+    path = folder / SAMPLING
+    if not path.is_file():
+        return Sampler()
+    try:
+        return from_json(Sampler, read_json(path), where=str(path))
+    except UserError as error:
+        sentence = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise UserError(f"{sentence.rstrip('.')}; write it again with `xl-export set {folder}`.") from error
+
+
+def write_sampling(folder: Path, sampler: Sampler) -> None:
+    """Writes `sampling.json` atomically, with the settings that change the model's probabilities."""
+    write_json(folder / SAMPLING, sampler.changed())
