@@ -3,7 +3,7 @@
     python examples/music/play.py examples/music/chorales --seconds 60 --out bach
     python examples/music/play.py examples/music/chorales --endless --pipe | aplay
 
-It needs NumPy and ONNX Runtime (`pip install 'xl-export[cpu]'`), and matplotlib for the picture alone. With
+It needs NumPy and ONNX Runtime (`pip install '.[cpu]'`), and matplotlib for the picture alone. With
 --endless music is written while it is made, and the program's memory does not grow, however long it plays.
 """
 
@@ -116,7 +116,7 @@ def _write_files(music: list[Slice], given: argparse.Namespace, sampler: runtime
                 )
     seconds = sum(piece.seconds for piece in music)
     pieces = sum(piece.first for piece in music)
-    print(f"{seconds:.0f} seconds, {pieces} piece(s): {', '.join(map(str, written))}")
+    print(f"{seconds:.0f} seconds, {pieces} piece{'s' * (pieces != 1)}: {', '.join(map(str, written))}")
 
 
 def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:

@@ -60,6 +60,11 @@ def of_library(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+def install(extras: str) -> str:
+    """The command that installs extras of this package, which no index has: it needs a checkout."""
+    return f"`pip install '.[{extras}]'` in the checkout of xl-export"
+
+
 @contextmanager
 def needs(extras: str, *packages: str) -> Iterator[None]:
     """Raises MissingPackageError, which names the command to run, where one of `packages` cannot be imported.
@@ -69,7 +74,7 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
     extras: the extras of xl-export that install them. Any other ImportError is a bug of this project. It is
     not changed.
     """
-    install = f"run `pip install 'xl-export[{extras}]'`"
+    command = f"run {install(extras)}"
     try:
         yield
     except (ImportError, OSError) as error:  # OSError: PyTorch, where a library that it needs is missing
@@ -79,12 +84,12 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
                 package = "torch"  # the largest of what is missing, whatever is imported first
             smaller = OF_CPUS if without_pytorch and sys.platform == "linux" else ""
             raise MissingPackageError(
-                f"{package} is not installed and this step needs it; {install}{smaller}."
+                f"{package} is not installed and this step needs it; {command}{smaller}."
             ) from error
         package = broken(error, packages)
         if package is None:
             raise
-        raise broken_error(package, error, install=install) from error
+        raise broken_error(package, error, install=command) from error
 
 
 def _is_installed(package: str) -> bool:

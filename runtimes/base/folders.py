@@ -92,11 +92,10 @@ def refuse_existing(
             break
     if not path.exists() or not any(path.iterdir()):
         return
-    if not force:
-        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
     if not (path / marker).is_file():
         raise UserError(
-            f"{path} holds other things than a folder to replace would (no {marker}); give another --out."
+            f"{path} holds other things than an earlier result of this command (no {marker}); give "
+            "another --out."
         )
     strange = sorted(entry.name for entry in path.iterdir() if not _is_own(entry.name, own))
     if own and strange:
@@ -116,6 +115,8 @@ def refuse_existing(
             f"{path} is the folder that this command was started in, or contains it, and would be deleted; "
             "start the command elsewhere, or give another --out."
         )
+    if not force:
+        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
 
 
 def _is_own(name: str, own: Collection[str]) -> bool:

@@ -68,7 +68,7 @@ def refuse_beyond_memory(
     if num_bytes > available:
         raise error(
             f"{what} takes about {num_bytes / 2**30:,.0f} GiB and this "
-            f"machine has {available / 2**30:.0f}; {mend}."
+            f"machine has {available / 2**30:.0f} GiB; {mend}."
         )
 
 

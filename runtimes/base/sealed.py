@@ -52,8 +52,7 @@ def read_sealed(cls: type[Record], path: Path, *, schema: int, what: str, again:
     stated = data.get("schema") if isinstance(data, dict) else None
     if isinstance(stated, int) and stated > schema:
         raise ArtefactError(
-            f"{path} has schema {stated}, and this version reads up to {schema}; "
-            "update with `pip install -U xl-export`."
+            f"{path} has schema {stated}, and this version reads up to {schema}; update xl-export."
         )
     other = f"the {what} is damaged or of another version of xl-export: {again}."
     if not isinstance(data, dict) or "identity" in data:

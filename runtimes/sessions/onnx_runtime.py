@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line, install
 from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
@@ -309,8 +309,8 @@ def import_onnxruntime(form: AnyForm) -> Any:
         onnxruntime = load_onnxruntime()
     except ImportError as error:
         raise MissingPackageError(
-            "ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`, "
-            "or `pip install 'xl-export[gpu]'` on a machine with an NVIDIA GPU."
+            f"ONNX Runtime is not installed; run {install('cpu')}, or with [gpu] on a machine with an NVIDIA "
+            "GPU."
         ) from error
     major, minor, *_ = onnxruntime.__version__.split(".")
     if (int(major), int(minor)) < OLDEST[form]:

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from runtimes.base.errors import MissingPackageError, UserError, first_line
+from runtimes.base.errors import MissingPackageError, UserError, first_line, install
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import Kind
@@ -20,8 +20,7 @@ from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import load_tensorrt
 
 Folders = Literal["artefacts", "engines", "runs"]
-CPU_PACKAGE = "`pip install 'xl-export[cpu]'`"
-TRAIN_PACKAGE = "`pip install 'xl-export[train]'`"
+TRAIN_PACKAGE = install("train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +78,8 @@ def _onnxruntime() -> Any:
         return load_onnxruntime()
     except ImportError as error:
         raise MissingPackageError(
-            f"ONNX Runtime is not installed; run {CPU_PACKAGE}, or `pip install 'xl-export[gpu]'` on a "
-            "machine with an NVIDIA GPU."
+            f"ONNX Runtime is not installed; run {install('cpu')}, or with [gpu] on a machine with an NVIDIA "
+            "GPU."
         ) from error
 
 

@@ -122,7 +122,7 @@ def checked_lanes(
     targets = len(tokens) - 1
     if targets < 1:
         raise TextError(
-            f"the text has {len(tokens)} token(s); scoring needs at least 2, one to see and one to predict."
+            "the text has fewer than 2 tokens, one to see and one to predict; give a longer text."
         )
     if not 1 <= lanes <= targets:
         raise StreamError(f"lanes is {lanes}; expected 1 to {targets}, the number of tokens to predict.")

@@ -280,7 +280,7 @@ def test_without_matplotlib(tiny, tmp_path, monkeypatch):
         tmp_path / "result.png",
     )
     assert result.exit_code == 2
-    assert "pip install 'xl-export[bench]'" in result.stderr
+    assert "pip install '.[bench]'" in result.stderr
 
 
 def test_a_wrong_window_is_not_timed(tiny, monkeypatch):

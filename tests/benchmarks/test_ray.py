@@ -23,7 +23,7 @@ from xl_export.offline.cluster import Unit
 
 def test_without_ray_the_case_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert case.unavailable() == "ray is not installed; run `pip install 'xl-export[ray]'`"
+    assert case.unavailable() == "ray is not installed; run `pip install '.[ray]'`"
 
 
 def test_an_actor_s_work_is_that_of_one_process(
@@ -76,7 +76,7 @@ def test_the_table_has_a_line_for_each_side() -> None:
 def test_actors_are_compared_with_one_process_first(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
+    pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")
     history = tmp_path / "history.jsonl"
     command = ["run", "ray", "--config", "tiny", "--repeats", "1", "--history", str(history)]
     measured = CliRunner().invoke(main, command)

@@ -126,7 +126,7 @@ def test_midi_is_written_in_constant_memory(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'xl-export[bench]'")
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install '.[bench]'")
     from roll import draw
 
     draw(music(), tmp_path / "a.png", title="a test")

@@ -85,7 +85,7 @@ def test_pieces_are_transposed_within_the_ranges_with_their_key_signature() -> N
 
 
 def test_a_chorale_of_music21_is_read() -> None:
-    pytest.importorskip("music21", reason="needs music21: pip install 'xl-export[music]'")
+    pytest.importorskip("music21", reason="needs music21: pip install '.[music]'")
     from chorales import chorale_files, read_chorale
 
     files = {path.stem: path for path in chorale_files()}

@@ -54,7 +54,7 @@ def test_onnx_runtime(how: str, artefacts: dict[str, Path], tmp_path: Path) -> N
 def test_pytorch(how: str, run: Path, tmp_path: Path) -> None:
     sentence = told("torch", how, "eval", run, "--text", run / "config.json", folder=tmp_path)
     assert sentence.startswith("Error: torch is installed")
-    assert "pip install 'xl-export[train]'" in sentence
+    assert "pip install '.[train]'" in sentence
 
 
 def test_tensorrt(artefacts: dict[str, Path], tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_where_pytorch_is_missing_too_it_is_named_with_its_smaller_download(
             import onnx_ir  # noqa: F401
         return str(caught.value)
 
-    hint = "'xl-export[demo]'`, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
+    hint = "'.[demo]'`, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
     assert "pytorch.org" not in sentence("demo", "torch", "onnx_ir")  # it is installed already
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -87,11 +87,11 @@ def test_every_edge_command_works_there(
 
 def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: Path) -> None:
     cases: list[tuple[tuple[object, ...], str]] = [
-        (("info", run), "pip install 'xl-export[train]'"),
-        (("generate", run, "--prompt", "a"), "pip install 'xl-export[train]'"),
-        (("train", "--out", tmp_path / "run"), "pip install 'xl-export[train]'"),
-        (("export", run, "--out", tmp_path / "artefact"), "pip install 'xl-export[cpu,export]'"),
-        (("demo", "--train", "--out", tmp_path / "demo"), "pip install 'xl-export[demo]'"),
+        (("info", run), "pip install '.[train]'"),
+        (("generate", run, "--prompt", "a"), "pip install '.[train]'"),
+        (("train", "--out", tmp_path / "run"), "pip install '.[train]'"),
+        (("export", run, "--out", tmp_path / "artefact"), "pip install '.[cpu,export]'"),
+        (("demo", "--train", "--out", tmp_path / "demo"), "pip install '.[demo]'"),
     ]
     for arguments, advice in cases:
         ended = call(edge / "xl-export", *arguments)
@@ -110,7 +110,7 @@ def test_without_onnx_runtime_the_command_says_what_to_install(
         ended = call(edge / "python", "-c", code, command[0], artefacts["ring"], *command[1:])
         assert ended.returncode == 2
         assert ended.stderr.startswith("Error: ONNX Runtime is not installed")
-        assert "pip install 'xl-export[cpu]'" in ended.stderr
+        assert "pip install '.[cpu]'" in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
     assert (
         call(edge / "python", "-c", code, "info", artefacts["ring"]).returncode == 0

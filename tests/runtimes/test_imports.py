@@ -105,7 +105,7 @@ def test_opening_an_artefact_without_onnx_runtime_says_what_to_install(
 ) -> None:
     ended = python(OPEN, artefacts["ring"], block=("onnxruntime",))
     assert ended.returncode == 0, ended.stderr
-    assert "pip install 'xl-export[cpu]'" in ended.stdout
+    assert "pip install '.[cpu]'" in ended.stdout
     assert len(ended.stdout.splitlines()) == 1
 
 
@@ -115,10 +115,7 @@ def test_opening_a_run_without_its_packages_says_what_to_install(
 ) -> None:
     ended = python(OPEN, run, block=(missing,))
     assert ended.returncode == 0, ended.stderr
-    assert (
-        f"{missing} is not installed and this step needs it; run `pip install 'xl-export[train]'`"
-        in ended.stdout
-    )
+    assert f"{missing} is not installed and this step needs it; run `pip install '.[train]'`" in ended.stdout
     assert ("whl/cpu" in ended.stdout) == (missing == "torch" and sys.platform == "linux")
     assert len(ended.stdout.splitlines()) == 1
 

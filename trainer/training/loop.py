@@ -221,8 +221,8 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
     averaging = config.averaging is not None and config.averaging.patience is not None
     if len(held_out) < 2 and (config.schedule.kind == "plateau" or config.patience or averaging):
         raise ConfigError(
-            f"the held-out text has {len(held_out)} token(s), and schedule plateau, patience and "
-            "averaging.patience need a validation with at least 2; give a longer text, or another recipe."
+            "the held-out text has fewer than 2 tokens, and schedule plateau, patience and "
+            "averaging.patience need a validation; give a longer text, or another recipe."
         )
 
 
@@ -233,7 +233,7 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
     with Report(training, run, source, progress=progress) as report, Writer() as writer:
         if not validates:
             report.say(
-                f"the held-out text has {len(source.valid)} token(s), too few to validate: "
+                "the held-out text has fewer than 2 tokens, too few to validate: "
                 f"{MODEL} will be the last checkpoint"
             )
         while not training.finished:

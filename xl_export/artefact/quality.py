@@ -33,7 +33,7 @@ def held_out(run: Path, vocab: Vocab, text: Path | None = None) -> np.ndarray | 
         return None
     tokens = read_tokens(path, vocab)[: TOKENS + 1]
     if len(tokens) < 2:
-        raise TextError(f"{path} has {len(tokens)} token(s), expected at least 2; give a longer text.")
+        raise TextError(f"{path} has fewer than 2 tokens; give a longer text.")
     return np.asarray(tokens, np.int64)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from runtimes.base.errors import ArtefactError, MissingPackageError
+from runtimes.base.errors import ArtefactError, MissingPackageError, install
 from runtimes.base.files import open_file, reading
 from xl_export.importers import tensorflow_child
 from xl_export.importers.pickle.tensors import read_npz_tensors
@@ -76,9 +76,9 @@ def read_variables(prefix: Path) -> Mapping[str, Tensor]:
     """
     if PathFinder.find_spec("tensorflow", _module_path()) is None:
         raise MissingPackageError(
-            f"{prefix} is a TensorFlow checkpoint and TensorFlow is not installed; run `pip install "
-            "'xl-export[tensorflow]'`, or make an .npz file of it on another machine with the lines in "
-            "`xl-export import --help`."
+            f"{prefix} is a TensorFlow checkpoint and TensorFlow is not installed; run "
+            f"{install('tensorflow')}, "
+            "or make an .npz file of it on another machine with the lines in `xl-export import --help`."
         )
     size = sum(path.stat().st_size for path in files_of(prefix).values() if path.is_file())
     with tempfile.TemporaryDirectory() as scratch:

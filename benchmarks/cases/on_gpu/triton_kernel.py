@@ -90,7 +90,7 @@ class Row:
 def unavailable() -> str | None:
     """Why this case cannot be measured on this machine; None where it can."""
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed; install 'xl-export[tensorrt]' on a machine with an NVIDIA GPU"
+        return "triton is not installed; install '.[tensorrt]' on a machine with an NVIDIA GPU"
     if not torch.cuda.is_available():
         return "PyTorch finds no NVIDIA GPU; install its CUDA build on a machine with one"
     return None

@@ -28,7 +28,7 @@ from benchmarks.configs import BenchmarkConfig, checked_repeats
 from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
 from runtimes import score_texts
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, install
 from runtimes.base.machine import available_cpus
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -68,7 +68,7 @@ class Row:
 def unavailable() -> str | None:
     """Why this machine cannot measure the case; None where it can."""
     if importlib.util.find_spec("ray") is None:
-        return "ray is not installed; run `pip install 'xl-export[ray]'`"
+        return f"ray is not installed; run {install('ray')}"
     return None
 
 

@@ -49,7 +49,7 @@ def unavailable() -> str | None:
     if not sys.platform.startswith("linux"):
         return "the CPU time and the memory of another process are read from Linux"
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"{', '.join(missing)} is missing; install 'xl-export[cpu,serve]'" if missing else None
+    return f"{', '.join(missing)} is missing; install '.[cpu,serve]'" if missing else None
 
 
 def chosen(names: Sequence[str]) -> list[str]:

@@ -14,13 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from runtimes.base.errors import ConfigError, MissingPackageError, first_line
+from runtimes.base.errors import ConfigError, MissingPackageError, first_line, install
 from runtimes.contract.device import Device, Kind
 from runtimes.contract.spec import Spec
 from runtimes.sessions.ort_gpu.driver import ask_driver
 
 MOST_ROWS = 16  # of engines that ONNX Runtime builds
-INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then `pip install 'xl-export[gpu]'`"
+INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then " + install("gpu")
 SHIFT = "`xl-export export --memory shift`"
 INSTALL_DRIVER = "install the driver of this machine's GPU"
 LIBRARIES = "`pip install 'onnxruntime-gpu[cuda,cudnn]'`"

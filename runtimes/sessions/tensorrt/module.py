@@ -6,12 +6,12 @@ import functools
 from importlib import import_module
 from typing import Any
 
-from runtimes.base.errors import MissingPackageError, absent, broken_error
+from runtimes.base.errors import MissingPackageError, absent, broken_error, install
 from runtimes.contract.engine import NAMES, PACKAGES, Flavour
 
 INSTALL: dict[Flavour, str] = {
-    "tensorrt": "`pip install 'xl-export[tensorrt]'`, or on Jetson `apt install python3-libnvinfer`",
-    "rtx": "`pip install 'xl-export[tensorrt-rtx]'`",
+    "tensorrt": install("tensorrt") + ", or on Jetson `apt install python3-libnvinfer`",
+    "rtx": install("tensorrt-rtx"),
 }
 # The first TensorRT that writes memory in place, and in which a node says whether its plugin or its function
 # body is used. The ONNX Attention operator came in 10.14.

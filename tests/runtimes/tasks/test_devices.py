@@ -49,7 +49,7 @@ def test_without_onnx_runtime_everything_is_listed_with_what_to_install(
     assert {report.device for report in found} == set(OF_ARTEFACTS)
     for report in found:
         assert not report.usable
-        assert report.sentence.startswith("ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`")
+        assert report.sentence.startswith("ONNX Runtime is not installed; run `pip install '.[cpu]'`")
 
 
 def test_a_package_without_cuda_a_missing_driver_and_a_missing_library_are_told_apart(

@@ -360,7 +360,7 @@ def test_an_existing_folder_is_kept_unless_forced_and_a_dataset(tmp_path: Path) 
     source = make_source(tmp_path / "in", "enwik8", "zip")
     make_folder(tmp_path / "mine", {"notes.txt": b"keep"})
     with pytest.raises(
-        UserError, match=r"holds other things than a folder to replace would \(no data\.json\)"
+        UserError, match=r"holds other things than an earlier result of this command \(no data\.json\)"
     ):
         prepare("enwik8", source, tmp_path / "mine", force=True, unverified=True, progress=False)
     first = prepare("enwik8", source, tmp_path / "out", unverified=True, progress=False)

@@ -80,7 +80,7 @@ def test_a_missing_onnx_ir_is_named_before_the_engine_is_built(
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
     monkeypatch.delitem(sys.modules, "xl_export.deployment.model_repository")
     made = xl("build", artefacts["shift"], "--out", tmp_path / "e", "--triton", tmp_path / "models")
-    refused(made, "onnx_ir is not installed", "pip install 'xl-export[tensorrt,export]'")
+    refused(made, "onnx_ir is not installed", "pip install '.[tensorrt,export]'")
     assert not list(tmp_path.iterdir())
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES, RULE
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
 from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
@@ -49,7 +49,7 @@ def test_describe_recognises_each_format_and_writes_nothing(name: str, tmp_path:
     folder = shutil.copytree(FOLDERS.get(name, DATA / name), tmp_path / "source")
     before = sorted(tmp_path.rglob("*"))
     result = xl("import", folder, "--describe", "--json")
-    assert last_line(result)["format"] == FORMATS[name]
+    assert json_of(result)["format"] == FORMATS[name]
     for word in ("format ", "sizes ", "tokens ", "setting ", "here "):
         assert word in result.output
     assert sorted(tmp_path.rglob("*")) == before
@@ -73,7 +73,7 @@ def test_files_are_recognised_by_what_is_in_them(file: str, name: str, tmp_path:
             next(path for path in (DATA / file).parent.glob("c*.pt") if path.stem in ("cache", "corpus")),
             tmp_path,
         )
-    assert last_line(xl("import", source, "--describe", "--json"))["format"] == name
+    assert json_of(xl("import", source, "--describe", "--json"))["format"] == name
 
 
 def test_the_older_container_holds_the_same_model(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_was_published_is_the_default_and_is_shown(tmp_path: Path) -> None:
 def test_options_go_before_the_settings_file_and_that_before_the_rest(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"mem_len": 30, "segment": 7, "mask": "full"}')
     options = ("--settings", tmp_path / "settings.json", "--mem-len", 20, "--clamp-len", -1)
-    record = last_line(xl("import", BYTES, "--describe", "--json", *options))
+    record = json_of(xl("import", BYTES, "--describe", "--json", *options))
     assert record["settings"] == {
         "mem_len": {"value": 20, "origin": "option"},
         "segment": {"value": 7, "origin": str(tmp_path / "settings.json")},
@@ -118,7 +118,7 @@ def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
     )
     assert xl("export", tmp_path / "run", "--out", tmp_path / "artefact").exit_code == 0
     scores = [
-        last_line(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json"))
+        json_of(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json"))
         for name in ("run", "artefact")
     ]
     assert scores[0]["bits_per_token"] == pytest.approx(scores[1]["bits_per_token"], abs=1e-4)
@@ -242,16 +242,14 @@ def test_settings_are_taken_by_our_names_or_theirs(
     settings: dict[str, Any], rule: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    document = last_line(
-        xl("import", BYTES, "--describe", "--json", "--settings", tmp_path / "settings.json")
-    )
+    document = json_of(xl("import", BYTES, "--describe", "--json", "--settings", tmp_path / "settings.json"))
     assert {name: document["rule"][name] for name in rule} == rule
 
 
 def test_the_ramp_is_taken_by_its_projects_word(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"adapt_span_ramp": 5}')
     options = ("--describe", "--json", "--settings", tmp_path / "settings.json")
-    assert last_line(xl("import", DATA / "adaptive-span-enwik8", *options))["settings"]["ramp"]["value"] == 5
+    assert json_of(xl("import", DATA / "adaptive-span-enwik8", *options))["settings"]["ramp"]["value"] == 5
 
 
 def test_notes_say_what_could_not_be_known() -> None:
@@ -346,7 +344,7 @@ def test_every_published_evaluation_is_compared_with_the_sizes_of_its_model(
 
 
 def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
-    document = last_line(xl("import", BYTES, "--out", tmp_path / "run", "--json"))
+    document = json_of(xl("import", BYTES, "--out", tmp_path / "run", "--json"))
     assert (document["run"], document["parameters"], "model" in document) == (
         str(tmp_path / "run"),
         68_619,

@@ -28,7 +28,7 @@ from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.replica import Replica
 from xl_export.serve.shared import SharedStreams
 
-ray = pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
+ray = pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS, REQUESTS = 100, 6
 PATIENCE = 120  # seconds that a client asks again

@@ -66,7 +66,7 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
     except PickleError as error:
         if _is_text(path):
             raise CheckpointError(
-                f"{path} is a text, not a checkpoint or vocabulary that torch.save or pickle wrote."
+                f"{path} is a text; give the checkpoint or vocabulary that torch.save or pickle wrote."
             ) from error
         if (start := _start_of_no_pickle(path)) is not None:
             raise CheckpointError(

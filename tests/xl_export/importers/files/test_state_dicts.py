@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtimes.base.errors import UserError
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from tests.xl_export.importers.oracles import DATA
 from tests.xl_export.importers.test_mutations import COUNTS, mutate
 from trainer.run.checkpoint import load_run
@@ -195,7 +195,7 @@ def test_what_weights_do_not_tell_is_noted(format_: str, activation: str, tmp_pa
         "model": state_of(folder),
     }
     torch.save(content, tmp_path / "state.pt")
-    notes = last_line(
+    notes = json_of(
         xl("import", tmp_path / "state.pt", "--describe", "--json", "--vocab", folder / vocab, *options)
     )["notes"]
     assert any("assumed, because tensors do not tell it: " in note and activation in note for note in notes)

@@ -165,13 +165,13 @@ def test_without_tensorflow_the_extra_and_the_other_way_are_named(
     refused(
         xl("import", write(tmp_path, {}), "--describe"),
         "is a TensorFlow checkpoint and TensorFlow is not installed",
-        "pip install 'xl-export[tensorflow]'",
+        "pip install '.[tensorflow]'",
         "make an .npz file of it",
     )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not INSTALLED, reason="TensorFlow is not installed: pip install 'xl-export[tensorflow]'")
+@pytest.mark.skipif(not INSTALLED, reason="TensorFlow is not installed: pip install '.[tensorflow]'")
 @pytest.mark.parametrize("version", [1, 2])
 def test_tensorflow_itself_reads_what_it_wrote(version: int, run: Path, tmp_path: Path) -> None:
     """Version 1 is the format of the oldest releases, one file; damage of either is refused."""
