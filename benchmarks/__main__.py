@@ -17,7 +17,7 @@ from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
 from runtimes.base.errors import ConfigError, needs
 from runtimes.cli.group import Group
-from runtimes.cli.options import echo_json, json_option
+from runtimes.cli.options import json_option, show, text_as_progress
 
 PACKAGES = ("onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm")
 SMALL = "small"
@@ -215,9 +215,7 @@ def compare_command(before: str, after: str, history: Path | None, as_json: bool
     """
     folder = history or history_folder()
     report = compare(find_results(before, folder), find_results(after, folder))
-    for line in report.lines:
-        click.echo(line)
-    echo_json(report.to_json(), as_json)
+    show(report.to_json(), report.lines, as_json=as_json)
 
 
 @main.command("tables")
@@ -337,16 +335,17 @@ def _measure(
     )
     result = result.remeasured()
     title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
-    for line in (title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
-        click.echo(line)
+    with text_as_progress(as_json):
+        for line in (title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
+            click.echo(line)
     document = (result.document if case.resumable else result.finish)([row.to_json() for row in rows])
-    click.echo(f"appended to {result.file}")
+    click.echo(f"appended to {result.file}", err=as_json)
     if plot_to:
         from benchmarks.plot import plot
 
         plot(plot_to, case.name, rows, title=title)
         click.echo(f"drawn to {plot_to}", err=True)
-    echo_json(document, as_json)
+    show(document, [], as_json=as_json)
     return document
 
 

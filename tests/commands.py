@@ -15,10 +15,10 @@ def xl(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def last_line(result: Result) -> dict[str, Any]:
-    """The JSON document at the end of a command that succeeded."""
+def json_of(result: Result) -> dict[str, Any]:
+    """The JSON document that a command that succeeded printed, and nothing else, on standard output."""
     assert result.exit_code == 0, result.output
-    document: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runtimes.cli.options import device_option, echo_json, folder_argument, json_option, threads_option
+from runtimes.cli.options import device_option, folder_argument, json_option, show, threads_option
 from runtimes.contract.device import Device
 from runtimes.tasks.check import check
 
@@ -26,10 +26,9 @@ def check_command(path: Path, threads: int | None, device: Device, as_json: bool
     """
     report = check(path, threads=threads, device=device)
     verdict = "passed" if report.passed else "FAILED"
-    click.echo(f"{verdict}: {report.sentence}")
-    click.echo(f"computed by: {report.computed_by}")
+    lines = [f"{verdict}: {report.sentence}", f"computed by: {report.computed_by}"]
     if report.note:
-        click.echo(f"note: {report.note}")
-    echo_json(report.to_json(), as_json)
+        lines.append(f"note: {report.note}")
+    show(report.to_json(), lines, as_json=as_json)
     if not report.passed:
         raise SystemExit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from runtimes.base.records import to_json
-from runtimes.cli.options import echo, echo_json, json_option
+from runtimes.cli.options import json_option, show
 from runtimes.tasks.devices import hints, list_devices
 
 
@@ -19,11 +19,12 @@ def devices_command(as_json: bool) -> None:
     its answers are right is tested when an artefact is opened, and by `xl-export check`.
     """
     found, said = list_devices(), hints()
+    lines = []
     for kind in ("artefacts", "engines", "runs"):
-        echo(f"{kind}:")
+        lines.append(f"{kind}:")
         for report in found:
             if report.computes == kind:
-                echo(f"  {report.device:<17} {'usable' if report.usable else '-':<7} {report.sentence}")
-    for hint in said:
-        echo(hint)
-    echo_json({"devices": [to_json(report) for report in found], "hints": said}, as_json)
+                state = "usable" if report.usable else "-"
+                lines.append(f"  {report.device:<17} {state:<7} {report.sentence}")
+    document = {"devices": [to_json(report) for report in found], "hints": said}
+    show(document, [*lines, *said], as_json=as_json)

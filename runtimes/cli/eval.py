@@ -13,7 +13,14 @@ import click
 from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.progress import Progress
-from runtimes.cli.options import device_option, echo_json, folder_argument, json_option, threads_option
+from runtimes.cli.options import (
+    device_option,
+    folder_argument,
+    json_option,
+    show,
+    text_as_progress,
+    threads_option,
+)
 from runtimes.contract.device import Device
 from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.session import Session
@@ -145,42 +152,42 @@ def score_text(
         for session, tokens_per_step in settings
     )
     if len(settings) > 1:
-        document = _show_sweep(scores, own.vocab, predicted_size(read, own.vocab))
+        with text_as_progress(as_json):
+            document, lines = _sweep(scores, own.vocab, predicted_size(read, own.vocab))
     else:
         score = next(scores)
         if losses:
             write_losses(losses, score, tokens, own.vocab)
-        document = _show(score, own.vocab, read)
+        document, lines = _result(score, own.vocab, read)
     document |= {"computed_by": own.computed_by, "kernel": own.kernel}
-    _line("computed by", own.computed_by)
-    echo_json(document, as_json)
+    show(document, [*lines, _line("computed by", own.computed_by)], as_json=as_json)
 
 
 def _progress(session: Session, segment: int, total: int) -> Progress:
     return Progress(f"scoring with memory {session.rule.mem_len} in segments of {segment}", total, "tokens")
 
 
-def _show(score: Score, vocab: Vocab, text: ReadText) -> dict[str, Any]:
-    document = score.to_json()
+def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any], list[str]]:
+    """One score as JSON and as text."""
+    document, lines = score.to_json(), []
     unit, bits, nats = _unit(vocab), f"{score.bits_per_token:.4f}", f"{score.nats_per_token:.4f} nats"
     if vocab.kind in ("byte", "char"):
-        _line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})")
+        lines.append(_line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})"))
     else:
-        _line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})")
+        lines.append(_line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})"))
     figures = _per_text(score, predicted_size(text, vocab))
     document |= figures
     if figures and vocab.kind != "char" and not figures["characters"] == figures["bytes"] == score.tokens:
         per_character, per_byte = figures["bits_per_character"], figures["bits_per_byte"]
-        _line("per character", f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8")
+        value = f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8"
+        lines.append(_line("per character", value))
     unknown = unknown_share(vocab, text.tokens[1:])
     if unknown is not None:
         document["unknown_share"] = unknown
-        _line("unknown words", f"{unknown:.2%} of the tokens scored")
-    _line(
-        "speed", f"{score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s"
-    )
-    _line("settings", f"{score.rule}; scored in segments of {score.segment}, {_feeding(score)}")
-    return document
+        lines.append(_line("unknown words", f"{unknown:.2%} of the tokens scored"))
+    speed = f"{score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s"
+    rule = f"memory {score.rule.mem_len}, segment {score.segment}, {_feeding(score)}"
+    return document, [*lines, _line("speed", speed), _line("settings", rule)]
 
 
 def _per_text(score: Score, size: TextSize | None) -> dict[str, Any]:
@@ -196,8 +203,8 @@ def _per_text(score: Score, size: TextSize | None) -> dict[str, Any]:
     }
 
 
-def _show_sweep(scores: Iterable[Score], vocab: Vocab, size: TextSize | None) -> dict[str, Any]:
-    """Prints a row for each score as soon as it is there, then the first of those with the lowest loss."""
+def _sweep(scores: Iterable[Score], vocab: Vocab, size: TextSize | None) -> tuple[dict[str, Any], list[str]]:
+    """Prints a row for each score when it is computed; returns all of them, and the first of the best."""
     click.echo(
         f"{'mem_len':>9}{'segment':>9}{'clamp_len':>11}{_unit(vocab):>20}{'perplexity':>14}{'tokens/s':>12}"
     )
@@ -209,15 +216,10 @@ def _show_sweep(scores: Iterable[Score], vocab: Vocab, size: TextSize | None) ->
             f"{score.bits_per_token:>20.4f}{score.perplexity:>14,.3f}{score.tokens_per_second:>12,.0f}"
         )
     best = min(range(len(done)), key=lambda index: done[index].nats)
-    score = done[best]
-    _line(
-        "best",
-        f"mem_len {score.rule.mem_len}, segment {score.segment}, clamp_len {score.rule.clamp_len or 'none'}",
-    )
-    _line(
-        "settings", f"{score.rule.mask} mask, initial memory {score.rule.initial_memory}; {_feeding(score)}"
-    )
-    return {"rows": [score.to_json() | _per_text(score, size) for score in done], "best": best}
+    rule = done[best].rule
+    setting = f"mem_len {rule.mem_len}, segment {done[best].segment}, clamp_len {rule.clamp_len or 'none'}"
+    document = {"rows": [score.to_json() | _per_text(score, size) for score in done], "best": best}
+    return document, [_line("best", setting), _line("settings", _feeding(done[best]))]
 
 
 def _unit(vocab: Vocab) -> str:
@@ -225,9 +227,11 @@ def _unit(vocab: Vocab) -> str:
 
 
 def _feeding(score: Score) -> str:
-    memory = "carried" if score.memory_carried else "cut to zero at every segment"
-    return f"{score.lanes} lane{'s' * (score.lanes != 1)}, memory {memory}"
+    """What of the settings is not the default of most models."""
+    lanes = f"{score.lanes} lane{'s' * (score.lanes != 1)}"
+    mask = [] if score.rule.mask == "same-length" else [f"{score.rule.mask} mask"]
+    return ", ".join([lanes, *mask, *([] if score.memory_carried else ["empty memory in every segment"])])
 
 
-def _line(label: str, value: str) -> None:
-    click.echo(f"{label:<20}{value}")
+def _line(label: str, value: str) -> str:
+    return f"{label:<20}{value}"

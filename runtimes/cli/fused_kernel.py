@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from runtimes.cli.options import json_option, show
 from runtimes.sessions import fused_cpu
 
 
 @click.command("fused-kernel")
-def fused_kernel_command() -> None:
+@json_option
+def fused_kernel_command(as_json: bool) -> None:
     """Build the fused operator for this processor.
 
     The fused operator is one C++ operator that computes a layer's attention faster than the standard
@@ -21,4 +23,6 @@ def fused_kernel_command() -> None:
     if sentence := fused_cpu.ignored():
         click.echo(f"Warning: {sentence}", err=True)
     before = fused_cpu.compiled() is not None
-    click.echo(f"the fused operator {'was built before' if before else 'is built'}: {fused_cpu.build()}")
+    library = str(fused_cpu.build())
+    line = f"the fused operator {'was built before' if before else 'is built'}: {library}"
+    show({"library": library, "built_before": before}, [line], as_json=as_json)

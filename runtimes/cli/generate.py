@@ -13,6 +13,7 @@ import click
 from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_unwritable
 from runtimes.base.records import to_json
+from runtimes.cli.group import LongCommand
 from runtimes.cli.lines import FORMATS, Format
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
@@ -38,7 +39,19 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command("generate")
+@click.command(
+    "generate",
+    cls=LongCommand,
+    sections={
+        "Prompts": "--prompt --prompt-ids --prompts --format",
+        "Output": "--tokens --stop --ids --json",
+        "Sampling, by default as the model recommends": " ".join(
+            f"--{name.replace('_', '-')}" for name in (*SETTINGS, "seed")
+        ),
+        "Search": "--best-of --beams --length-penalty",
+        "Saved streams": "--save-memory --load-memory",
+    },
+)
 @folder_argument
 @click.option(
     "--prompt",
@@ -178,6 +191,7 @@ def generate_command(
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)
     given = read_prompts(prompts, prompt_ids, prompts_file, form=form, vocab=session.vocab)
+    sampler = session.sampler.replaced(**sampling)
     if searches:
         search = (
             partial(best_of, count=samples or 1, sampler=sampler, seed=seed, stop=stop)
@@ -192,7 +206,7 @@ def generate_command(
         session,
         given,
         max_tokens=max_tokens,
-        sampler=session.sampler.replaced(**sampling),
+        sampler=sampler,
         seed=seed,
         stop=stop,
         memory=memory,

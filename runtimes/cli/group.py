@@ -1,9 +1,11 @@
-"""The group of all commands: it turns what a user can mend into one sentence and exit code 2."""
+"""How commands are grouped, how their help is laid out, and how their errors become one sentence."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -12,6 +14,48 @@ from runtimes.base.errors import UserError
 from runtimes.base.startup import start_command
 from runtimes.base.terminal import printable
 from runtimes.cli.ends import clean_up_when_terminated, stop_insisting, stopped_in_a_word, terminals_protected
+
+Sections = Mapping[str, Sequence[click.Command]]
+HYPHEN = "\u2011"  # one at which no line is broken
+
+
+class Formatter(click.HelpFormatter):
+    """Breaks no line at a hyphen, so that the name of an option stays in one piece."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", HYPHEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: Any, **kwargs: Any) -> None:
+        super().write_dl([(first, text.replace("-", HYPHEN)) for first, text in rows], *args, **kwargs)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(HYPHEN, "-")
+
+
+click.Context.formatter_class = Formatter  # of every command
+
+
+class LongCommand(click.Command):
+    """A command with many options, which its help shows in sections.
+
+    sections: the names of the options of each section, the most important first. The others follow in a last
+    section.
+    """
+
+    def __init__(self, *args: Any, sections: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
+                rows[next((name for name in param.opts if name.startswith("--")), param.opts[0])] = row
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([rows.pop(name) for name in names.split()])
+        with formatter.section("Other options"):
+            formatter.write_dl(list(rows.values()))
 
 
 class Refusal(click.ClickException):
@@ -43,9 +87,26 @@ class Subgroup(click.Group):
 class Group(Subgroup):
     """A group of commands whose errors are one sentence each; a traceback is a bug of this project.
 
+    sections: the commands under each title of the help.
+
     Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated, 129 when the terminal
     was closed. What was half written is removed in each case.
     """
+
+    def __init__(self, *args: Any, sections: Sections = MappingProxyType({}), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+        for commands in sections.values():
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.sections:
+            super().format_commands(ctx, formatter)
+        for title, commands in self.sections.items():
+            rows = [(command.name or "", command.get_short_help_str(limit=100)) for command in commands]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         start_command()

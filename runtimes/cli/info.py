@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
-from runtimes.cli.options import echo, echo_json, folder_argument, json_option
+from runtimes.cli.options import folder_argument, json_option, show
+from runtimes.contract.checks import describe_streams
+from runtimes.contract.memory import holds_streams
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.open import describe
-from runtimes.tasks.describe import describe_lines
+from runtimes.tasks.describe import describe_lines, next_command, summary_lines
 
 
 @click.command("info")
 @folder_argument
+@click.option("--all", "all_", is_flag=True, help="Add every detail: hashes, training, tensors.")
 @json_option
-def info_command(path: Path, as_json: bool) -> None:
-    """Print what the artefact or run at PATH is.
+def info_command(path: Path, all_: bool, as_json: bool) -> None:
+    """Print what is at PATH, and what to do with it.
 
-    That is the model and its parameters, the form of its memory and the bytes per stream, the mask rule, the
-    precision, what computes a step, the hashes, and every tensor of the graph with its shape.
+    PATH is an artefact, an engine, a run, or a file of saved streams. The summary has the kind of model, its
+    vocabulary, the memory of a stream, the precision and the sampling defaults. --json always has every
+    detail.
     """
-    facts = describe(path)
-    if facts.get("fused_graph") and (sentence := fused_cpu.ignored()):
-        facts["fused_kernel_ignored"] = sentence
-    for line in describe_lines(facts):
-        echo(line)
-    echo_json(facts, as_json)
+    if holds_streams(path):
+        facts = describe_streams(path)
+        lines = _streams(facts, path)
+    else:
+        facts = describe(path)
+        if facts.get("fused_graph") and (sentence := fused_cpu.ignored()):
+            facts["fused_kernel_ignored"] = sentence
+        details = describe_lines(facts) if all_ else []
+        lines = [*summary_lines(facts, path), *details, f"next        {next_command(facts, path)}"]
+    show(facts, lines, as_json=as_json)
+
+
+def _streams(facts: dict[str, Any], path: Path) -> list[str]:
+    positions = facts["positions"]
+    count = f"{len(positions)} saved stream{'s' * (len(positions) != 1)}"
+    shown = ", ".join(f"{position:,}" for position in positions[:8]) + ", …" * (len(positions) > 8)
+    file = shlex.quote(str(path))
+    return [
+        f"{path} holds {count}, {facts['bytes'] / 1e6:,.2f} MB, after {shown} tokens",
+        f"artefact    {facts['artefact']} (`xl-export info ARTEFACT --all` prints it)",
+        f'next        xl-export generate ARTEFACT --load-memory {file} --prompt " and"',
+    ]

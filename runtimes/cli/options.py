@@ -1,10 +1,13 @@
-"""Arguments and options that the commands share, and the JSON document on the last line."""
+"""Arguments and options that the commands share, and how a command prints its result."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,19 +66,25 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print all figures as one JSON document on the last line of standard output.",
+    help="Print the result as one JSON document instead of text.",
 )
 
 
-def echo(line: str) -> None:
-    """Prints a line with facts of a stranger's file; what does not print becomes a visible escape."""
-    click.echo(printable(line))
+def show(document: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Prints the result of a command: a JSON document on one line, or lines of text.
 
-
-def echo_json(document: dict[str, Any], wanted: bool) -> None:
-    """Prints the document on one line if it is wanted; a figure that is not finite becomes null."""
-    if wanted:
+    A figure that is not finite becomes null. In a line, what does not print becomes a visible escape.
+    """
+    if as_json:
         click.echo(json.dumps(_finite(document), allow_nan=False))
+        return
+    for line in lines:
+        click.echo(printable(line))
+
+
+def text_as_progress(as_json: bool) -> AbstractContextManager[Any]:
+    """A block whose text is progress if the result is printed as JSON: it then goes to standard error."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def _finite(value: Any) -> Any:

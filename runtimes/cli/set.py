@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from runtimes.base.errors import UserError, fields_as_options
+from runtimes.base.records import to_json
 from runtimes.cli.generate import sampling_options
-from runtimes.cli.options import folder_argument
+from runtimes.cli.options import folder_argument, json_option, show
 from runtimes.contract.sampling import SETTINGS, Sampler, read_sampling, write_sampling
 from runtimes.sessions.open import describe
 
@@ -18,7 +19,8 @@ from runtimes.sessions.open import describe
 @folder_argument
 @sampling_options
 @click.option("--reset", is_flag=True, help="First set all settings back to temperature 1 and all tokens.")
-def set_command(path: Path, reset: bool, **sampling: Any) -> None:
+@json_option
+def set_command(path: Path, reset: bool, as_json: bool, **sampling: Any) -> None:
     """Change how tokens are drawn by default from the model at PATH.
 
     PATH is an artefact, an engine or a run. Every command and runtime uses these settings unless it is given
@@ -31,4 +33,5 @@ def set_command(path: Path, reset: bool, **sampling: Any) -> None:
     with fields_as_options(*SETTINGS):
         sampler = (Sampler() if reset else read_sampling(path)).replaced(**sampling)
     write_sampling(path, sampler)
-    click.echo(f"{path} draws with {sampler}")
+    document = {"path": str(path), "sampling": to_json(sampler)}
+    show(document, [f"{path} draws with {sampler}"], as_json=as_json)

@@ -194,6 +194,14 @@ def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, pa
     return memory
 
 
+def describe_streams(path: Path) -> dict[str, Any]:
+    """The facts of a file of saved streams, for `info`."""
+    owner, arrays = _saved_arrays(path)
+    positions = arrays["positions"].tolist()
+    num_bytes = path.stat().st_size
+    return {"kind": "streams", "artefact": owner, "positions": positions, "bytes": num_bytes}
+
+
 def _saved_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """Owner and arrays, `positions` among them, of a file that `save_memory` wrote."""
     arrays, facts = read_tensors(path)

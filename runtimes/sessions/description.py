@@ -33,6 +33,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "vocabulary": describe_vocab(load_vocab(folder / VOCAB)),
         "concern": spec.concern,
         "exporter": spec.exporter,
+        "target": spec.target,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,
         "fp32_bytes_per_stream": spec.fp32_bytes_per_stream,

@@ -1,7 +1,9 @@
-"""The facts of a folder as lines of text, for people who want to know what it holds before they run it."""
+"""The facts of a folder as text: what it is in words, what to do next, and on request every detail."""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 from runtimes.contract.engine import NAMES
@@ -13,12 +15,74 @@ from runtimes.contract.precision import (
     sentence,
     unmeasured,
 )
+from runtimes.contract.sampling import Sampler
+
+TOKENS = {"byte": "bytes", "char": "characters", "word": "words", "subword": "subwords", "ids": "token ids"}
+
+
+def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
+    """What the folder at `path` is, in a few lines."""
+    model, vocabulary, article = facts["model"], facts["vocabulary"], "a" if facts["kind"] == "run" else "an"
+    lines = [
+        f"{path} is {article} {facts['kind']}: {_kind_of_model(model)} of {_count(model['parameters'])} "
+        f"parameters, {model['layers']} layers of width {model['d_model']}, over "
+        f"{vocabulary['size']:,} {TOKENS[vocabulary['kind']]}"
+    ]
+    memory = f"memory      {facts['rule']['mem_len']:,} tokens"
+    if "bytes_per_stream" in facts:
+        running = f"{facts['running_bytes_per_stream'] / 1e6:,.2f} MB per stream"
+        lines.append(f"{memory}, {running}, however long the text grows")
+        weights, stored = facts["precision"], facts["memory_precision"]
+        lines.append(f"precision   weights {weights}, memory {stored}")
+    else:
+        lines.append(memory)
+    lines.append(f"sampling    {Sampler(**facts['sampling'])}")
+    lines.append(f"computed by {facts['computed_by']}{_fused_advice(facts)}")
+    if facts.get("training") and facts["training"]["best"]:
+        best = facts["training"]["best"]
+        lines.append(f"training    {best['bits_per_token']:.4f} bits per token at step {best['step']:,}")
+    if facts.get("concern"):
+        lines.append(f"warning     {facts['concern']}")
+    return lines
+
+
+def next_command(facts: dict[str, Any], path: Path) -> str:
+    """The command that most users of such a folder run next."""
+    folder, target = shlex.quote(str(path)), facts.get("target")
+    if facts["kind"] == "run":
+        return f"xl-export export {folder} --out artefact"
+    if facts["kind"] == "artefact" and target == "tensorrt":
+        return f"xl-export build {folder} --out engine"
+    if target == "web":
+        return f"xl-export web {folder} --serve"
+    prompt = "--prompt-ids 0" if facts["vocabulary"]["kind"] == "ids" else '--prompt "The "'
+    return f"xl-export generate {folder} {prompt}"
+
+
+def _kind_of_model(model: dict[str, Any]) -> str:
+    """Such as `a Transformer-XL`."""
+    positions, sublayers = model["positions"], model["sublayers"]
+    spans = " with learned spans" if model["reaches"] else ""
+    if sublayers == "own":
+        return "a traced PyTorch module"
+    if sublayers == "all-attention":
+        return f"an all-attention network{spans}"
+    if sublayers == "feed-forward":
+        kind = "a Transformer-XL" if positions == "relative" else f"a Transformer with {positions} positions"
+        return f"{kind}{spans}"
+    return f"a Transformer with {sublayers} sublayers{spans}"
+
+
+def _count(number: int) -> str:
+    """A number of parameters, such as `2.2 million`."""
+    for size, word in ((10**9, "billion"), (10**6, "million")):
+        if number >= size:
+            return f"{number / size:.3g} {word}"
+    return f"{number:,}"
 
 
 def describe_lines(facts: dict[str, Any]) -> list[str]:
-    """The facts of `runtimes.sessions.open.describe`, as lines of a word of twelve columns and what it stands
-    for.
-    """
+    """Every detail: each fact of `runtimes.sessions.open.describe`, after a label of twelve columns."""
     model, rule = facts["model"], facts["rule"]
     persistent = f"{model['persistent']} persistent vectors ({model['sublayers']})"
     own = model["sublayers"] == "own"  # of a traced module

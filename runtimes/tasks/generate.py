@@ -178,7 +178,7 @@ def _aligned(
     lengths = np.array([len(row) for row in rows])
     if memory is not None and memory.batch != len(rows):
         raise StreamError(
-            f"{len(rows)} prompt(s) were given and the memory holds {memory.batch} streams; give one prompt "
+            f"{len(rows)} prompts were given and the memory holds {memory.batch} streams; give one prompt "
             "for each stream."
         )
     padding = lengths.max() - lengths

@@ -162,7 +162,7 @@ def test_sliding_window(tiny, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     (line,) = history.read_text().splitlines()
     document = json.loads(line)
-    assert document == json.loads(result.stdout.splitlines()[-1])
+    assert document == json.loads(result.stdout)
     assert [row["attention_length"] for row in document["rows"]] == [8, 20]
     for row in document["rows"]:
         assert row["window"]["repeats"] == row["segment"]["repeats"] == tiny.repeats

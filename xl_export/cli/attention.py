@@ -13,7 +13,7 @@ from runtimes.base.errors import ConfigError, TextError, UserError, needs
 from runtimes.base.files import refuse_replacing, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import to_json
-from runtimes.cli.options import echo_json, json_option, threads_option
+from runtimes.cli.options import json_option, show, threads_option
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
@@ -122,16 +122,16 @@ def attention_command(
         np.savez(folder / ARRAYS, **_arrays(seen))
         write_json(folder / MARKER, facts)
         names = sorted(path.name for path in folder.iterdir())
-    click.echo(
+    lines = [
         f"{out} has {', '.join(names)}; Figure 6 is of layer {layer}, head {head}, tokens {stretch.start} to "
         f"{stretch.stop - 1}"
-    )
+    ]
     if not relative:
-        click.echo(
+        lines.append(
             f"figure-7.png is left out, because {opened.config.model.positions} positions have no terms (a) "
             "to (d)"
         )
-    echo_json(facts, as_json)
+    show(facts, lines, as_json=as_json)
 
 
 @click.command("spans")
@@ -153,25 +153,21 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
 
     learned, rule = learned_spans(opened.model), opened.config.evaluation
     saved = {form: bytes_saved(opened.model.facts(), rule, form) for form in get_args(Form)}
-    for line in span_lines(learned):
-        click.echo(line)
     forms = ", ".join(f"{num_bytes:,} bytes ({form})" for form, num_bytes in saved.items())
-    click.echo(f"an artefact with memory {rule.mem_len} saves {forms} per stream")
     if out:
         title = f"the model can learn spans of up to {learned.maximum:,} tokens; {rule}"
         pictures.draw_spans(
             out, learned.spans, learned.longest_distances, maximum=learned.maximum, title=title
         )
         click.echo(f"drawn to {out}", err=True)
-    echo_json(
-        {
-            "maximum": learned.maximum,
-            "spans": learned.spans,
-            "reaches": learned.longest_distances,
-            "bytes_saved": saved,
-        },
-        as_json,
-    )
+    document = {
+        "maximum": learned.maximum,
+        "spans": learned.spans,
+        "reaches": learned.longest_distances,
+        "bytes_saved": saved,
+    }
+    sentence = f"an artefact with memory {rule.mem_len} saves {forms} per stream"
+    show(document, [*span_lines(learned), sentence], as_json=as_json)
 
 
 def span_lines(learned: LearnedSpans) -> list[str]:

@@ -9,7 +9,8 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.records import to_json
-from runtimes.cli.options import echo_json, json_option
+from runtimes.cli.group import LongCommand
+from runtimes.cli.options import json_option, show
 from runtimes.contract.engine import NAMES, PLAN, Attention, Flavour, Hardware
 from xl_export.cli.options import triton_option
 
@@ -29,7 +30,16 @@ class Sizes(click.ParamType):
         return sizes * 3 if len(sizes) == 1 else sizes
 
 
-@click.command("build")
+@click.command(
+    "build",
+    cls=LongCommand,
+    sections={
+        "Main options": "--out --flavour --compute-capability --attention --force",
+        "Shapes": "--batch --token-batch --tokens",
+        "Where the engine runs": "--hardware --version-compatible --refit",
+        "Tuning": "--optimization-level --workspace-mib --timing-cache --tactics",
+    },
+)
 @click.argument("artefact", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The engine folder to write.")
 @click.option(
@@ -148,16 +158,16 @@ def build_command(
         refuse_engine(options)
         model_folder(out, triton, force=force)
     facts = build(artefact, out, options, force=force)
-    if triton:
-        model = write_engine(artefact, triton, options, name=out, force=force)
-        click.echo(f"{model} is a model for Triton Inference Server")
+    model = write_engine(artefact, triton, options, name=out, force=force) if triton else None
     where = f"tuned on {facts.gpu.name}" if facts.gpu else "to be compiled on the GPU that opens it"
     size = facts.files[PLAN].num_bytes / 2**20
-    click.echo(
+    lines = [
         f"{out} is ready: {NAMES[facts.flavour]} {facts.version}, {size:,.1f} MiB in {facts.seconds:.1f} s, "
         f"for compute capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} "
         f"attention, {facts.plugin_layers} plugin layers of {sum(facts.layers.values())} layers; check it "
-        f"on the device: xl-export check {out}"
-    )
-    click.echo(f"{out / LINE} holds the command line of NVIDIA's own tool for the same plan")
-    echo_json(to_json(facts), as_json)
+        f"on the device: xl-export check {out}",
+        f"{out / LINE} holds the command line of NVIDIA's own tool for the same plan",
+        *([f"{model} is a model for Triton Inference Server"] if model else []),
+    ]
+    document = {"engine": str(out), "triton": str(model) if model else None, **to_json(facts)}
+    show(document, lines, as_json=as_json)

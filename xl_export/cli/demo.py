@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import needs
-from runtimes.cli.options import echo_json, json_option
+from runtimes.cli.options import json_option, show, text_as_progress
 from xl_export.cli.options import PACKAGES
 
 
@@ -47,7 +47,8 @@ def demo_command(out: Path, train: bool, steps: int | None, force: bool, as_json
     with needs("demo" if train else "cpu,subword", *PACKAGES, "tokenizers"):
         from xl_export.demo.run import run_demo
 
-        figures = run_demo(out, train=train, steps=steps, force=force)
-    echo_json(figures, as_json)
+        with text_as_progress(as_json):
+            figures = run_demo(out, train=train, steps=steps, force=force)
+    show(figures, [], as_json=as_json)
     if not figures["passed"]:
         raise SystemExit(1)

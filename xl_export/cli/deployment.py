@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import needs
+from runtimes.base.records import to_json
+from runtimes.cli.options import json_option, show
 from xl_export.cli.options import force_option, out_option
 
 
@@ -17,7 +19,8 @@ from xl_export.cli.options import force_option, out_option
     "--batch", type=click.IntRange(min=1), default=2, show_default=True, help="How many rows each step has."
 )
 @force_option
-def polygraphy_command(artefact: Path, out: Path, batch: int, force: bool) -> None:
+@json_option
+def polygraphy_command(artefact: Path, out: Path, batch: int, force: bool, as_json: bool) -> None:
     """Write ARTEFACT's inputs and answers for Polygraphy.
 
     Polygraphy is NVIDIA's tool that runs a model in several runtimes and compares them. The folder holds the
@@ -27,8 +30,9 @@ def polygraphy_command(artefact: Path, out: Path, batch: int, force: bool) -> No
     with needs("cpu", "onnxruntime"):
         from xl_export.deployment.polygraphy_files import COMMANDS, write_polygraphy_files
     steps = write_polygraphy_files(artefact, out, batch=batch, force=force)
-    click.echo(f"{out} holds inputs and answers of {len(steps)} steps: {'; '.join(steps)}")
-    click.echo((out / COMMANDS).read_text(encoding="utf-8"), nl=False)
+    commands = (out / COMMANDS).read_text(encoding="utf-8").splitlines()
+    lines = [f"{out} holds inputs and answers of {len(steps)} steps: {'; '.join(steps)}", *commands]
+    show({"folder": str(out), "steps": steps, "commands": commands}, lines, as_json=as_json)
 
 
 @click.command("refit")
@@ -36,7 +40,8 @@ def polygraphy_command(artefact: Path, out: Path, batch: int, force: bool) -> No
 @click.argument("artefact", type=click.Path(path_type=Path))
 @out_option
 @force_option
-def refit_command(engine: Path, artefact: Path, out: Path, force: bool) -> None:
+@json_option
+def refit_command(engine: Path, artefact: Path, out: Path, force: bool, as_json: bool) -> None:
     """Put ARTEFACT's weights into a copy of ENGINE.
 
     ENGINE must have been built with --refit, and ARTEFACT must have the same step as the artefact that ENGINE
@@ -46,7 +51,6 @@ def refit_command(engine: Path, artefact: Path, out: Path, force: bool) -> None:
     with needs("tensorrt", "onnx"):
         from xl_export.deployment.refit import refit
     facts = refit(engine, artefact, out, force=force)
-    click.echo(
-        f"{out} is ready: the plan of {engine} with the weights of {artefact}, in {facts.seconds:.1f} s; "
-        f"check it: xl-export check {out}"
-    )
+    line = f"{out} is ready: the plan of {engine} with the weights of {artefact}, in {facts.seconds:.1f} s"
+    next_line = f"next: xl-export check {out}"
+    show({"engine": str(out), **to_json(facts)}, [line, next_line], as_json=as_json)

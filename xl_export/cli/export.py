@@ -10,6 +10,9 @@ from typing import Any, get_args
 import click
 
 from runtimes.base.errors import UserError, needs
+from runtimes.base.records import to_json
+from runtimes.cli.group import LongCommand
+from runtimes.cli.options import json_option, show
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import (
     MemoryPrecision,
@@ -22,7 +25,9 @@ from runtimes.contract.precision import (
 from runtimes.contract.rule import InitialMemory, Mask
 from runtimes.contract.spec import Exporter, Storage, Target, load_spec
 from runtimes.contract.tensors import Form
+from runtimes.sessions.open import describe
 from runtimes.tasks.check import check
+from runtimes.tasks.describe import next_command
 from xl_export.cli.options import (
     PACKAGES,
     force_option,
@@ -35,7 +40,16 @@ from xl_export.cli.options import (
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 
 
-@click.command("export")
+@click.command(
+    "export",
+    cls=LongCommand,
+    sections={
+        "Main options": "--out --precision --text --target --force",
+        "Memory": "--mem-len --segment --memory --memory-precision --mask --clamp-len --initial-memory",
+        "Form of the graph": "--single-file --ort --exporter --attention-as",
+        "Triton Inference Server": "--triton --triton-backend",
+    },
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @out_option
 @click.option(
@@ -136,6 +150,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 @triton_option
 @triton_backend_option
 @force_option
+@json_option
 def export_command(
     run: Path,
     out: Path,
@@ -152,6 +167,7 @@ def export_command(
     triton: Path | None,
     triton_backend: str,
     force: bool,
+    as_json: bool,
     **changes: Any,
 ) -> None:
     """Export RUN to an artefact, a folder that needs no PyTorch.
@@ -219,16 +235,33 @@ def export_command(
     verdict = "is written" if spec.concern else "is ready"
     if not report.passed:
         verdict = "is written, but its check FAILED on this machine"
-    click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}")
+    lines = [f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}"]
     stream = spec.bytes_per_stream, spec.fp32_bytes_per_stream
     stored = memory_precision_of([spec.state_dtype])
     if spec.measured is not None:
-        click.echo(sentence(spec.precision, stored, spec.measured, stream=stream))
+        lines.append(sentence(spec.precision, stored, spec.measured, stream=stream))
     elif spec.lossy:
         name = named(spec.precision, stored) + (f" ({per_stream(*stream)})" if stored != "fp32" else "")
-        click.echo(f"{name} is not measured, because {run} kept no test text; give one with --text FILE")
+        lines.append(f"{name} is not measured, because {run} kept no test text; give one with --text FILE")
+    model = None
+    if triton and report.passed:
+        model = (write_session if session else write_model)(out, triton, force=force)
+        lines.append(f"{model} is a model for Triton Inference Server")
+    if report.passed:
+        lines.append(f"next: {next_command(describe(out), out)}")
+    document = {
+        "artefact": str(out),
+        "identity": spec.identity,
+        "memory_form": spec.form,
+        "rule": to_json(spec.rule),
+        "precision": spec.precision,
+        "memory_precision": stored,
+        "bytes_per_stream": spec.bytes_per_stream,
+        "measured": None if spec.measured is None else to_json(spec.measured),
+        "concern": spec.concern,
+        "check": report.to_json(),
+        "triton": str(model) if model else None,
+    }
+    show(document, lines, as_json=as_json)
     if not report.passed:
         raise SystemExit(1)
-    if triton:
-        write = write_session if session else write_model
-        click.echo(f"{write(out, triton, force=force)} is a model for Triton Inference Server")

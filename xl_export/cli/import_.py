@@ -9,7 +9,7 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
-from runtimes.cli.options import echo, echo_json, json_option
+from runtimes.cli.options import json_option, show
 
 NAMES = (
     "kimiyoung",
@@ -172,32 +172,34 @@ def import_command(
         difference = check_import(checkpoint) if checkpoint.finite else None
         write_run(checkpoint, out, record=record, force=force)
     model = checkpoint.config
-    echo(f"format      {name}: {record['project']}")
+    lines = [f"format      {name}: {record['project']}"]
     for role, facts in record["files"].items():
-        echo(f"{role:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…")
+        lines.append(
+            f"{role:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…"
+        )
     inner = f"N {model.persistent}" if model.persistent else f"FF {model.d_ff}"
     order = "pre" if model.pre_norm else "post"
-    echo(
+    lines.append(
         f"sizes       {model.layers} layers, D {model.d_model}, H {model.heads}, K {model.head_dim}, "
         f"{inner}, {model.positions} positions, {order}-norm, {count_parameters(model):,} parameters"
     )
     clusters = (
         f", clusters from {', '.join(map(str, model.vocabulary.cutoffs))}" if model.vocabulary.cutoffs else ""
     )
-    echo(f"tokens      {model.vocab_size:,}, {checkpoint.vocab.kind}{clusters}")
+    lines.append(f"tokens      {model.vocab_size:,}, {checkpoint.vocab.kind}{clusters}")
     for key, setting in checkpoint.settings.items():
-        echo(f"setting     {key} {setting.value} ({setting.origin})")
-    echo(f"here        {checkpoint.rule}")
+        lines.append(f"setting     {key} {setting.value} ({setting.origin})")
+    lines.append(f"here        {checkpoint.rule}")
     for note in checkpoint.notes:
-        echo(f"note        {note}")
+        lines.append(f"note        {note}")
     if difference is not None:
-        echo(
+        lines.append(
             f"check       the fast form and the naive form in float64 agree to {difference:.1g} nats on "
             "random tokens; both are this project's, so compare losses with your project's too"
         )
     if out is not None:
         following = f"; next: xl-export export {out} --out artefact" if checkpoint.finite else ""
-        echo(f"{out} is imported{following}")
+        lines.append(f"{out} is imported{following}")
     sizes = {
         name: getattr(model, name)
         for name in ("layers", "d_model", "heads", "head_dim", "d_ff", "persistent", "vocab_size")
@@ -208,4 +210,4 @@ def import_command(
         "sizes": sizes,
         "parameters": count_parameters(model),
     }
-    echo_json(document, as_json)
+    show(document, lines, as_json=as_json)

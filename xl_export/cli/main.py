@@ -28,53 +28,40 @@ from xl_export.cli.serve import serve_command
 from xl_export.cli.train import train_command
 from xl_export.cli.web import web_command
 
-COMMANDS = [
-    train_command,
-    prepare_command,
-    import_command,
-    export_command,
-    build_command,
-    set_command,
-    web_command,
-    serve_command,
-    demo_command,
-    check_command,
-    eval_command,
-    score_command,
-    generate_command,
-    info_command,
-    runs_command,
-    recl_command,
-    attention_command,
-    spans_command,
-    fused_kernel_command,
-    devices_command,
-    polygraphy_command,
-    refit_command,
-]
+SECTIONS = {
+    "Start": [demo_command, train_command, import_command, export_command, check_command],
+    "Use": [generate_command, eval_command, score_command, serve_command, web_command, set_command],
+    "Inspect": [
+        info_command,
+        runs_command,
+        attention_command,
+        recl_command,
+        spans_command,
+        devices_command,
+    ],
+    "Data": [prepare_command],
+    "NVIDIA": [build_command, refit_command, polygraphy_command],
+    "Build": [fused_kernel_command],
+}
 
 
-@click.group("xl-export", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="xl-export")
+@click.group(
+    "xl-export",
+    cls=Group,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(None, "-V", "--version", package_name="xl-export")
 def main() -> None:
-    """Take a language model with segment recurrence from text to a device without PyTorch.
+    """Language models whose memory and cost per token stay constant: train, export, check, run.
 
-    A run is the folder of a trained model. An artefact is the folder of an exported one: an ONNX graph, its
-    weights, and answers of PyTorch to compare with. An engine is an artefact built by TensorRT for one kind
-    of NVIDIA GPU.
+    A run is the folder of a trained model. An artefact is an exported run: an ONNX graph, its weights, and
+    answers of PyTorch to compare with. An engine is an artefact built by TensorRT for NVIDIA GPUs.
 
     \b
-    xl-export train --out run                         text → run
-    xl-export import model.pt --out run               checkpoint of another project → run
-    xl-export export run --out artefact               run → artefact
-    xl-export build artefact --out engine             artefact → engine
-    xl-export check artefact                          artefact → does this device compute the same as PyTorch?
-    xl-export eval artefact --text run/test.txt       artefact → bits per token, with memory
-    xl-export score artefact --input nbest.jsonl      artefact → log-probability of each text
-    xl-export generate artefact --prompt "The "       artefact → text
-    xl-export prepare text8 --from zip --out text8    public corpus → dataset for training
+    xl-export demo                                see what a trained model does
+    xl-export train --text my.txt --out run       text → run
+    xl-export export run --out artefact           run → artefact
+    xl-export check artefact                      does this device compute what PyTorch computed?
+    xl-export generate artefact --prompt "The "   artefact → text
     """
-
-
-for command in COMMANDS:
-    main.add_command(command)

@@ -13,7 +13,7 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable, write_json
 from runtimes.base.records import to_json
 from runtimes.cli.eval import dtype_option, ids_option, text_option
-from runtimes.cli.options import device_option, echo_json, json_option, threads_option
+from runtimes.cli.options import device_option, json_option, show, threads_option
 from runtimes.contract.device import Device
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import read_tokens
@@ -110,14 +110,13 @@ def recl_command(
         click.echo(f"{names[i]}: predicting {len(where):,} tokens, each after {context} others", err=True)
         losses_ICN[i, c] = context_losses(session, tokens, where, context=context)
     report = _report(names, sessions, contexts, losses_ICN, shares)
-    _show(report)
     if out:
         write_json(out, report)
     if plot:
         from xl_export.figures.recl import plot_recl
 
         plot_recl(plot, report)
-    echo_json(report, as_json)
+    show(report, _lines(report), as_json=as_json)
 
 
 def _ascending(text: str) -> tuple[int, ...]:
@@ -188,18 +187,15 @@ def _report(
     }
 
 
-def _show(report: dict[str, Any]) -> None:
+def _lines(report: dict[str, Any]) -> list[str]:
     models, lengths = report["models"], report["lengths"]
     width = max(12, *(len(model["name"]) + 2 for model in models))
-    click.echo("model".ljust(width) + "".join(f"r = {by['r']:g}".rjust(10) for by in models[0]["by_r"]))
+    lines = ["model".ljust(width) + "".join(f"r = {by['r']:g}".rjust(10) for by in models[0]["by_r"])]
     for model in models:
-        click.echo(model["name"].ljust(width) + "".join(by["shown"].rjust(10) for by in model["by_r"]))
-    click.echo(
+        lines.append(model["name"].ljust(width) + "".join(by["shown"].rjust(10) for by in model["by_r"]))
+    still = any(by["at_least"] for model in models for by in model["by_r"])
+    lines.append(
         f"context lengths {lengths[0]} to {lengths[-1]}, {report['positions']:,} positions, threshold "
-        f"{report['threshold']:g}"
-        + (
-            "; ≥ marks a model that still gains at the last length"
-            if any(by["at_least"] for model in models for by in model["by_r"])
-            else ""
-        )
+        f"{report['threshold']:g}" + ("; ≥ marks a model that still gains at the last length" * still)
     )
+    return lines

@@ -12,7 +12,7 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_replacing
 from runtimes.base.terminal import printable
-from runtimes.cli.options import echo, echo_json, json_option
+from runtimes.cli.options import json_option, show
 from xl_export.figures.canvas import short_names
 
 if TYPE_CHECKING:
@@ -62,15 +62,14 @@ def runs_command(
     if not records:
         raise UserError(f"none of the runs in {paths[0]} could be read; copy them again.")
     ordered = sorted(records.values(), key=_by_score)
-    for line in _table(ordered):
-        echo(line)
     for warning in _warnings([record for record in ordered if record.validations]):
         click.echo(f"Warning: {warning}; compare them with `xl-export eval` on one text.", err=True)
     if plot:
         from xl_export.figures.curves import plot_curves
 
         plot_curves(plot, ordered, against=against)
-    echo_json({"runs": [dataclasses.asdict(record) for record in ordered]}, as_json)
+    document = {"runs": [dataclasses.asdict(record) for record in ordered]}
+    show(document, _table(ordered), as_json=as_json)
 
 
 def _by_score(record: Record) -> tuple[str, float]:

@@ -10,13 +10,23 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import ConfigError, needs
+from runtimes.cli.group import LongCommand
 from runtimes.cli.options import parsed_device, threads_option
 from runtimes.contract.device import Device
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
 
 
-@click.command("serve")
+@click.command(
+    "serve",
+    cls=LongCommand,
+    sections={
+        "Main options": "--port --host --api-keys --name --state --threads --device --quiet",
+        "Capacity": "--rows --queue --cache --share-cache --waiting-memory",
+        "Largest requests": "--max-tokens --max-prompt --max-body",
+        "Stored streams": "--stream-memory --max-streams --tenant-disk --flush-streams",
+    },
+)
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free one.")
 @click.option(

@@ -16,7 +16,8 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_training
-from runtimes.cli.options import warn_of_too_many
+from runtimes.cli.group import LongCommand
+from runtimes.cli.options import json_option, show, text_as_progress, warn_of_too_many
 from xl_export.cli.options import PACKAGES, force_option
 
 if TYPE_CHECKING:
@@ -35,7 +36,17 @@ LAUNCHED = (
 )
 
 
-@click.command("train")
+@click.command(
+    "train",
+    cls=LongCommand,
+    sections={
+        "Main options": "--out --text --minutes --from --data --steps --resume --force",
+        "Vocabulary of a text": "--vocab --min-count --max-size",
+        "Configuration": "--list --show --set --seed",
+        "Machine": "--device --processes",
+        "Reports": "--tensorboard --wandb --json",
+    },
+)
 @click.argument("config", required=False)
 @click.option("--out", type=PATH, help="The folder in which the new run is written.")
 @click.option(
@@ -109,6 +120,7 @@ LAUNCHED = (
     help="Send the metrics to Weights & Biases too; with WANDB_MODE=offline, keep them in RUN/wandb.",
 )
 @force_option
+@json_option
 def train_command(
     config: str | None,
     out: Path | None,
@@ -120,6 +132,7 @@ def train_command(
     force: bool,
     minutes: float | None,
     from_run: Path | None,
+    as_json: bool,
     **changes: Any,
 ) -> None:
     """Train a model, continue to train one, or fine-tune one.
@@ -159,21 +172,23 @@ def train_command(
     run = resume_run or out
     assert run is not None
     with reporting(), _interruptible(run):
-        planned = _planned(from_run, minutes or MINUTES, changes) if plans else None
+        with text_as_progress(as_json):
+            planned = _planned(from_run, minutes or MINUTES, changes) if plans else None
         work = _work(config, planned, out, resume_run, force, set_, changes, processes)
         if processes not in (None, 1):
             from trainer.training.launch import launch
 
             options = [f"--set={assignment}" for assignment in set_]
-            options += _as_options(changes) + ["--force"] * force
+            options += _as_options(changes) + ["--force"] * force + ["--json"] * as_json
             place = ["--out", str(out)] if out else ["--resume", str(resume_run)]
             root = str(Path(__file__).parents[2])
             command = [sys.executable, "-c", LAUNCHED, root, "train", *([config] if config else []), *place]
             launch([*command, *options], processes)
             return  # the first of the processes has said what comes next
-        work()
+        with text_as_progress(as_json):
+            work()
     if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks for all
-        _conclude(run)
+        _conclude(run, as_json)
 
 
 def _refuse_contradictions(
@@ -318,14 +333,16 @@ def _option(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _conclude(run: Path) -> None:
-    from trainer.run.history import concern_about
+def _conclude(run: Path, as_json: bool) -> None:
+    from trainer.run.history import history_of
 
-    concern = concern_about(run)
-    if concern:
-        click.echo(f"Warning: {concern}", err=True)
-    state = "has finished" if concern else "is trained"
-    click.echo(f"{run} {state}; next: xl-export export {run} --out artefact")
+    history = history_of(run)
+    assert history is not None, "it was trained here"
+    if history.concern:
+        click.echo(f"Warning: {history.concern}", err=True)
+    state = "has finished" if history.concern else "is trained"
+    line = f"{run} {state}; next: xl-export export {run} --out artefact"
+    show({"run": str(run), "concern": history.concern, **history.describe()}, [line], as_json=as_json)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import UserError, needs
+from runtimes.cli.options import json_option, show
 from xl_export.cli.options import force_option
 
 
@@ -35,6 +36,7 @@ from xl_export.cli.options import force_option
     "its files are downloaded from the npm registry once, verified, and kept in your cache.",
 )
 @force_option
+@json_option
 def web_command(
     artefacts: tuple[Path, ...],
     out: Path | None,
@@ -42,6 +44,7 @@ def web_command(
     port: int,
     node_modules: Path | None,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write a web page that runs ARTEFACT in the browser.
 
@@ -58,12 +61,18 @@ def web_command(
         site = write_site(artefacts, folder, node_modules=node_modules, force=force)
         for warning in site.warnings:
             click.echo(f"Warning: {warning}", err=True)
-        if out:
-            models = " and ".join(site.models)
-            click.echo(
-                f"{out} is a web page of {models}, {site.num_bytes / 1e6:.1f} MB; any web server serves it"
-            )
-        if serve:
-            with serving(folder, port=port) as server:
-                click.echo(f"http://127.0.0.1:{server.server_port}/ serves it until Ctrl-C")
-                server.serve_forever()
+        size, names = f"{site.num_bytes / 1e6:.1f} MB", " and ".join(site.models)
+        lines = [f"{out} is a web page of {names}, {size}; any web server serves it"] if out else []
+        document = {
+            "site": str(out) if out else None,
+            "models": list(site.models),
+            "bytes": site.num_bytes,
+            "warnings": list(site.warnings),
+        }
+        if not serve:
+            show(document, lines, as_json=as_json)
+            return
+        with serving(folder, port=port) as server:
+            url = f"http://127.0.0.1:{server.server_port}/"
+            show(document | {"url": url}, [*lines, f"{url} serves it until Ctrl-C"], as_json=as_json)
+            server.serve_forever()

@@ -10,7 +10,7 @@ import pytest
 from runtimes.base import progress
 from runtimes.base.progress import Progress
 from tests.clock import set_clock
-from tests.commands import last_line, xl
+from tests.commands import json_of, xl
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
@@ -61,5 +61,5 @@ def test_eval_says_how_far_it_is(
         slow.stderr.splitlines()[0] == "scoring with memory 16 in segments of 8: 16 of 200 tokens, 23 s left"
     )
     assert len(slow.stderr.splitlines()) == 4
-    assert last_line(slow)["nats"] == last_line(quiet)["nats"]
+    assert json_of(slow)["nats"] == json_of(quiet)["nats"]
     assert len(slow.stdout.splitlines()) == len(quiet.stdout.splitlines())

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from runtimes.base.files import read_npz, write_json
 from runtimes.contract.vocabulary import CharVocab
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from xl_export.cli.main import main
 
 COMPUTED_BY_PYTORCH = {"computed_by": "PyTorch", "kernel": None}
@@ -59,8 +59,8 @@ def test_a_diverged_checkpoint_ends_in_one_sentence(
 
 def test_a_sweep_over_a_run_has_the_figures_of_each_setting_alone(run: Path, text_file: Path) -> None:
     options = ("--text", text_file, "--lanes", 2, "--json")
-    result = xl("eval", run, *options, "--mem-len", "4,16", "--segment", "8,24", "--clamp-len", "0,3")
-    document = last_line(result)
+    sweep = ("--mem-len", "4,16", "--segment", "8,24", "--clamp-len", "0,3")
+    document = json_of(xl("eval", run, *options, *sweep))
     assert len(document["rows"]) == 8
     for row in document["rows"]:
         setting = (
@@ -71,12 +71,12 @@ def test_a_sweep_over_a_run_has_the_figures_of_each_setting_alone(run: Path, tex
             "--clamp-len",
             row["clamp_len"] or 0,
         )
-        alone = last_line(xl("eval", run, *options, *setting))
+        alone = json_of(xl("eval", run, *options, *setting))
         assert without_speed(alone) == without_speed(row) | COMPUTED_BY_PYTORCH
     nats = [row["nats"] for row in document["rows"]]
     assert len({round(value, 3) for value in nats}) == 4  # memory and clamp change the score, segments do not
     assert document["best"] == int(np.argmin(nats))
-    lines = result.stdout.splitlines()
+    lines = xl("eval", run, *options[:-1], *sweep).stdout.splitlines()
     assert lines[0].split() == [
         "mem_len",
         "segment",
@@ -96,7 +96,7 @@ def test_a_sweep_over_a_run_has_the_figures_of_each_setting_alone(run: Path, tex
 
 
 def test_an_artefact_sweeps_segments_and_nothing_else(artefacts: dict[str, Path], text_file: Path) -> None:
-    document = last_line(
+    document = json_of(
         xl("eval", artefacts["ring"], "--text", text_file, "--segment", "1:8:3", "--mem-len", 16, "--json")
     )
     assert [row["segment"] for row in document["rows"]] == [1, 4, 7]
@@ -144,8 +144,8 @@ def test_characters_and_words_have_their_own_figures(
     characters = xl("eval", run, "--text", text_file).stdout.splitlines()
     assert characters[0].startswith("bits per character  ")
     assert [line.split()[0] for line in characters] == ["bits", "speed", "settings", "computed"]
-    words = xl("eval", word_run, "--text", text_file, "--json")
-    figures = last_line(words)
+    words = xl("eval", word_run, "--text", text_file)
+    figures = json_of(xl("eval", word_run, "--text", text_file, "--json"))
     assert words.stdout.startswith(f"perplexity          {figures['perplexity']:.3f}")
     symbols = json.loads((word_run / "vocab.json").read_text())["symbols"]
     seen = text[:400].split()
@@ -160,7 +160,7 @@ def test_losses_are_written_with_their_settings(
 ) -> None:
     folder = run if kind == "torch" else artefacts[kind]
     options = ("--text", text_file, "--lanes", 3, "--segment", 5, "--json")
-    figures = last_line(xl("eval", folder, *options, "--losses", tmp_path / "losses.npz"))
+    figures = json_of(xl("eval", folder, *options, "--losses", tmp_path / "losses.npz"))
     del figures["kernel"], figures["computed_by"]
     arrays = read_npz(tmp_path / "losses.npz")
     assert arrays["nats"].shape == arrays["tokens"].shape == (399,)
@@ -202,8 +202,8 @@ def test_token_ids_score_as_their_text(
     run: Path, text_file: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "some.npy", tokens[:400].astype(np.uint8))
-    from_ids = last_line(xl("eval", run, "--text", tmp_path / "some.npy", "--ids", "--json"))
-    assert without_speed(from_ids) == without_speed(last_line(xl("eval", run, "--text", text_file, "--json")))
+    from_ids = json_of(xl("eval", run, "--text", tmp_path / "some.npy", "--ids", "--json"))
+    assert without_speed(from_ids) == without_speed(json_of(xl("eval", run, "--text", text_file, "--json")))
     np.save(tmp_path / "some.npy", tokens[:400] + 50)
     refused(xl("eval", run, "--text", tmp_path / "some.npy", "--ids"), "outside the vocabulary")
 
@@ -211,7 +211,7 @@ def test_token_ids_score_as_their_text(
 def test_a_text_is_read_from_standard_input(run: Path, text_file: Path) -> None:
     options = ["eval", str(run), "--json", "--text"]
     piped = CliRunner().invoke(main, [*options, "-"], input=text_file.read_bytes())
-    assert last_line(piped)["nats"] == last_line(xl(*options, text_file))["nats"]
+    assert json_of(piped)["nats"] == json_of(xl(*options, text_file))["nats"]
     strange = CliRunner().invoke(main, [*options, "-"], input="\u2603".encode())
     refused(strange, "standard input: '\u2603', character 1 of the text", "is not among")
     refused(xl(*options, "-", "--ids"), "standard input is read as text", "give a file with --ids")

@@ -16,7 +16,7 @@ import pytest
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.fused_cpu import packaged, processor, trust
 from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS
-from tests.commands import last_line, xl
+from tests.commands import json_of, xl
 
 X86 = VARIANTS["x86_64"]
 ALL_FLAGS = " ".join(X86[-1].features)
@@ -100,7 +100,7 @@ def test_what_this_machine_compiled_comes_first(libraries: Path, monkeypatch: py
 def test_info_names_the_library(libraries: Path, artefacts: dict[str, Path]) -> None:
     told = xl("info", artefacts["ring"])
     assert "computed by ONNX Runtime, fused operator; the package's library for avx512\n" in told.stdout
-    facts = last_line(xl("info", artefacts["ring"], "--json"))
+    facts = json_of(xl("info", artefacts["ring"], "--json"))
     assert (facts["fused_kernel_built"], facts["fused_kernel_variant"]) == (True, "avx512")
 
 
@@ -128,7 +128,7 @@ def test_a_library_that_others_may_write_is_not_loaded(
         assert fused_cpu.variant() == "avx512"
         return
     assert fused_cpu.built() is None
-    sentence = last_line(xl("info", artefacts["ring"], "--json"))["fused_kernel_ignored"]
+    sentence = json_of(xl("info", artefacts["ring"], "--json"))["fused_kernel_ignored"]
     assert sentence.startswith("the fused operator of the package is not loaded: other users may write ")
     assert sentence.endswith("or run `xl-export fused-kernel`.")
     assert sentence.rstrip(".") in xl("info", artefacts["ring"]).stdout

@@ -11,7 +11,7 @@ from runtimes.base.errors import UserError
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.fused_cpu import trust
 from runtimes.sessions.open import open_session
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_others_may_write_is_not_loaded(
         return
     assert fused_cpu.built() is None
     assert open_session(artefacts["ring"]).kernel == "standard"
-    sentence = last_line(xl("info", artefacts["ring"], "--json"))["fused_kernel_ignored"]
+    sentence = json_of(xl("info", artefacts["ring"], "--json"))["fused_kernel_ignored"]
     assert f"other users may write {changed};" in sentence
     told = xl("info", artefacts["ring"]).stdout
     assert sentence.rstrip(".") in told

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from trainer.data.dataset import open_dataset
 
 
@@ -25,7 +25,7 @@ def test_a_text_file_of_numbers_is_one_stream(
     lines = [" ".join(map(str, stream[at : at + 7])) for at in range(0, 100, 7)]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     ends = [] if end is None else ["--end-of-document", end]
-    made = last_line(xl(*prepare(tmp_path, tmp_path / "lines.txt"), *ends, "--json"))
+    made = json_of(xl(*prepare(tmp_path, tmp_path / "lines.txt"), *ends, "--json"))
     assert sum(made["tokens"].values()) == 100 + len(ends[1:])
     dataset = open_dataset(tmp_path / "out")
     parts = [part.tolist() for part in (dataset.train, dataset.valid, dataset.test)]
@@ -61,6 +61,6 @@ def test_too_few_ids_are_told_with_their_files(tmp_path: Path) -> None:
     refused(xl(*prepare(tmp_path, one, empty), *held), f"{empty} has no tokens and the train part has 1, too")
     refused(xl(*prepare(tmp_path, few), "--valid", one, "--test", few), f"{one} has 1 token, too few")
     assert not (tmp_path / "out").exists()
-    made = last_line(xl(*prepare(tmp_path, enough, empty), "--json"))
+    made = json_of(xl(*prepare(tmp_path, enough, empty), "--json"))
     assert made["tokens"] == {"train": 27, "valid": 2, "test": 2}
     assert f"{empty} has no tokens" in made["notes"]

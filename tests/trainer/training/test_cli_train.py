@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from tests.trainer.data.corpus_files import make_source
 from trainer.data.prepare import prepare
 from trainer.run.config import TrainConfig, built_in
@@ -242,7 +242,7 @@ def test_a_run_on_a_dataset_scores_the_datasets_test_part_and_its_own(
 ) -> None:
     assert train(small("penn-treebank"), "--data", dataset, "--out", tmp_path / "run").exit_code == 0
     scores = [
-        last_line(xl("eval", tmp_path / "run", "--text", text, "--json"))
+        json_of(xl("eval", tmp_path / "run", "--text", text, "--json"))
         for text in (dataset, tmp_path / "run/test.npy")
     ]
     assert scores[0]["nats_per_token"] == scores[1]["nats_per_token"]

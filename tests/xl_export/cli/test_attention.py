@@ -73,7 +73,6 @@ def test_attention_writes_three_pictures_and_their_numbers(
         1,
         "--at",
         40,
-        "--json",
     )
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
@@ -97,7 +96,6 @@ def test_attention_writes_three_pictures_and_their_numbers(
     for name, array in expected.items():
         np.testing.assert_array_equal(arrays[name], array)
     facts = json.loads((out / "attention.json").read_text())
-    assert facts == json.loads(result.stdout.splitlines()[-1])
     assert facts["positions"] == 100 - 16
     assert facts["figure_6"] == {"layer": 1, "head": seen.widest(layer=1)[1], "first": 40, "targets": 16}
     assert facts["mean_distance"] == seen.mean_distances.tolist()
@@ -220,7 +218,7 @@ def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, 
             mem_len,
             "--json",
         )
-        facts = json.loads(result.stdout.splitlines()[-1])
+        facts = json.loads(result.stdout)
         assert (facts["rule"]["mem_len"], facts["rule"]["segment"], facts["positions"]) == (
             mem_len,
             8,
@@ -253,7 +251,7 @@ def test_another_memory_serves_other_architectures(
 def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_path: Path) -> None:
     from xl_export.artefact.export import export
 
-    result = call("spans", span_run, "--out", tmp_path / "spans.png", "--json")
+    result = call("spans", span_run, "--out", tmp_path / "spans.png")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "span in tokens (at most 200) → largest distance that has any weight"
@@ -263,7 +261,7 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
         ["1", "2.0", "→", "6", "200.0", "→", "200"],
     ]
     assert len({len(line) for line in lines[1:4]}) == 1
-    document = json.loads(lines[-1])
+    document = json.loads(call("spans", span_run, "--json").stdout)
     assert document["maximum"] == 200
     np.testing.assert_allclose(document["spans"], [[2, 200]] * 2, rtol=1e-6)
     assert document["reaches"] == [[6, 200]] * 2
@@ -273,7 +271,7 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     assert "an artefact with memory 200 saves 18,624 bytes (ring)" in lines[4]
     assert image.imread(tmp_path / "spans.png").shape[:2] == (720, 1350)
     info = call("info", export(span_run, tmp_path / "artefact"), "--json")
-    assert json.loads(info.stdout.splitlines()[-1])["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
+    assert json.loads(info.stdout)["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
 
 
 def test_a_picture_of_spans_is_replaced_only_with_force(span_run: Path, tmp_path: Path) -> None:

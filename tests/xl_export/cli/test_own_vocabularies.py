@@ -14,7 +14,7 @@ import pytest
 from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary import load_vocab
 from runtimes.sessions.open import open_session
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from trainer.data.dataset import open_dataset
 from trainer.data.source import load_source
 from trainer.data.text import load_splits
@@ -32,7 +32,7 @@ def test_the_chain_from_dataset_to_generated_tokens(kind: str, chain: Callable[.
     check = xl("check", artefact)
     assert check.exit_code == 0, check.output
     scores = [
-        last_line(xl("eval", folder, "--text", text, "--json"))
+        json_of(xl("eval", folder, "--text", text, "--json"))
         for folder in (run, artefact)
         for text in (run / "test.npy", made.dataset)
     ]
@@ -56,18 +56,18 @@ def test_info_shows_vocabulary_and_training(kind: str, chain: Callable[..., Any]
     expected = {"kind": kind, "size": 12 if kind == "ids" else 300, "special": special}
     expected |= {} if kind == "ids" else {"library": "tokenizers"}
     for folder in (made.run, made.artefact):
-        result = xl("info", folder, "--json")
-        assert last_line(result)["vocabulary"] == expected
+        assert json_of(xl("info", folder, "--json"))["vocabulary"] == expected
+        result = xl("info", folder, "--all")
         library = " of tokenizers" if kind == "subword" else ""
         assert f"vocabulary  {kind}{library}, {expected['size']} tokens\n" in result.stdout
         assert f"end of document {special['end_of_document']}" in result.stdout
-    facts = last_line(xl("info", made.run, "--json"))
+    facts = json_of(xl("info", made.run, "--json"))
     training = facts["training"]
     assert (training["step"], training["steps"], training["data"]) == (4, 4, str(made.dataset))
     assert training["best"]["step"] == 4
     assert training["recipe"]["learning_rate"] == 0.004
     assert facts["concern"] is None
-    assert "training    step 4 of 4, best validation" in xl("info", made.run).stdout
+    assert "training    step 4 of 4, best validation" in xl("info", made.run, "--all").stdout
 
 
 def test_a_run_on_a_text_takes_a_tokenizer_along_and_is_resumed_without_the_file(
@@ -175,9 +175,9 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
 def test_prepare_says_what_it_made_and_what_was_meant(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text " * 50)
     words = ["--kind", "word", "--text", tmp_path / "a.txt", "--out", tmp_path / "words.json"]
-    assert last_line(xl("prepare", "vocab", *words, "--json"))["special"] == {"unknown": 0, "end_of_line": 1}
+    assert json_of(xl("prepare", "vocab", *words, "--json"))["special"] == {"unknown": 0, "end_of_line": 1}
     refused(xl("prepare", "vocab", *words), "exists already", "--force")
-    assert last_line(xl("prepare", "vocab", *words, "--max-size", 3, "--force", "--json"))["size"] == 3
+    assert json_of(xl("prepare", "vocab", *words, "--max-size", 3, "--force", "--json"))["size"] == 3
     out = ["--out", tmp_path / "v.json"]
     refused(xl("prepare", "vocab", "--kind", "bpe", "--text", tmp_path / "a.txt", *out), "give --size")
     refused(

@@ -14,7 +14,7 @@ from runtimes import open_session
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks.context_losses import context_losses, spread_positions
 from runtimes.tasks.effective_context import recl, relative_gains
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_the_table_holds_the_recl_of_the_group(
         out,
     )
     result = xl("recl", *group, *options, "--json")
-    report = last_line(result)
+    report = json_of(result)
     assert report == json.loads(out.read_text())
     assert (report["lengths"], report["positions"], report["threshold"]) == ([4, 8, 12, 16], 30, 0.01)
 
@@ -70,7 +70,7 @@ def test_the_table_holds_the_recl_of_the_group(
             [entry["relative_gain"] for entry in entries], relative_gains(losses, r=r), atol=1e-6
         )
     assert [model["rule"]["mem_len"] for model in report["models"]] == [16, 16, 6]
-    lines = result.stdout.splitlines()
+    lines = xl("recl", *group, *options, "--force").stdout.splitlines()
     assert lines[0].split() == ["model", "r", "=", "0.1", "r", "=", "0.5", "r", "=", "1"]
     for line, path, model in zip(lines[1:4], group, report["models"], strict=True):
         assert line.replace("≥ ", "≥").split() == [
@@ -145,4 +145,4 @@ def test_the_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     options = ("--text", text_file, "--lengths", "4,8", "--plot", "recl.png")
-    refused(xl("recl", run, *options), "pip install 'xl-export[bench]'")
+    refused(xl("recl", run, *options), "pip install '.[bench]'")

@@ -15,7 +15,7 @@ import pytest
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import CharVocab
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel, count_parameters
 from trainer.run.checkpoint import save_tensors
@@ -63,12 +63,11 @@ def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None
     best = {"step": 7, "validation_bits_per_token": 3.125, "validation_bits_per_byte": 1.125}
     make_run(tmp_path / "b", [best], steps=7)
     (tmp_path / "c").mkdir()  # no run
-    result = xl("runs", tmp_path, "--json")
-    lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["run", "b", "a"]
+    lines = xl("runs", tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "b", "a"]
     assert " ".join(lines[1].split()[1:]) == "7 5.22k 224 3.1250 7 1.1250/byte 0.01 - -"
     assert " ".join(lines[2].split()[1:]) == "30 of 400 5.22k 960 2.7500 20 1.2500/byte 0.01 200 1m05s"
-    b, a = last_line(result)["runs"]
+    b, a = json_of(xl("runs", tmp_path, "--json"))["runs"]
     assert a["path"] == str(tmp_path / "a")
     assert a["training"] == [[10, 320, 3.0], [20, 640, 2.5]]
     assert a["validations"] == [[20, 640, 2.75], [30, 960, 2.8]]
@@ -114,7 +113,7 @@ def test_the_held_out_text_of_a_dataset_does_not_depend_on_its_vocabulary(tmp_pa
         make_run(runs / name, bits, text=None, data=str(tmp_path / f"data-{name}"))
     same = xl("runs", runs / "1", runs / "2", "--json")
     assert not same.stderr
-    first, second = last_line(same)["runs"]
+    first, second = json_of(same)["runs"]
     assert first["held_out"] == second["held_out"]
     assert "validated on different texts" in xl("runs", runs).stderr
     (tmp_path / "data-1").rename(tmp_path / "moved")
@@ -133,7 +132,7 @@ def test_a_run_keeps_the_hash_of_the_text_that_it_was_validated_on(tmp_path: Pat
         sizes = ["--set", "batch=2", "--set", "validate_every=2", "--steps", 4]
         assert xl("train", "tiny", "--data", data, *sizes, "--out", run).exit_code == 0
     before = {
-        run["path"]: run["held_out"] for run in last_line(xl("runs", tmp_path / "runs", "--json"))["runs"]
+        run["path"]: run["held_out"] for run in json_of(xl("runs", tmp_path / "runs", "--json"))["runs"]
     }
     valid = {str(tmp_path / "runs" / name): (tmp_path / f"{name}.txt").read_bytes() for name in "ab"}
     assert before == {path: hashlib.sha256(text).hexdigest() for path, text in valid.items()}
@@ -141,7 +140,7 @@ def test_a_run_keeps_the_hash_of_the_text_that_it_was_validated_on(tmp_path: Pat
     shutil.copytree(tmp_path / "data-b", tmp_path / "data-a")
     said = xl("runs", tmp_path / "runs", "--json")
     assert "validated on different texts" in said.stderr
-    assert {run["path"]: run["held_out"] for run in last_line(said)["runs"]} == before
+    assert {run["path"]: run["held_out"] for run in json_of(said)["runs"]} == before
     for name in "ab":
         shutil.rmtree(tmp_path / f"data-{name}")
     assert "is not there any more" not in xl("runs", tmp_path / "runs").stderr
@@ -153,7 +152,7 @@ def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tm
     length = len(VALID)  # each character is a token
     for limit, validated in ((100, 100), (1 << 19, length - 1), (None, length - 1)):
         run = make_run(tmp_path / str(limit), validate_tokens=limit)
-        (record,) = last_line(xl("runs", run, "--json"))["runs"]
+        (record,) = json_of(xl("runs", run, "--json"))["runs"]
         assert (record["validated"], record["validate_tokens"]) == (validated, limit)
     (tmp_path / "text.txt").write_text("a text\n" * 300)
     made = xl(
@@ -162,9 +161,9 @@ def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tm
     assert made.exit_code == 0, made.output
     of_data = make_run(tmp_path / "of-data", text=None, data=str(tmp_path / "data"))
     in_data = json.loads((tmp_path / "data" / "data.json").read_text())["tokens"]["valid"]
-    assert last_line(xl("runs", of_data, "--json"))["runs"][0]["validated"] == in_data - 1
+    assert json_of(xl("runs", of_data, "--json"))["runs"][0]["validated"] == in_data - 1
     (run / "valid.txt").unlink()
-    assert last_line(xl("runs", run, "--json"))["runs"][0]["validated"] is None
+    assert json_of(xl("runs", run, "--json"))["runs"][0]["validated"] is None
 
 
 def test_tokens_follow_the_schedule_of_segments() -> None:

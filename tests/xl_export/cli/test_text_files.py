@@ -18,7 +18,7 @@ from runtimes.base.errors import UserError
 from runtimes.cli.prompts import read_prompts
 from runtimes.contract.tokens import read_text, read_tokens
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, WordVocab, vocab_from_file
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from trainer.data.dataset import open_dataset
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
@@ -170,7 +170,7 @@ def test_commands_read_standard_input_as_they_read_a_file(run: Path, tmp_path: P
         path.write_bytes(content)
         for source in (str(path), "-"):
             command = ["eval", str(run), "--text", source, "--json"]
-            document = last_line(CliRunner().invoke(main, command, input=content))
+            document = json_of(CliRunner().invoke(main, command, input=content))
             scored = CliRunner().invoke(main, ["score", str(run), "--input", source], input=content)
             figures.append((document["nats_per_token"], document["characters"], scored.stdout))
     assert figures == figures[:1] * len(figures)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from runtimes.tasks.check import check
-from tests.commands import last_line, xl
+from tests.commands import json_of, xl
 from xl_export.demo import run as demo
 
 
 def test_the_trained_models_write_and_play_and_nothing_is_trained(tmp_path: Path) -> None:
     ended = xl("demo", "--out", tmp_path / "demo", "--json")
     assert ended.exit_code == 0, ended.output
-    figures = last_line(ended)
+    figures = json_of(ended)
     assert figures["passed"]
     report = check(demo.STORIES, device="cpu")
     assert figures["trained_model"]["check"]["max_difference"] == report.max_difference
@@ -27,13 +27,13 @@ def test_the_trained_models_write_and_play_and_nothing_is_trained(tmp_path: Path
     story = (tmp_path / "demo/story.txt").read_text()
     assert story.startswith(demo.STORY)
     assert len(story) > len(demo.STORY) + 400
-    assert story in ended.stdout
-    assert demo.OPENING in ended.stdout
+    assert story in ended.stderr
+    assert demo.OPENING in ended.stderr
     # The titles say with which seeds the texts can be written again.
-    seeds = re.findall(r"^== (a trained model writes|a story|music): .*\bseed (\d+)\b", ended.stdout, re.M)
+    seeds = re.findall(r"^== (a trained model writes|a story|music): .*\bseed (\d+)\b", ended.stderr, re.M)
     assert [step for step, _ in seeds] == ["a trained model writes", "a story", "music"]
-    drawn = ("--temperature", 0.8, "--top-p", 0.9, "--seed", seeds[1][1], "--tokens", demo.STORY_TOKENS)
-    assert "(seed 41, temperature 0.8, top-p 0.9)" in ended.stdout
+    drawn = ("--seed", seeds[1][1], "--tokens", demo.STORY_TOKENS)
+    assert "(seed 41, temperature 0.8, top-k 40, top-p 0.9)" in ended.stderr
     assert xl("generate", demo.STORIES, "--prompt", demo.STORY, *drawn).stdout == story
     # The second time nothing is lost without a word.
     again = xl("demo", "--out", tmp_path / "demo")
@@ -90,7 +90,7 @@ def test_a_small_model_is_trained_and_compared_on_request(tmp_path: Path) -> Non
     (tmp_path / "demo/run/metrics.jsonl").touch()
     ended = xl("demo", "--train", "--steps", 2, "--out", tmp_path / "demo", "--force", "--json")
     assert ended.exit_code == 0, ended.output
-    figures = last_line(ended)
+    figures = json_of(ended)
     assert set(figures["scores"]) == {
         f"{engine}, memory {memory}"
         for engine in ("PyTorch", "ONNX Runtime")
@@ -98,8 +98,8 @@ def test_a_small_model_is_trained_and_compared_on_request(tmp_path: Path) -> Non
     }
     assert figures["check"]["passed"]
     assert check(tmp_path / "demo/artefact", device="cpu").passed
-    lines = ended.stdout.splitlines()
+    lines = ended.stderr.splitlines()
     assert any(line.startswith("artefact against PyTorch") and "passed" in line for line in lines)
-    assert "== train a small one: 2 steps on the built-in corpus, seed 0\n" in ended.stdout
-    assert "== generate: 200 characters, seed 0, top-k 40\n" in ended.stdout
-    assert ended.stdout.index("sliding window") < ended.stdout.index(demo.STORY)
+    assert "== train a small one: 2 steps on the built-in corpus, seed 0\n" in ended.stderr
+    assert "== generate: 200 characters, seed 0, top-k 40\n" in ended.stderr
+    assert ended.stderr.index("sliding window") < ended.stderr.index(demo.STORY)

@@ -229,4 +229,4 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     refused(xl(*evaluate, "--ray", "local", "--work", tmp_path, "--segment", "1,2"), "one setting at a time")
     if importlib.util.find_spec("ray") is None:
         options = ("--ray", "local", "--out", tmp_path / "out")
-        refused(xl(*score, *options), "ray is not installed", "pip install 'xl-export[ray]'")
+        refused(xl(*score, *options), "ray is not installed", "pip install '.[ray]'")

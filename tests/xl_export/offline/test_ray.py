@@ -17,7 +17,7 @@ import pytest
 import runtimes
 from tests.commands import xl
 
-pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
+pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")
 ROOT = Path(__file__).parents[3]
 ARTEFACT = ROOT / "tests" / "data" / "small"
 COMMAND = [sys.executable, "-m", "xl_export"]

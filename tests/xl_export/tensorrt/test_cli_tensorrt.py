@@ -17,7 +17,7 @@ import pytest
 from runtimes.contract.engine import BUILD, PLAN, load_engine, side_files
 from runtimes.contract.spec import load_spec
 from tests import fake_gpu
-from tests.commands import last_line, refused, xl
+from tests.commands import json_of, refused, xl
 from tests.runtimes.tasks.references import read_reference
 from xl_export.artefact.export import export
 from xl_export.tensorrt import build as building
@@ -102,7 +102,7 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
 
 
 def test_info_reads_an_engine(built: tuple[Path, str]) -> None:
-    document = last_line(xl("info", built[0], "--json"))
+    document = json_of(xl("info", built[0], "--json"))
     assert document["kind"] == "engine"
     assert document["engine"]["flavour"] == "rtx"
     assert "built ahead of time" in xl("info", built[0]).stdout
@@ -127,9 +127,7 @@ def test_an_engine_is_replaced_only_with_force(
     assert xl("build", artefacts["shift"], "--out", out, *RTX).exit_code == 0
     first = load_engine(out)[0].identity
     refused(xl("build", artefacts["shift"], "--out", out, *RTX), "exists already")
-    document = last_line(
-        xl("build", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json")
-    )
+    document = json_of(xl("build", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json"))
     assert document["profiles"][0]["batch"] == [1, 1, 1]
     assert load_engine(out)[0].identity != first
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
@@ -187,9 +185,7 @@ def test_a_ring_is_refused_with_the_export_that_is_needed(artefacts: dict[str, P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("flavour", "advice"), [("tensorrt", "xl-export[tensorrt]"), ("rtx", "xl-export[tensorrt-rtx]")]
-)
+@pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", ".[tensorrt]"), ("rtx", ".[tensorrt-rtx]")])
 def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str
 ) -> None:

@@ -10,7 +10,7 @@ from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.group import Subgroup
-from runtimes.cli.options import echo_json, json_option
+from runtimes.cli.options import json_option, show
 from trainer.run.choices import SHORT_NAMES, CorpusName
 from xl_export.cli.prepare.own import text_command, tokens_command, vocab_command
 
@@ -95,8 +95,9 @@ def _prepare(
     facts = prepare(name, source, out, force=force, unverified=unverified)
     counts = ", ".join(f"{split} {count:,}" for split, count in facts.tokens.items())
     origin = "as published" if facts.published else "not the published files"
-    click.echo(f"{out} is ready: {name}, {origin}; tokens {counts}; vocabulary {facts.vocab_size:,}")
-    echo_json({"dataset": str(out), "identity": facts.identity, **to_json(facts)}, as_json)
+    line = f"{out} is ready: {name}, {origin}; tokens {counts}; vocabulary {facts.vocab_size:,}"
+    document = {"dataset": str(out), "identity": facts.identity, **to_json(facts)}
+    show(document, [line], as_json=as_json)
 
 
 for command in (text_command, tokens_command, vocab_command):

@@ -12,7 +12,7 @@ from runtimes.base.errors import UserError, needs
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.folders import refuse_existing
 from runtimes.base.records import to_json
-from runtimes.cli.options import echo_json, json_option
+from runtimes.cli.options import json_option, show
 from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.tokens import DATA
 
@@ -226,10 +226,11 @@ def vocab_command(
     vocab = learn_vocab(kind, text, out, size=size, mode=mode, min_count=min_count)
     special = vocab.special.to_json()
     named = ", ".join(f"{name.replace('_', ' ')} {token}" for name, token in special.items())
-    click.echo(f"{out} is ready: {kind}, {vocab.size:,} tokens; special tokens: {named}")
+    lines = [f"{out} is ready: {kind}, {vocab.size:,} tokens; special tokens: {named}"]
     if kind != "word" and size is not None and vocab.size < size:
-        click.echo(f"note: the text gives {vocab.size:,} tokens, fewer than --size {size:,}")
-    echo_json({"vocabulary": str(out), "kind": kind, "size": vocab.size, "special": special}, as_json)
+        lines.append(f"note: the text gives {vocab.size:,} tokens, fewer than --size {size:,}")
+    document = {"vocabulary": str(out), "kind": kind, "size": vocab.size, "special": special}
+    show(document, lines, as_json=as_json)
 
 
 def _files(
@@ -250,9 +251,9 @@ def _files(
 def _conclude(out: Path, prepared: Prepared, as_json: bool) -> None:
     facts = prepared.facts
     counts = ", ".join(f"{split} {count:,}" for split, count in facts.tokens.items())
-    click.echo(f"{out} is ready: {facts.corpus}; tokens {counts}; vocabulary {facts.vocab_size:,}")
-    for note in prepared.notes:
-        click.echo(f"note: {note}")
-    echo_json(
-        {"dataset": str(out), "identity": facts.identity, **to_json(facts), "notes": prepared.notes}, as_json
-    )
+    lines = [
+        f"{out} is ready: {facts.corpus}; tokens {counts}; vocabulary {facts.vocab_size:,}",
+        *(f"note: {note}" for note in prepared.notes),
+    ]
+    document = {"dataset": str(out), "identity": facts.identity, **to_json(facts), "notes": prepared.notes}
+    show(document, lines, as_json=as_json)
