@@ -34,7 +34,7 @@ def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_pa
             (temporary / content).write_text(content)
     assert names(path) == ["second"]
     assert names(tmp_path) == ["folder"]
-    with pytest.raises(UserError, match="exists already"), atomic_folder(path, marker="file"):
+    with pytest.raises(UserError, match="exists already"), atomic_folder(path, marker="second"):
         pytest.fail("the block must not run")
     (tmp_path / "file").write_text("precious")
     with (

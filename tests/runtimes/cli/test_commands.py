@@ -35,9 +35,9 @@ def text_file(text: str, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
 def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Path]) -> None:
-    result = xl("check", artefacts[form], "--json", "--threads", 1)
-    figures = json_of(result)
-    assert xl("check", artefacts[form]).stdout.startswith("passed: ")
+    figures = json_of(xl("check", artefacts[form], "--json", "--threads", 1))
+    shown = xl("check", artefacts[form]).stdout
+    assert shown.startswith("passed: ")
     keys = {
         "passed",
         "max_difference",
@@ -51,7 +51,7 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
         "missing",
     }
     assert set(figures) == keys | {"computed_by", "kernel", "note"}
-    assert "computed by: ONNX Runtime, standard operators\n" in result.stdout
+    assert "computed by: ONNX Runtime, standard operators\n" in shown
     assert figures["passed"] is True
     assert figures["max_difference"] <= figures["tolerance"] == 1e-4
     assert figures["tokens"] > 100

@@ -109,7 +109,7 @@ def test_a_signal_ends_all_processes_and_says_how_to_resume(
         "stopped; the last checkpoint is kept: continue with `xl-export train --resume run`"
     )
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "no process is left behind"
-    result = xl("info", tmp_path / "run")
+    result = xl("info", tmp_path / "run", "--all")
     assert result.exit_code == 0, result.output
 
 

@@ -229,7 +229,7 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
     gained = f"{spec.bytes_per_stream:,} bytes per stream for {2 * spec.bytes_per_stream - 8:,}"
     assert f"; {gained}; " in result.output
     assert "held-out tokens" in result.output
-    info = CliRunner().invoke(main, ["info", str(out)])
+    info = CliRunner().invoke(main, ["info", str(out), "--all"])
     assert f"ring in fp16, {gained} in fp32\n" in info.output
     assert "check within 0.5 nats and 0.05 in the mean" in info.output
     assert "int8 with fp16 memory: " in info.output

@@ -146,11 +146,12 @@ def test_existing_folders_are_kept_unless_forced(run: Path, text_file: Path, tmp
     out.mkdir()
     (out / "precious").write_text("mine")
     options = ("attention", run, "--text", text_file, "--out", out)
-    assert_refused(call(*options), "exists already", "--force")
+    assert_refused(call(*options), "holds other things", "attention.json")
     assert_refused(call(*options, "--force"), "holds other things", "attention.json")
     assert (out / "precious").read_text() == "mine"
     (out / "precious").unlink()
     (out / "attention.json").write_text("earlier")
+    assert_refused(call(*options), "exists already", "--force")
     assert call(*options, "--force").exit_code == 0
     assert (out / "figure-5.png").is_file()
 

@@ -164,7 +164,7 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     state = tmp_path / "run" / "training.safetensors"
     state.write_bytes(state.read_bytes()[:100])  # neither `info` nor `export` needs it
     concern = "how this run was trained is unknown, because its training.safetensors is missing or damaged"
-    described = xl("info", tmp_path / "run").stdout
+    described = xl("info", tmp_path / "run", "--all").stdout
     assert "training    unknown\n" in described
     assert f"warning     {concern}" in described
     exported = xl("export", tmp_path / "run", "--out", tmp_path / "artefact", "--force")

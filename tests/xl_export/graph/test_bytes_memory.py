@@ -126,7 +126,7 @@ def test_its_tensors_are_in_the_spec_and_take_half_of_halves(
     halves, in_bytes = (load_spec(tmp_path / name) for name in ("fp16", "int8"))
     taken = f"{in_bytes.bytes_per_stream:,} bytes per stream for {in_bytes.fp32_bytes_per_stream:,}"
     assert f"fp32 with int8 memory ({taken}) is not measured" in said[1]
-    shown = CliRunner().invoke(main, ["info", str(tmp_path / "int8")]).output
+    shown = CliRunner().invoke(main, ["info", str(tmp_path / "int8"), "--all"]).output
     assert f"ring in int8, {taken} in fp32" in shown
     named = [(state.name, state.present, state.dtype, state.shape) for state in in_bytes.state[:4]]
     heads = in_bytes.state[0].shape[1]
