@@ -15,10 +15,11 @@ from runtimes.base.errors import UserError
 from runtimes.base.logits import log_sum_exp
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.memory import Memory
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import Reason
 from runtimes.tasks.generate import Prompt, encode_prompt, feed, generate
-from runtimes.tasks.sample import NOT_FINITE, Sampler
+from runtimes.tasks.sample import NOT_FINITE
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
 
