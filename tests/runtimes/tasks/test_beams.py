@@ -13,12 +13,12 @@ from runtimes.base.errors import UserError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, Vocab
 from runtimes.sessions.from_logits import FromLogits
 from runtimes.tasks.beams import beam_search, best_of
 from runtimes.tasks.generate import generate
-from runtimes.tasks.sample import Sampler
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
 
