@@ -95,7 +95,9 @@ def test_rows_without_a_counterpart_are_listed(tmp_path: Path) -> None:
         ("mem len 64, batch 1, tokens 1", "only in BEFORE"),
         ("mem len 512, batch 1, tokens 1", "only in AFTER"),
     ]
-    assert "decode, small, 2 threads, mem len 64, batch 1, tokens 1: only in BEFORE" in result.stdout
+    assert (
+        "decode, small, 2 threads, mem len 64, batch 1, tokens 1: only in BEFORE" in call(one, other).stdout
+    )
 
 
 def test_a_row_without_a_common_timing_is_listed(tmp_path: Path) -> None:

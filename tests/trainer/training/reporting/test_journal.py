@@ -71,7 +71,7 @@ def test_a_missing_tensorboard_is_one_sentence_before_anything_is_written(
         return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", lacking)
-    with pytest.raises(MissingPackageError, match=r"tensorboard is not installed.*xl-export\[tensorboard\]"):
+    with pytest.raises(MissingPackageError, match=r"tensorboard is not installed.*'\.\[tensorboard\]"):
         train(make_config(tensorboard=True), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -147,7 +147,7 @@ def test_a_missing_library_of_weights_and_biases_is_one_sentence(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingPackageError, match=r"wandb is not installed.*xl-export\[wandb\]"):
+    with pytest.raises(MissingPackageError, match=r"wandb is not installed.*'\.\[wandb\]"):
         train(make_config(wandb=True), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

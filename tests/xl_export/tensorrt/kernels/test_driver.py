@@ -203,7 +203,7 @@ def test_without_the_bindings_the_sentence_names_what_to_install(monkeypatch: py
         raise ModuleNotFoundError(f"No module named {name!r}", name="cuda")
 
     monkeypatch.setattr(module, "import_module", missing)
-    with pytest.raises(MissingPackageError, match=r"cuda is not installed .*xl-export\[tensorrt\]"):
+    with pytest.raises(MissingPackageError, match=r"cuda is not installed .*'\.\[tensorrt\]"):
         Driver()
 
 
