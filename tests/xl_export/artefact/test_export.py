@@ -264,7 +264,7 @@ def test_the_artefact_opens_without_pytorch(artefacts: dict[str, Path]) -> None:
 def test_the_files_of_an_artefact_are_those_of_its_spec(artefacts: dict[str, Path]) -> None:
     for folder in artefacts.values():
         spec = load_spec(folder)
-        assert {file.name for file in folder.iterdir()} == {*spec.files, "spec.json"}
+        assert {file.name for file in folder.iterdir()} == {*spec.files, "spec.json", "sampling.json"}
         assert identity(folder / "spec.json") == spec.identity == open_session(folder).identity
 
 

@@ -45,7 +45,14 @@ def test_an_engine_folder_is_whole_and_says_what_it_is(
         f"{which}.{name}.bin" for which in ("segment", "token") for name in ("input_ids", "position_ids")
     }
     facts, spec = load_engine(folder)
-    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *side_files(spec), *inputs}
+    assert {path.name for path in folder.iterdir()} == {
+        PLAN,
+        BUILD,
+        LINE,
+        "sampling.json",
+        *side_files(spec),
+        *inputs,
+    }
     assert spec == load_spec(artefacts["shift"])
     assert facts.artefact == spec.identity
     assert (facts.flavour, facts.attention, facts.plugin_layers, facts.gpu) == ("rtx", "native", 0, None)
