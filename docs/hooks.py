@@ -1,7 +1,8 @@
-"""What the site needs beyond its pages: help texts of all commands, links into the repository, the demo."""
+"""What the site needs beyond its pages: help texts, links into the repository, copied commands, the demo."""
 
 from __future__ import annotations
 
+import html
 import importlib
 import os
 import re
@@ -20,14 +21,17 @@ LINK = re.compile(
 DEMO_MARK = "<!-- the demo of this site -->"
 DEMO = (TOP / "examples" / "stories" / "tales", TOP / "examples" / "music" / "chorales")
 REQUIRED = "SITE_NEEDS_DEMO"
+CONSOLE = re.compile(r'<div class="language-console highlight">(?=(.*?)</div>)', re.DOTALL)
 COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """The page with the help texts that it asks for; links out of docs/ become names of files.
+    """The page with its help texts and link to the demo; links out of docs/ become names of files.
 
-    A link to the demo stands where the site has one. In the repository there is nothing to link to.
+    Decisions are not searched.
     """
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"exclude": True}
     if (Path(config["site_dir"]) / "demo").is_dir():
         level = "../" * page.url.count("/")
         markdown = markdown.replace(DEMO_MARK, f'<a href="{level}demo/">Open the demo of this site.</a>')
@@ -42,6 +46,17 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         return "\n\n".join(help_texts(group, match["program"]))
 
     return COMMANDS.sub(helped, LINK.sub(named, markdown))
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """The page whose copy buttons copy commands, without prompts and output."""
+
+    def with_commands(match: re.Match[str]) -> str:
+        lines = html.unescape(re.sub(r"<[^>]+>", "", match[1])).splitlines()
+        commands = "\n".join(line[2:] for line in lines if line.startswith(("$ ", "> ")))
+        return f'<div class="language-console highlight" data-copy="{html.escape(commands)}">'
+
+    return CONSOLE.sub(with_commands, content)
 
 
 def help_texts(group: click.Group, program: str) -> Iterator[str]:
