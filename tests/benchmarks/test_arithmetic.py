@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -32,7 +30,6 @@ from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import Form
-from trainer.data.text import build_vocab, load_splits
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig, built_in
@@ -79,39 +76,6 @@ def share(name: str, **changes: object) -> float:
 @pytest.mark.parametrize("name", [name for name in built_in() if TrainConfig.load(name).corpus])
 def test_validations_of_a_published_recipe_are_less_than_a_fiftieth_of_its_training(name: str) -> None:
     assert share(name) < 0.02
-
-
-def test_the_shares_in_the_guide_are_those_of_the_formula() -> None:
-    page = (Path(arithmetic.__file__).parents[1] / "docs/guides/training.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([^`]+)`[^|]*\| ([0-9.]+) % \| ([0-9.]+) % \|$", page, re.MULTILINE)
-    assert len(rows) == 10
-    for name, capped, whole in rows:
-        assert 100 * share(name) == pytest.approx(float(capped), abs=0.006), name
-        assert 100 * share(name, validate_tokens=None) == pytest.approx(float(whole), abs=0.006), name
-
-
-def test_the_shares_of_small_recipes_in_the_guide_are_those_of_the_formula() -> None:
-    """Of every small recipe; those that exceed a fiftieth have a change with which they do not."""
-    page = (Path(arithmetic.__file__).parents[1] / "docs/guides/training.md").read_text("utf-8")
-    row = r"^\| `([^`]+)` \| ([\d,]+) \| ([0-9.]+) % \| (?:([0-9.]+) % \(`(\w+)=(\d+)`\) )?\|$"
-    rows = re.findall(row, page, re.MULTILINE)
-    assert {name for name, *_ in rows} == {
-        name for name in built_in() if TrainConfig.load(name).corpus is None
-    }
-    splits = load_splits(None)
-    characters = build_vocab("char", splits, min_count=1, max_size=None)
-    sizes = {"stories": 2560, "chorales": 140}
-    for name, tokens, shown, changed, key, value in rows:
-        config, held_out = TrainConfig.load(name), int(tokens.replace(",", ""))
-        assert name in sizes or held_out == len(characters.encode(splits.valid)), name
-        model = dataclasses.replace(config.model, vocab_size=sizes.get(name, characters.size))
-        config = dataclasses.replace(config, model=model)
-        assert 100 * validation_share(config, held_out) == pytest.approx(float(shown), abs=0.006), name
-        assert bool(key) == (float(shown) > 2), name
-        if key:
-            config = dataclasses.replace(config, **{key: int(value)})
-            assert 100 * validation_share(config, held_out) == pytest.approx(float(changed), abs=0.006), name
-            assert float(changed) < 2, name
 
 
 def test_query_blocks_cover_the_window_once(monkeypatch):
