@@ -22,19 +22,18 @@ DEMO_MARK = "<!-- the demo of this site -->"
 DEMO = (TOP / "examples" / "stories" / "tales", TOP / "examples" / "music" / "chorales")
 REQUIRED = "SITE_NEEDS_DEMO"
 CONSOLE = re.compile(r'<div class="language-console highlight">(?=(.*?)</div>)', re.DOTALL)
+# How the search treats the pages of a folder: a guide comes before a table of measurements.
+SEARCH = {"decisions": {"exclude": True}, "results": {"boost": 0.3}, "guides": {"boost": 1.5}}
 COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """The page with its help texts and link to the demo; links out of docs/ become names of files.
-
-    Decisions are not searched.
-    """
-    if page.file.src_uri.startswith("decisions/"):
-        page.meta["search"] = {"exclude": True}
+    """The page with its help texts and link to the demo; links out of docs/ become names of files."""
+    if folder := SEARCH.get(page.file.src_uri.split("/")[0]):
+        page.meta["search"] = folder
     if (Path(config["site_dir"]) / "demo").is_dir():
         level = "../" * page.url.count("/")
-        markdown = markdown.replace(DEMO_MARK, f'<a href="{level}demo/">Open the demo of this site.</a>')
+        markdown = markdown.replace(DEMO_MARK, f'<a href="{level}demo/">Open the live demo.</a>')
 
     def named(match: re.Match[str]) -> str:
         path = (TOP / "docs" / Path(page.file.src_uri).parent / match[2]).resolve()
