@@ -58,6 +58,14 @@ def on_page_content(content: str, **_: Any) -> str:
     return CONSOLE.sub(with_commands, content)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """The page whose search has a name for screen readers, which the theme leaves out."""
+    return output.replace(
+        'data-md-component="search" role="dialog"',
+        'data-md-component="search" role="dialog" aria-label="Search"',
+    )
+
+
 def help_texts(group: click.Group, program: str) -> Iterator[str]:
     """A section for a group, and one for each of its commands that the help shows."""
     settings = {**group.context_settings, "terminal_width": WIDTH}
