@@ -45,8 +45,9 @@ def checked_targets(
         raise StreamError(
             f"targets are {targets.dtype} {list(targets.shape)}; expected integers {list(np.shape(tokens))}."
         )
-    if targets.size and (targets.min() < -1 or targets.max() >= session.vocab.size):
-        outside = targets.max() if targets.max() >= session.vocab.size else targets.min()
+    lowest, highest = value_range(targets)
+    if lowest < -1 or highest >= session.vocab.size:
+        outside = highest if highest >= session.vocab.size else lowest
         raise StreamError(
             f"target {outside} is outside the vocabulary; expected -1 (which means not wanted) to "
             f"{session.vocab.size - 1}."
@@ -144,12 +145,21 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
             f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
             "feed them in several pieces, or export it with a larger --segment."
         )
-    if tokens.min() < 0 or tokens.max() >= session.vocab.size:
-        outside = tokens.max() if tokens.max() >= session.vocab.size else tokens.min()
+    lowest, highest = value_range(tokens)
+    if lowest < 0 or highest >= session.vocab.size:
+        outside = highest if highest >= session.vocab.size else lowest
         raise StreamError(
             f"token {outside} is outside the vocabulary; expected 0 to {session.vocab.size - 1}."
         )
     return np.ascontiguousarray(tokens, np.int64)
+
+
+def value_range(values: np.ndarray) -> tuple[int, int]:
+    """The lowest and the highest of some integers; (0, 0) if there are none."""
+    if values.size > 64:
+        return int(values.min()), int(values.max())
+    few = values.ravel().tolist()  # several times faster than NumPy's reductions, for each token
+    return min(few, default=0), max(few, default=0)
 
 
 def memory_in_use(memory: Memory) -> AbstractContextManager[None]:
@@ -236,7 +246,8 @@ def check_memory(session: Session, memory: Memory) -> None:
             "the memory's positions are not a writeable int64 array [batch] with bytes of its own; "
             "use memory from start() or load_memory()."
         )
-    if np.abs(positions).max() > MAX_POSITION or positions.min() < -MAX_POSITION:
+    lowest, highest = value_range(positions)
+    if highest > MAX_POSITION or lowest < -MAX_POSITION:
         raise StreamError(
             f"the memory's positions are beyond {MAX_POSITION}; set them to 0 to start new texts."
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +29,25 @@ class DeviceTensor:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+
+
+class _InUse:
+    """Holds the lock of a memory; a class, since a generator would take longer, for each token."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise StreamError(
+                "another thread is using this memory; give each thread a memory of its own, from start() or "
+                "from copy()."
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 @dataclass
@@ -153,20 +171,11 @@ class Memory:
                 f"least one of the rows 0 to {self.batch - 1}."
             )
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """While the block runs, no other thread may step, copy or save this memory; it is refused, and does
-        not wait, because two threads that share a stream would mix their texts.
+    def in_use(self) -> _InUse:
+        """While a `with` block runs, no other thread may step, copy or save this memory; it is refused, and
+        does not wait, because two threads that share a stream would mix their texts.
         """
-        if not self._lock.acquire(blocking=False):
-            raise StreamError(
-                "another thread is using this memory; give each thread a memory of its own, from start() or "
-                "from copy()."
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        return _InUse(self._lock)
 
     def copy(self) -> Memory:
         """An independent fork of all streams; raises StreamError while another thread steps them."""

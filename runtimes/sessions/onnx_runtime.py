@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +17,8 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
-from runtimes.contract.memory import Memory
+from runtimes.contract.checks import value_range
+from runtimes.contract.memory import MAX_POSITION, Memory
 from runtimes.contract.spec import (
     FUSED,
     GRAPH,
@@ -30,10 +33,11 @@ from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
-from runtimes.sessions.graph import GraphSession
+from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.graph_file import refuse_foreign_graph, refuse_foreign_ort_graph
 
 Kernel = Literal["standard", "fused"]
+Kind = tuple[tuple[int, int], Positions, bool]  # of a step: the shape of its tokens, ...; see `_Kept`
 KernelChoice = Kernel | Literal["auto"]
 COMPUTED_BY: dict[Kernel, str] = {
     "standard": "ONNX Runtime, standard operators",
@@ -41,6 +45,7 @@ COMPUTED_BY: dict[Kernel, str] = {
 }
 ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
 FROM_MEMORY = "add_external_initializers_from_files_in_memory"
+MOST_KEPT = 1 << 18  # bytes of logits of a step; copying more would cost more than binding them
 FORMAT = "session.load_model_format"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -132,12 +137,50 @@ class OrtSession(GraphSession):
         vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
         return cls(spec, vocab, graph, threads=threads, library=library, contents=contents)
 
+    def _advance(
+        self,
+        tokens: np.ndarray,
+        memory: Memory,
+        lengths: np.ndarray | None,
+        *,
+        logits_of: Positions,
+        targets: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As in `GraphSession`; steps of one shape reuse what was checked and bound for the last one."""
+        kind = (np.shape(tokens), logits_of, targets is None)
+        binding = memory.binding if lengths is None and isinstance(memory, Memory) else None
+        if isinstance(binding, _Binding) and (kept := binding.kept) is not None and kept.kind == kind:
+            with memory.in_use():
+                if self._holds(binding, memory) and kept.fill(tokens, memory.positions, targets):
+                    self._run(binding)
+                    binding.advance(memory)
+                    memory.positions += kept.length
+                    if not kept.is_finite():
+                        memory.unsure = True
+                    return kept.answers()
+        answers = super()._advance(tokens, memory, lengths, logits_of=logits_of, targets=targets)
+        if lengths is None and not (self._ring_sizes and kind[0][1] > 1):
+            memory.binding.keep(kind, memory.positions, vocab_size=self.vocab.size)
+        return answers
+
+    def _holds(self, binding: _Binding, memory: Memory) -> bool:
+        """Whether the memory is the one that was checked and bound, so that only values can have changed."""
+        return (
+            binding.serves(self._session, memory)
+            and memory.positions is binding.positions
+            and memory.owner == self.identity
+            and memory.current
+            and not memory.unsure
+            and os.getpid() == self._process
+        )
+
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         binding = self._binding(memory)
-        for name, array in inputs.items():
-            binding.io.bind_cpu_input(name, array)
-        for name, array in outputs.items():
-            binding.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        binding.bind(inputs, outputs)
+        self._run(binding)
+        binding.advance(memory)
+
+    def _run(self, binding: _Binding) -> None:
         self.begins()
         try:
             self._session.run_with_iobinding(binding.io)
@@ -146,7 +189,6 @@ class OrtSession(GraphSession):
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export "
                 "the artefact again."
             ) from error
-        binding.advance(memory)
 
     def _binding(self, memory: Memory) -> _Binding:
         """The binding that the memory keeps from its last step here, or a new one."""
@@ -208,11 +250,30 @@ class _Binding:
             self._spare = {name: np.empty_like(array) for name, array in self._arrays.items()}
             pairs = [(self._arrays, self._spare), (self._spare, self._arrays)]
         self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
+        self.kept: _Kept | None = None
+        self.positions: np.ndarray | None = None  # of the memory, with which `kept` was checked
+        self._kind: Kind | None = None  # of the last step
 
     @property
     def io(self) -> Any:
         """ONNX Runtime's binding for the next step."""
         return self._ios[0]
+
+    def bind(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        """Binds the arrays of the next step."""
+        self.kept = None
+        self._step = inputs, outputs
+        _bind_arrays(self.io, inputs, outputs)
+
+    def keep(self, kind: Kind, positions: np.ndarray, *, vocab_size: int) -> None:
+        """After two steps of one kind, keeps arrays bound that the next ones of this kind fill again."""
+        inputs, outputs = self._step
+        if kind == self._kind and outputs["logits"].nbytes <= MOST_KEPT:
+            self.positions = positions
+            self.kept = _Kept(kind, inputs, outputs, vocab_size)
+            for io in self._ios:
+                _bind_arrays(io, self.kept.inputs, self.kept.outputs)
+        self._kind = kind
 
     def serves(self, session: Any, memory: Memory) -> bool:
         """Whether this binding is of the session and over the arrays that the memory holds now."""
@@ -235,6 +296,67 @@ class _Binding:
             io.bind_ortvalue_input(state.name, ort.OrtValue.ortvalue_from_numpy(past[state.name]))
             io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.name]))
         return io
+
+
+class _Kept:
+    """The inputs and outputs of steps of one kind, which stay bound: a token allocates and binds nothing.
+
+    kind: the shape of the tokens, whose logits are computed, and whether there are no targets.
+    """
+
+    def __init__(
+        self, kind: Kind, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], vocab_size: int
+    ) -> None:
+        self.kind = kind
+        self.length = kind[0][1]
+        self.inputs = {name: array.copy() for name, array in inputs.items()}
+        self.outputs = {name: np.empty_like(array) for name, array in outputs.items()}
+        self._tokens = self.inputs["input_ids"]
+        self._positions = self.inputs["position_ids"]
+        self._offsets = np.arange(self.length)
+        self._vocab_size = vocab_size
+        self._logits = self.outputs["logits"]
+        shape = {"all": kind[0], "last": kind[0][:1], "none": (0,)}[kind[1]]
+        self._shape = (*shape, self._logits.shape[-1])
+        self._last = self._logits.reshape(self._shape)
+        if kind[1] == "all":
+            self._last = self._last[:, -1]
+
+    def fill(self, tokens: np.ndarray, positions: np.ndarray, targets: np.ndarray | None) -> bool:
+        """Sets the inputs; False if a value is out of range, which the caller then explains."""
+        tokens = np.asarray(tokens)
+        if tokens.dtype.kind not in "iu":
+            return False
+        lowest, highest = value_range(tokens)
+        first, last = value_range(positions)
+        if lowest < 0 or highest >= self._vocab_size or first < -MAX_POSITION or last > MAX_POSITION:
+            return False
+        self._tokens[:] = tokens
+        np.add(positions[:, None], self._offsets, out=self._positions)
+        if targets is not None:
+            self.inputs["targets"][:] = targets
+        return True
+
+    def answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the logits and of the log-probabilities, if there are any, for the caller to keep."""
+        logits = self._logits.reshape(self._shape).copy()
+        log_probs = self.outputs.get("log_probs")
+        return logits, logits if log_probs is None else log_probs.copy()
+
+    def is_finite(self) -> bool:
+        """Whether the last output of every row is finite; see `runtimes.contract.restart.observe`."""
+        if self.kind[1] == "none":
+            wanted = self.inputs["targets"][:, -1] >= 0
+            return bool(wanted.all() and np.isfinite(self.outputs["log_probs"][:, -1]).all())
+        with np.errstate(invalid="ignore", over="ignore"):
+            return math.isfinite(np.add.reduce(self._last, axis=None))
+
+
+def _bind_arrays(io: Any, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+    for name, array in inputs.items():
+        io.bind_cpu_input(name, array)
+    for name, array in outputs.items():
+        io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
 
 def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, Content]]]:
