@@ -87,7 +87,7 @@ TEXTS = (
         batch=8,
         segment=64,
         dropout=0.3,
-        passes=60,
+        passes=40,
     ),
     Text(
         num_bytes=400_000,
