@@ -192,9 +192,8 @@ def serve_command(
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import NO_KEYS, read_keys
         from xl_export.serve.http.base.limits import Limits
-        from xl_export.serve.http.base.log import Log
         from xl_export.serve.http.base.models import sources_of
-        from xl_export.serve.http.base.server import Server
+        from xl_export.serve.http.base.server import Log, Server
         from xl_export.serve.http.serving import Address, refuse_open_door, run
     from xl_export.serve.core.settings import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings

@@ -111,7 +111,8 @@ def _default_threads(artefact: Path) -> int:
     from xl_export.serve.http.base.models import sources_of  # needs the extra of the server
 
     (source,) = sources_of([(artefact.name, artefact)], EngineSettings())
-    return source.open_session(artefact).threads or available_cpus()
+    _, threads = source.open_session()
+    return threads or available_cpus()
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:

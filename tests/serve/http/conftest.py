@@ -19,9 +19,8 @@ from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.log import Log
 from xl_export.serve.http.base.models import Source, sources_of
-from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.server import Log, Server
 from xl_export.serve.http.serving import Address, Web, serve
 
 

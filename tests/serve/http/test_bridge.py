@@ -13,12 +13,11 @@ import pytest
 
 from runtimes.contract.session import Session
 from xl_export.serve.core.task import Drawn, Ended, Task
-from xl_export.serve.http.base.answering import Channel
-from xl_export.serve.http.base.bridge import Bridge, Inbox
+from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
+from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.metrics import Figures
-from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.completions import Completion
 from xl_export.serve.http.openai.plan import CompletionBody, plan_of
@@ -156,10 +155,10 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
             inbox=lambda: Inbox(bridge, engine, Figures()),  # type: ignore[arg-type]
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
-        asked = SimpleNamespace(scope={"state": {"note": {}, "request_id": "1"}})
+        exchange = Exchange(None, {"headers": []}, None, send)  # type: ignore[arg-type]
         plan = finished(plan_of(body, session, Limits()))
-        completion: Any = Completion(plan, model, None, asked)  # type: ignore[arg-type]
-        working = asyncio.ensure_future(completion.run(Channel(send, send)))
+        completion: Any = Completion(plan, model, exchange)  # type: ignore[arg-type]
+        working = asyncio.ensure_future(completion.run())
         await asyncio.sleep(0)
         failing, other = engine.tasks
         bridge.deliver([(failing, [Drawn(1, "one")]), (other, [Drawn(1, "two")])])

@@ -86,8 +86,8 @@ def test_the_bounds_of_the_command_reach_the_server(
     for server, shared in zip(served, (False, True), strict=True):
         (source,) = server.sources.values()
         assert source.settings.state_bytes == 3 << 20
-        session, _ = source.open_session(source.path)
-        engine, cache = source.make_engine(session, source.settings, lambda batch: None)
+        session, _ = source.open_session()
+        engine, cache = source.make_engine(session, lambda batch: None)
         tokens = np.arange(session.rule.segment)
         state = StreamState(memory=session.start(1), logits=None, tail=tokens, written=len(tokens))
         cache.put(tokens, state, "anna")
@@ -108,7 +108,7 @@ def test_an_artefact_is_served_on_the_cpu_also_where_a_gpu_is(
     monkeypatch.setattr(models, "open_session", lambda path, threads, device: opened.append(str(device)))
     for server in served:
         (source,) = server.sources.values()
-        source.open_session(source.path)
+        source.open_session()
     assert opened == ["cpu", "cpu", "cuda:1"]
 
 

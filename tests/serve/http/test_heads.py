@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import comes_true, connection, is_idle
-from xl_export.serve.http import serving
+from xl_export.serve.http.base.connection import LITTLE, PART, HttpToolsProtocol
 from xl_export.serve.http.base.limits import Limits
 
 HOST = b"Host: localhost\r\n"
@@ -25,7 +25,7 @@ MANY = Limits().header_bytes
 # The last part goes beyond the limit. What a server has not read when it closes
 # makes the kernel drop the answer.
 HEAD = -(-MANY // 1000)
-PARTS = HEAD + 1 + serving.PART // 1000  # behind a head: what arrives together with its end is not counted
+PARTS = HEAD + 1 + PART // 1000  # behind a head: what arrives together with its end is not counted
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def headers(count: int, size: int = 1000) -> list[bytes]:
 TOO_LARGE = {
     "many headers": [GET, *headers(HEAD)],
     "the value of a header": [GET, b"h: ", *[b"x" * 1000] * HEAD],
-    "a whole head in one piece": [GET + b"h: " + b"x" * (MANY + serving.LITTLE + 100) + b"\r\n\r\n"],
+    "a whole head in one piece": [GET + b"h: " + b"x" * (MANY + LITTLE + 100) + b"\r\n\r\n"],
     "the name of a header": [GET, *[b"x" * 1000] * HEAD],
     "the request line": [b"GET /", *[b"x" * 1000] * HEAD],
     "empty lines before a request": [*[b"\r\n" * 500] * HEAD],
@@ -81,15 +81,15 @@ def test_the_parser_never_gets_more_than_was_counted(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[int] = []
-    received = serving.HttpToolsProtocol.data_received
+    received = HttpToolsProtocol.data_received
 
-    def noted(protocol: serving.HttpToolsProtocol, data: bytes) -> None:
+    def noted(protocol: HttpToolsProtocol, data: bytes) -> None:
         given.append(len(data))
         received(protocol, data)
 
-    monkeypatch.setattr(serving.HttpToolsProtocol, "data_received", noted)
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", noted)
     assert b" 431 " in answer(server, GET + b"h: " + b"x" * 3_000_000)
-    assert sum(given) <= MANY + serving.LITTLE
+    assert sum(given) <= MANY + LITTLE
 
 
 def test_less_is_served_also_in_many_chunks(server: Running) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from runtimes.contract.vocabulary import CharVocab
-from xl_export.serve.http.base.token_texts import TokenTexts
-from xl_export.serve.http.openai.log_probs import LogProbs
+from xl_export.serve.http.base.encoding import TokenTexts
+from xl_export.serve.http.openai.writing import LogProbs
 
 TWINS = CharVocab(["a", "a", "b", "b"])  # two tokens have one text, as special tokens and bytes may have
 LIKELIEST = np.array([2, 3, 0]), np.array([-0.5, -1.0, -2.0])

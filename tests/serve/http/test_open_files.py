@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from xl_export.serve.http import open_files
+from xl_export.serve.http import serving
 from xl_export.serve.http.base.limits import Limits
 
 WANTED = 2 * 4096 + 256  # two for each of the default connections, and the reserve
@@ -34,8 +34,8 @@ def test_connections_fit_into_the_files_that_may_be_open(
         getrlimit=lambda which: (soft, hard),
         setrlimit=lambda which, pair: given.append(pair),
     )
-    monkeypatch.setattr(open_files, "resource", fake)
-    limits, found = open_files.fitted(Limits())
+    monkeypatch.setattr(serving, "resource", fake)
+    limits, found = serving.fitted(Limits())
     assert (found, limits.connections, limits.sockets) == (files, connections, sockets)
     assert given == ([(files, hard)] if soft == 1024 else [])
 
@@ -47,7 +47,7 @@ def test_a_limit_that_cannot_be_raised_is_kept(monkeypatch: pytest.MonkeyPatch) 
     fake = SimpleNamespace(
         RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda which: (512, 4096), setrlimit=refuse
     )
-    monkeypatch.setattr(open_files, "resource", fake)
-    assert open_files.raised(WANTED) == 512
-    monkeypatch.setattr(open_files, "resource", None)  # no POSIX
-    assert open_files.fitted(Limits())[0] == Limits()
+    monkeypatch.setattr(serving, "resource", fake)
+    assert serving.raised(WANTED) == 512
+    monkeypatch.setattr(serving, "resource", None)  # no POSIX
+    assert serving.fitted(Limits())[0] == Limits()

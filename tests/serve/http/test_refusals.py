@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xl_export.serve.core.task import Ended, Reason
+from xl_export.serve.http import app
+from xl_export.serve.http.base import exchange
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.openai import completions
-from xl_export.serve.http.openai.refused import REFUSED
 
 COMPLETIONS = "/v1/completions"
 
@@ -112,7 +112,7 @@ def test_an_unknown_query_parameter_is_refused(served) -> None:
 @pytest.mark.parametrize(("path", "body"), [("completions", {"prompt": "a"}), ("score", {"texts": ["ab"]})])
 def test_a_field_in_the_address_is_refused(served, path: str, body: dict) -> None:
     answer = served.post(f"/v1/{path}?stream=true", body)
-    refused(answer, 400, "'stream' is not known here; expected none, since fields belong into the body")
+    refused(answer, 400, "'stream' is not known here; expected none, since fields go into the body")
 
 
 def test_a_field_of_an_object_that_is_not_known_is_told_with_its_place(served) -> None:
@@ -188,8 +188,7 @@ def test_a_large_body_holds_up_nobody(served, monkeypatch: pytest.MonkeyPatch) -
 
         return noted
 
-    decoder = SimpleNamespace(decode=noting(completions.DECODER.decode))
-    monkeypatch.setattr(completions, "DECODER", decoder)
+    monkeypatch.setattr(exchange, "decoded", noting(exchange.decoded))
     monkeypatch.setattr(completions, "plan_of", noting(completions.plan_of))
     served.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
     served.post(COMPLETIONS, {"prompt": "a" * 5000})
@@ -205,7 +204,7 @@ def test_a_model_that_is_not_there_is_refused(served) -> None:
 
 
 def test_other_paths_and_methods_are_refused(served) -> None:
-    for path in REFUSED:
+    for path in app.REFUSED:
         refused(served.post(path, {}), 404, path, "is not served")
     refused(served.get("/v2"), 404, "/openapi.json")
     refused(served.get(COMPLETIONS), 405, "GET")

@@ -14,7 +14,7 @@ from tests.serve.http.conftest import running
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.trial import SHORT, has_short_steps
 from xl_export.serve.http.base import models
-from xl_export.serve.http.base.models import Opened, sources_of
+from xl_export.serve.http.base.models import sources_of
 
 CPUS = 5
 
@@ -34,10 +34,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return given
 
 
-def opened(path: Path, threads: int | None = None) -> Opened:
-    """What the source of a folder opens."""
+def opened(path: Path, threads: int | None = None) -> int | None:
+    """The threads with which the source of a folder opens it."""
     (source,) = sources_of([("m", path)], EngineSettings(rows=2), threads=threads)
-    return source.open_session(path)
+    return source.open_session()[1]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_short_steps_of_a_small_artefact_leave_one_cpu_to_the_event_loop(
 ) -> None:
     monkeypatch.setattr(models, "has_short_steps", lambda session: short)
     monkeypatch.setattr(models, "SMALL", small)
-    assert opened(artefacts["ring"]).threads == expected[-1]
+    assert opened(artefacts["ring"]) == expected[-1]
     assert asked == expected  # a large artefact is opened once
 
 
@@ -61,17 +61,17 @@ def test_one_cpu_is_not_tried(
     artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "available_cpus", lambda: 1)
-    assert opened(artefacts["ring"]).threads == 1
+    assert opened(artefacts["ring"]) == 1
     assert asked == [1]
 
 
 def test_threads_that_are_given_are_taken(artefacts: dict[str, Path], asked: list[int | None]) -> None:
-    assert opened(artefacts["ring"], 3).threads == 3
+    assert opened(artefacts["ring"], 3) == 3
     assert asked == [3]
 
 
 def test_a_run_leaves_the_threads_to_pytorch(run: Path, asked: list[int | None]) -> None:
-    assert opened(run).threads is None
+    assert opened(run) is None
     assert asked == [None]
 
 
@@ -87,7 +87,7 @@ def test_the_check_before_a_reload_takes_no_more_threads_than_the_server(
     monkeypatch.setattr(models, "check", check)
     for threads in (None, 3):
         (source,) = sources_of([("m", artefacts["ring"])], EngineSettings(rows=2), threads=threads)
-        source.check(artefacts["ring"])
+        source.check()
     assert checked == [4, 3]
 
 

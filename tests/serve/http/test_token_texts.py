@@ -11,7 +11,7 @@ from runtimes.contract.vocabulary import Vocab, vocab_from_file
 from runtimes.contract.vocabulary.ids import IdsVocab
 from runtimes.contract.vocabulary.symbols import ByteVocab
 from tests.runtimes.contract.test_subword import trained
-from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.base.encoding import TokenTexts
 
 
 @pytest.mark.parametrize("kind", ["byte", "ids", "byte-level", "wordpiece", "sentencepiece"])

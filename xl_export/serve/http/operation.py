@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, TypedDict
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
-from xl_export.serve.http.base.answering import json
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, tenant_of
 
 
 class Health(TypedDict):
@@ -88,69 +85,74 @@ class ModelList(TypedDict):
     data: list[ModelDocument]
 
 
-def routes(server: Server) -> list[BaseRoute]:
-    """`/health`, `/ready`, `/metrics`, `/v1/models` and the reload of a model."""
+async def health(exchange: Exchange) -> Response:
+    """Whether the engines run."""
+    dead = [name for name, model in exchange.server.models.items() if not model.engine.alive]
+    return json({"status": "failed" if dead else "ok", "failed": dead}, 503 if dead else 200)
 
-    async def health(request: Request) -> Response:
-        dead = [name for name, model in server.models.items() if not model.engine.alive]
-        return json({"status": "failed" if dead else "ok", "failed": dead}, 503 if dead else 200)
 
-    async def ready(request: Request) -> Response:
-        is_ready = bool(server.models) and not server.stopping
-        is_ready = is_ready and all(model.engine.alive for model in server.models.values())
-        return json({"ready": is_ready}, 200 if is_ready else 503)
+async def ready(exchange: Exchange) -> Response:
+    """Whether requests are answered."""
+    server = exchange.server
+    is_ready = bool(server.models) and not server.stopping
+    is_ready = is_ready and all(model.engine.alive for model in server.models.values())
+    return json({"ready": is_ready}, 200 if is_ready else 503)
 
-    async def metrics(request: Request) -> Response:
-        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def figures(request: Request) -> Response:
-        found = {name: dict(_figures(model)) for name, model in server.models.items()}
-        return json(
-            {
-                "object": "server",
-                "requests": server.requests.total,
-                "streams_survive": server.state is not None,
-                "models": found,
-            }
+async def metrics(exchange: Exchange) -> Response:
+    """The figures for Prometheus."""
+    text = exchange.server.metrics.text()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def figures(exchange: Exchange) -> Response:
+    """The figures of each model as JSON."""
+    server = exchange.server
+    return json(
+        {
+            "object": "server",
+            "requests": server.requests.total,
+            "streams_survive": server.state is not None,
+            "models": {name: dict(_figures(model)) for name, model in server.models.items()},
+        }
+    )
+
+
+async def models(exchange: Exchange) -> Response:
+    """The models that are served."""
+    server = exchange.server
+    found = [facts(model, server.limits.prompt_tokens) for model in server.models.values()]
+    return json({"object": "list", "data": found})
+
+
+async def model(exchange: Exchange) -> Response:
+    """One model."""
+    server = exchange.server
+    return json(facts(server.model(exchange.params["name"]), server.limits.prompt_tokens))
+
+
+async def reload(exchange: Exchange) -> Response:
+    """Opens the artefact of a model again."""
+    server = exchange.server
+    if not exchange.tenant.admin:
+        raise RefusedError(
+            "this key may not reload models; use one with the word admin in the file of keys.",
+            status=403,
+            code="not_admin",
         )
-
-    async def models(request: Request) -> Response:
-        limit = server.limits.prompt_tokens
-        return json({"object": "list", "data": [facts(model, limit) for model in server.models.values()]})
-
-    async def model(request: Request) -> Response:
-        found = server.model(request.path_params["name"])
-        return json(facts(found, server.limits.prompt_tokens))
-
-    async def reload(request: Request) -> Response:
-        if not tenant_of(request).admin:
-            raise RefusedError(
-                "this key may not reload models; use one with the word admin in the file of keys.",
-                status=403,
-                code="not_admin",
-            )
-        name = server.model(request.path_params["name"]).name
-        try:
-            fresh = await server.reload(name)
-        except UserError as error:
-            raise RefusedError(str(error), status=409, code="not_reloaded") from error
-        return json(facts(fresh, server.limits.prompt_tokens))
-
-    return [
-        Route("/health", health),
-        Route("/ready", ready),
-        Route("/metrics", metrics),
-        Route("/v1/server", figures),
-        Route("/v1/models", models),
-        Route("/v1/models/{name}", model),
-        Route("/admin/models/{name}/reload", reload, methods=["POST"]),
-    ]
+    name = server.model(exchange.params["name"]).name
+    try:
+        fresh = await server.reload(name)
+    except UserError as error:
+        raise RefusedError(str(error), status=409, code="not_reloaded") from error
+    return json(facts(fresh, server.limits.prompt_tokens))
 
 
 OPERATIONS = [
     Operation(
         method="GET",
         path="/health",
+        handler=health,
         summary="Whether the engines run.",
         answer=Health,
         instead={503: Health},
@@ -159,28 +161,46 @@ OPERATIONS = [
     Operation(
         method="GET",
         path="/ready",
+        handler=ready,
         summary="Whether requests are answered.",
         answer=Ready,
         instead={503: Ready},
         is_open=True,
     ),
-    Operation(method="GET", path="/metrics", summary="Figures for Prometheus.", content="text/plain"),
     Operation(
-        method="GET", path="/v1/server", summary="The figures of each model as JSON.", answer=ServerFigures
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        summary="Figures for Prometheus.",
+        content="text/plain",
+    ),
+    Operation(
+        method="GET",
+        path="/v1/server",
+        handler=figures,
+        summary="The figures of each model as JSON.",
+        answer=ServerFigures,
     ),
     Operation(
         method="GET",
         path="/v1/models",
+        handler=models,
         summary="The models that are served.",
         answer=ModelList,
-        tells=("name", "/data/0/id"),
+        link=("name", "/data/0/id"),
     ),
     Operation(
-        method="GET", path="/v1/models/{name}", summary="One model.", answer=ModelDocument, refused=(404, 503)
+        method="GET",
+        path="/v1/models/{name}",
+        handler=model,
+        summary="One model.",
+        answer=ModelDocument,
+        refused=(404, 503),
     ),
     Operation(
         method="POST",
         path="/admin/models/{name}/reload",
+        handler=reload,
         summary="Opens the artefact of a model again.",
         answer=ModelDocument,
         refused=(404, 409, 503),

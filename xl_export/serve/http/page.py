@@ -1,14 +1,14 @@
-"""The page at `/`: one file of HTML, and what it loads from `/page/`. It asks nobody but this server."""
+"""The page at `/`: one file of HTML, and what it loads from `/page/`. It connects only to this server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Route
 
+from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.exchange import Exchange
 from xl_export.web.files import PAGE, web_files
 
 OWN = Path(__file__).parents[1] / "page"
@@ -27,21 +27,28 @@ HEADERS = {
 }
 
 
-def routes() -> list[BaseRoute]:
-    """The routes of the page. They need no API key; what the page asks for then does."""
-    files = {path.name: path for path in OWN.iterdir() if path.suffix in TYPES}
-    files |= {name: web_files() / PAGE / name for name in SHARED}
+FILES = {path.name: path for path in OWN.iterdir() if path.suffix in TYPES}
+FILES |= {name: web_files() / PAGE / name for name in SHARED}
 
-    async def index(request: Request) -> Response:
-        return _file(files[INDEX])
 
-    async def part(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in files:
-            raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
-        return _file(files[name])
+async def index(exchange: Exchange) -> Response:
+    """The page itself."""
+    return _file(FILES[INDEX])
 
-    return [Route("/", index), Route("/page/{name}", part)]
+
+async def part(exchange: Exchange) -> Response:
+    """What the page loads."""
+    name = exchange.params["name"]
+    if name not in FILES:
+        raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
+    return _file(FILES[name])
+
+
+# They need no API key; what the page asks for then does.
+OPERATIONS = [
+    Operation(method="GET", path="/", handler=index, is_open=True),
+    Operation(method="GET", path="/page/{name}", handler=part, is_open=True),
+]
 
 
 def _file(path: Path) -> Response:

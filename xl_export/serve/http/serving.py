@@ -9,46 +9,34 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from runtimes.base.errors import ConfigError
-from xl_export.serve.http.app import application
-from xl_export.serve.http.base.answering import Write
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.app import Application
+from xl_export.serve.http.base.connection import Config
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.log import Handler
-from xl_export.serve.http.base.server import ON_SIGNAL, Server
-from xl_export.serve.http.open_files import fitted
+from xl_export.serve.http.base.server import ON_SIGNAL, Log, Server
+
+try:
+    import resource as _resource
+except ImportError:  # no POSIX
+    _resource = None  # type: ignore[assignment]
+
+resource: Any = _resource
 
 GRACE = 4  # seconds from a signal until connections that are still open are cut
 CUT = 0.5  # seconds that cut connections have to end
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
-PART = 1 << 14  # bytes that the parser is given at once
-LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
-TOO_LARGE_HEAD = RefusedError(
-    "the head of the request, or what stands between the parts of its body, is too large; send fewer and "
-    "shorter headers.",
-    status=431,
-    code="headers_too_large",
-    closes=True,
-)
-TOO_LARGE_HANDSHAKE = RefusedError(
-    "the handshake of the WebSocket has too many headers, or one that is too long; send fewer and shorter "
-    "ones.",
-    status=431,
-    code="headers_too_large",
-    closes=True,
-)
-NOT_HTTP = RefusedError("the request is not HTTP/1.1; send one that is.", code="not_http", closes=True)
 # Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
 # waits so long a few times in each request while a long text is encoded or decoded.
 SWITCH = 0.001
-SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
+RESERVE = 256  # open files for artefacts, streams and their journals, and libraries; at most half of all
+EACH = 2  # open files of a connection: its socket, and a snapshot that is sent or received over it
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -119,9 +107,9 @@ async def _serve(server: Server, address: Address, listener: socket.socket, read
 
 def configured(server: Server) -> uvicorn.Config:
     """The settings of uvicorn: no log of its own, our timeouts, no trust in headers of proxies."""
-    return uvicorn.Config(
-        application(server),
-        http=patient(server.limits),
+    return Config(
+        Application(server),
+        server.limits,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -180,130 +168,6 @@ class Web(uvicorn.Server):
             self._ending = asyncio.ensure_future(self._server.stop(ON_SIGNAL))
 
 
-def patient(limits: Limits) -> type[HttpToolsProtocol]:
-    """A protocol class that ends connections whose client sends the head of a request too slowly, or the rest
-    of one that was answered before all of it was there, or too many bytes that are no part of a body.
-
-    uvicorn and httptools keep the head of a request whatever its size, and before any key is checked.
-    """
-
-    class Patient(HttpToolsProtocol):
-        _cutting: asyncio.TimerHandle | None = None
-        _whole = True  # whether the next byte begins a request
-        _beside = 0  # bytes of a head, of the frame of a chunk or of trailers, since the last byte of a body
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections:
-                transport.abort()
-                return
-            raw = transport.get_extra_info("socket")
-            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices a dead client
-            self._cut_after(limits.header_seconds)
-
-        def data_received(self, data: bytes) -> None:
-            self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
-            # The parser is given parts, so that it never holds much more than was counted: parts up to the
-            # limit, and then a little at a time.
-            at = 0
-            while at < len(data):
-                part = data[at : at + max(LITTLE, min(PART, limits.header_bytes - self._beside))]
-                at += len(part)
-                self._beside += len(part)
-                super().data_received(part)
-                if self.transport.is_closing() or self.transport.get_protocol() is not self:
-                    return  # it was refused, or is a WebSocket now
-                if self._beside > limits.header_bytes:
-                    return self._refuse(TOO_LARGE_HEAD)
-
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(NOT_HTTP)
-
-        def handle_websocket_upgrade(self) -> None:
-            super().handle_websocket_upgrade()
-            if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
-                # The library of WebSockets has refused the head, and uvicorn would leave the client waiting.
-                self._refuse(TOO_LARGE_HANDSHAKE)
-
-        def _refuse(self, refusal: RefusedError) -> None:
-            """Answers in place of the application, unless that has begun to, and ends the connection."""
-            if self.pipeline:  # an earlier request is still being answered, and its answer would be mixed up
-                return self.transport.abort()
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-                if self.cycle.response_started:
-                    return self.transport.abort()
-            response = refusal.response()
-            head = STATUS_LINE[refusal.status]
-            lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
-            self.transport.write(b"".join([head, *lines, b"\r\n", bytes(response.body)]))
-            self.transport.close()
-
-        def on_message_begin(self) -> None:
-            self._whole = False
-            self._cut_after(limits.header_seconds)
-            super().on_message_begin()
-
-        def on_body(self, body: bytes) -> None:
-            self._beside = 0
-            super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self._whole, self._beside = True, 0
-            self._arrived()
-            super().on_message_complete()
-
-        def on_headers_complete(self) -> None:
-            self._beside = 0
-            self._arrived()
-            super().on_headers_complete()
-            self.scope["state"].update(abort=self._cut_of(self.cycle), write=self._write_of(self.cycle))
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._arrived()
-            super().connection_lost(exc)
-
-        def _cut_of(self, cycle: RequestResponseCycle) -> Callable[[], None]:
-            """Cuts the connection; uvicorn then does not expect the rest of the answer."""
-
-            def cut() -> None:
-                cycle.disconnected = True
-                cycle.message_event.set()
-                self.transport.abort()
-
-            return cut
-
-        def _write_of(self, cycle: RequestResponseCycle) -> Write:
-            """Writes a chunk of an answer that has begun, as `cycle.send` does without its coroutine; returns
-            False where the client does not take what was written before.
-            """
-            flow, write = self.flow, self.transport.write
-
-            def written(data: bytes) -> bool:
-                if flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-                    return False
-                size = len(data)
-                write((SIZES[size] if size < len(SIZES) else b"%x\r\n" % size) + data + b"\r\n")
-                return True
-
-            return written
-
-        def _cut_after(self, seconds: float) -> None:
-            """Cuts the connection in so many seconds, unless that is planned or an answer is not whole."""
-            if self._cutting is None and (self.cycle is None or self.cycle.response_complete):
-                self._cutting = self.loop.call_later(seconds, self.transport.abort)
-
-        def _arrived(self) -> None:
-            """What was waited for is there."""
-            if self._cutting is not None:
-                self._cutting.cancel()
-                self._cutting = None
-
-    return Patient
-
-
 @contextlib.contextmanager
 def _reloads(server: Server) -> Iterator[None]:
     """While the block runs, SIGHUP reads the keys and changed models again."""
@@ -325,6 +189,29 @@ def _reloads(server: Server) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
+# What uvicorn logs for each WebSocket whose handshake was refused; the client was answered.
+REFUSED_HANDSHAKE = "ASGI callable returned without completing handshake."
+
+
+class LogHandler(logging.Handler):
+    """Sends what engines and libraries log to the server's log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == REFUSED_HANDSHAKE:
+            return
+        error = record.exc_info[1] if record.exc_info else None
+        fields = {"logger": record.name, "message": record.getMessage()}
+        event = "engine" if record.name.startswith("xl_export") else "library"
+        if error is not None:
+            self._log.fault(event, error, **fields)
+        else:
+            self._log.event(event, level=record.levelname.lower(), **fields)
+
+
 @contextlib.contextmanager
 def _logs(server: Server) -> Iterator[None]:
     """While the block runs, faults of engines and what uvicorn logs go to the server's own log. uvicorn's
@@ -333,7 +220,7 @@ def _logs(server: Server) -> Iterator[None]:
     for name in ("uvicorn", "uvicorn.asgi"):
         logging.getLogger(name).propagate = False
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    handler, loggers = Handler(server.log), [logging.getLogger(name) for name in ("uvicorn", "xl_export")]
+    handler, loggers = LogHandler(server.log), [logging.getLogger(name) for name in ("uvicorn", "xl_export")]
     for logger in loggers:
         logger.addHandler(handler)
     try:
@@ -343,11 +230,43 @@ def _logs(server: Server) -> Iterator[None]:
             logger.removeHandler(handler)
 
 
+def raised(wanted: int) -> int:
+    """How many files the process may have open, after its soft limit was raised to as many as are wanted, but
+    not beyond its hard limit.
+    """
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if target <= soft:
+        return int(soft)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    except (OSError, ValueError):  # a system that allows less than it says
+        return int(soft)
+    return int(target)
+
+
+def fitted(limits: Limits) -> tuple[Limits, int]:
+    """The limits with no more connections than the process can have files for, and the number of files. Half
+    of fewer connections may be WebSockets, so that these never shut out requests.
+    """
+    files = raised(EACH * limits.connections + RESERVE)
+    connections = max(1, (files - min(RESERVE, files // 2)) // EACH)
+    if connections >= limits.connections:
+        return limits, files
+    sockets = max(1, min(limits.sockets, connections // 2))
+    return replace(limits, connections=connections, sockets=sockets), files
+
+
 def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """`serve` in an event loop of its own, uvloop where it is installed. It raises the limit of open files,
     and says in the log how many connections fit into it, and how many threads each model has.
     """
     server.limits, files = fitted(server.limits)
+    server.sockets.most = server.limits.sockets
     sys.setswitchinterval(SWITCH)
 
     def began(port: int, web: Web) -> None:

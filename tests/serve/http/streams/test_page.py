@@ -19,8 +19,7 @@ from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, straight
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.task import Delivery, Drawn
-from xl_export.serve.http.app import _key
-from xl_export.serve.http.base.keys import keys_of
+from xl_export.serve.http.base.keys import given_key, keys_of
 
 TEXT = "The first thing that a man"
 Open = Callable[..., Page]
@@ -319,8 +318,8 @@ def test_what_somebody_else_appends_hides_the_tokens_before_and_typing_is_kept(
 def test_a_subprotocol_may_carry_any_key(key: str) -> None:
     encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
     scope = {"type": "websocket", "subprotocols": ["xl-export", f"key64.{encoded}"]}
-    assert _key(scope, {}) == key
-    assert _key(scope | {"subprotocols": ["xl-export", "key64._w"]}, {}) == ""
+    assert given_key(scope, {}) == key
+    assert given_key(scope | {"subprotocols": ["xl-export", "key64._w"]}, {}) == ""
 
 
 @pytest.mark.slow

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from runtimes import Session
-from xl_export.serve.http.base.stores import ATTACHED, Stores
+from xl_export.serve.http.base.stores import StoreLease, Stores
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 
@@ -18,14 +17,11 @@ from xl_export.serve.streams.store import StreamStore
 def test_stores_are_shared_by_the_models_of_an_artefact_and_closed_at_one_time(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def model(identity: str) -> Any:
-        part = SimpleNamespace(identity=identity * 64, state=session.state)
-        made = SimpleNamespace(session=part, attached={})
-        stores.attach(made)  # type: ignore[arg-type]
-        return made.attached[ATTACHED]
+    def lease(identity: str) -> StoreLease:
+        return stores.lease(SimpleNamespace(identity=identity * 64, state=session.state))  # type: ignore[arg-type]
 
     stores = Stores(tmp_path, StoreSettings())
-    first, second, other = model("a"), model("a"), model("b")
+    first, second, other = lease("a"), lease("a"), lease("b")
     assert first.store is second.store
     assert first.store is not other.store
     together, close = threading.Barrier(2, timeout=20), StreamStore.close
@@ -44,4 +40,4 @@ def test_stores_are_shared_by_the_models_of_an_artefact_and_closed_at_one_time(
     for thread in threads:
         thread.join()
     assert {id(store) for store in closed} == {id(first.store), id(other.store)}
-    assert model("a").store is not first.store, "the folder was given back"
+    assert lease("a").store is not first.store, "the folder was given back"

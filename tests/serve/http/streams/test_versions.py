@@ -15,7 +15,6 @@ from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
 from tests.serve.http.streams.test_streams import until
 from xl_export.artefact.export import export
-from xl_export.serve.http.base.stores import others_of
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.unserved import UnservedStreams
 
@@ -71,7 +70,7 @@ def test_streams_of_another_version_are_kept_listed_saved_deleted_and_counted(
         refused(server, stream, identity)
         assert httpx.delete(server.at + third.path).is_success
         old.users -= 1
-        until(lambda: isinstance(others_of(server.server.models.values())[0], UnservedStreams))
+        until(lambda: isinstance(server.server.unserved_streams()[0], UnservedStreams))
         refused(server, stream, identity)
         assert httpx.delete(server.at + second.path).is_success
         fresh, _ = created(server), created(server)

@@ -1,20 +1,16 @@
-"""The body of a request: read within the limits, decoded, and told in words where it is wrong."""
+"""The body of a request: decoded within the limits, and a sentence for what is wrong with it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 import msgspec
-from starlette.requests import Request
 
-from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.server import Server, tenant_of
-from xl_export.serve.http.base.workers import Steps, aside
+from xl_export.serve.http.base.workers import Steps
 
 FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
@@ -23,7 +19,6 @@ WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fract
 FIELDS = 8  # values that belong to one list or object, beside token ids
 LONGEST_NAME = 60  # characters of a field's name that are told or compared
 Body = TypeVar("Body")
-Result = TypeVar("Result")
 KINDS = {  # how messages name msgspec's types
     "int": "an integer",
     "float": "a number",
@@ -35,33 +30,8 @@ KINDS = {  # how messages name msgspec's types
 }
 
 
-async def read_body(request: Request, server: Server) -> bytearray:
-    """The body of a request; raises RefusedError where it is too large or does not arrive in time, or where
-    others have sent too much.
-    """
-    limits = server.limits
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limits.body_bytes:  # nothing of it is read
-        raise _too_large(limits.body_bytes)
-    try:
-        return await asyncio.wait_for(_read(request, server), limits.body_seconds)
-    except asyncio.TimeoutError:
-        raise RefusedError(
-            f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or in parts.",
-            status=408,
-            code="timeout",
-            closes=True,
-        ) from None
-
-
-async def read_json(request: Request, server: Server, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """The body as the decoder's type; raises RefusedError with one sentence for anything else."""
-    body = await read_body(request, server)
-    request.scope["state"]["size"] = len(body)
-    return await of_body(request, _decoded, body, decoder, server.limits)
-
-
-def _decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Steps[Body]:
+def decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Steps[Body]:
+    """The body as the decoder's type, in steps; raises RefusedError with one sentence for anything else."""
     yield from refuse_many_values(body, limits)
     try:
         return decoder.decode(body)
@@ -69,11 +39,6 @@ def _decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limit
         if not body:
             raise RefusedError("the request has no body; send a JSON object.") from None
         raise RefusedError(decoding_error(error, decoder.type, body), param=_field(error)) from None
-
-
-async def of_body(request: Request, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
-    """What a function returns of the body that `read_json` has read; see `aside`."""
-    return await aside(request.scope["state"]["size"], tenant_of(request).name, function, *arguments)
 
 
 def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
@@ -177,32 +142,8 @@ def _fields(expected: Any) -> list[str]:
     return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
 
 
-async def _read(request: Request, server: Server) -> bytearray:
-    body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
-    most = server.limits.body_bytes
-    account = server.bodies.account(tenant_of(request).name)
-    request.scope["state"]["held"].callback(account.close)
-    try:
-        more_comes = True
-        while more_comes:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeftError
-            part, more_comes = message.get("body", b""), message.get("more_body", False)
-            if len(body) + len(part) > most:  # of a body whose length was not declared
-                raise _too_large(most)
-            account.change(len(part))
-            body += part
-        return body
-    except BaseException:
-        # An error and the frames that it passed hold each other until the garbage collector comes by.
-        body.clear()
-        raise
-    finally:
-        part, message = b"", {}
-
-
-def _too_large(most: int) -> RefusedError:
+def too_large(most: int) -> RefusedError:
+    """The refusal of a body of more bytes."""
     return RefusedError(
         f"the body is larger than {most:,} bytes; send less at once.",
         status=413,

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.facts import Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
 from xl_export.serve.core.waiting import Busy, Held, Places, StoppedError
 from xl_export.serve.http.base.errors import RefusedError, busy
-from xl_export.serve.http.base.metrics import Figures
 
 Pass = Callable[[Drawn], bool]
 
@@ -26,15 +27,29 @@ def _never(drawn: Drawn) -> bool:
     return False
 
 
-class Accepts(Protocol):
-    """What an inbox needs of an engine; see `xl_export.serve.core.engine.Engine`."""
+TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
+BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
+WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
 
-    def reserve(self, count: int, *, tenant: str = "", bulk: bool = False) -> Places: ...
-    def refuse_more(self, count: int = 1, *, tenant: str = "", bulk: bool = False) -> None: ...
-    def hold(self, states: int) -> Held: ...
-    def submit(self, task: Task, places: Places | None = None, *, held: bool = False) -> None: ...
-    def cancel(self, task: Task) -> None: ...
-    def taken(self, task: Task, count: int) -> None: ...
+
+class Figures:
+    """What the requests to one model have cost, for `/metrics`."""
+
+    def __init__(self) -> None:
+        self.to_first = Histogram(TO_FIRST)
+        self.between = Histogram(BETWEEN)
+        self.whole = Histogram(WHOLE)
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+        self.ended: Counter[str] = Counter()
+        #: Seconds in the queue, of each engine that the model has had.
+        self.queued: list[Histogram] = []
+
+    def note_tokens(self, gap: float, times: int) -> None:
+        """So many drawn tokens arrived, each so many seconds after the one before it in its stream."""
+        self.generated_tokens += times
+        self.between.observe(gap, times)
 
 
 class Bridge:
@@ -128,7 +143,7 @@ class Inbox:
     are added.
     """
 
-    def __init__(self, bridge: Bridge, engine: Accepts, figures: Figures) -> None:
+    def __init__(self, bridge: Bridge, engine: Engine, figures: Figures) -> None:
         self._bridge, self._engine, self.figures = bridge, engine, figures
         self._began = time.monotonic()
         self._answers = False  # whether a token has been drawn or scored

@@ -1,13 +1,16 @@
-"""`/openapi.json`: what can be asked and what is answered, written from the types that bodies are read as."""
+"""Operations, and `/openapi.json`: what can be asked and what is answered, as the types of bodies say it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from starlette.responses import Response
 
 from xl_export.serve.http.base.fields import ANSWER_FIELDS, BODY_FIELDS, describe
 
@@ -61,32 +64,53 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method of one path.
-
-    path: names in braces are parameters. query: those of the query string. body: the type that its body is
-    read as. file: whether the body is a file. answer: the type of a success, whose status is `status`; None
-    for a text or a file. event: the type of its server-sent events, where it may answer with them.
-    last_event: that of the last one, where it is another. instead: types of answers with other statuses that
-    are no errors in the usual form. refused: the statuses of refusals that this operation has beside those of
-    its kind. tells: the parameter of other paths that the answer names, and where in it. is_open:
-    whether it needs no key.
+    """One method of one path: how it is routed, read, answered and described. The tables of operations are
+    the only place that knows paths and methods.
     """
 
+    #: Of HTTP, or `WEBSOCKET`.
     method: str
+    #: Names in braces are variables, which match one part of a path.
     path: str
-    summary: str
+    #: Answers an exchange; it gets the body as well if there is one. What it returns is sent.
+    handler: Callable[..., Awaitable[Response | None]]
+    #: For the description; operations without a summary are not described.
+    summary: str = ""
+    #: The parameters of the query string.
     query: tuple[str, ...] = ()
+    #: The type that the body is read as, in JSON.
     body: type | None = None
+    #: Whether the body is a file, which the handler reads.
     file: bool = False
+    #: The engine queue that must have room before the body is read: of people, or of bulk work.
+    queue: Literal["people", "bulk"] | None = None
+    #: The type of a success; None for a text or a file.
     answer: Any = None
     content: str = "application/json"
+    #: The type of its server-sent events, if it may answer with them.
     event: Any = None
+    #: The type of the last event, if it is another.
     last_event: Any = None
+    #: Of a success.
     status: int = 200
+    #: The types of answers with other statuses that are not errors in the usual form.
     instead: Mapping[int, Any] = field(default_factory=dict)
+    #: The statuses of refusals that this operation has in addition to those that all of its kind have.
     refused: tuple[int, ...] = ()
-    tells: tuple[str, str] | None = None
+    #: The variable of other paths that the answer names, and where in the answer it is.
+    link: tuple[str, str] | None = None
+    #: Whether it needs no key.
     is_open: bool = False
+
+    @cached_property
+    def decoder(self) -> msgspec.json.Decoder[Any]:
+        """Reads its body."""
+        return msgspec.json.Decoder(self.body)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches its paths."""
+        return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", self.path))
 
     @property
     def name(self) -> str:
@@ -101,7 +125,8 @@ class Operation:
 
 
 def description(operations: Sequence[Operation], *, version: str) -> dict[str, Any]:
-    """The OpenAPI document of these operations."""
+    """The OpenAPI document of these operations, without those that have no summary."""
+    operations = [each for each in operations if each.summary]
     bodies = {each.body for each in operations if each.body is not None}
     answers = {
         kind
@@ -175,8 +200,8 @@ def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[st
             text += f", the last one with a {operation.last_event.__name__}"
         text += ", and then `data: [DONE]`. Where the server fails, the last one has an Error."
     success = _response(text, content)
-    if operation.tells is not None:
-        parameter, place = operation.tells
+    if operation.link is not None:
+        parameter, place = operation.link
         success["links"] = {
             other.name: {"operationId": other.name, "parameters": {parameter: f"$response.body#{place}"}}
             for other in operations

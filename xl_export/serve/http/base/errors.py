@@ -19,11 +19,7 @@ TYPES = {
 
 class RefusedError(Exception):
     """A request that is not served. Its message is one sentence: what was given, what was expected, how to
-    mend it.
-
-    status: of HTTP. param: the field of the body that is wrong. code: a word for programs. retry_after: in
-    seconds, where the same request may succeed later. closes: whether the connection ends with the answer,
-    because the rest of the request is not read.
+    fix it.
     """
 
     def __init__(
@@ -35,10 +31,22 @@ class RefusedError(Exception):
         code: str | None = None,
         retry_after: float | None = None,
         closes: bool = False,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.param, self.code = message, status, param, code
-        self.retry_after, self.closes = retry_after, closes
+        self.message = message
+        #: Of HTTP.
+        self.status = status
+        #: The field of the body that is wrong.
+        self.param = param
+        #: A word for programs.
+        self.code = code
+        #: Seconds after which the same request may succeed.
+        self.retry_after = retry_after
+        #: Whether the connection ends with the answer, because the rest of the request is not read.
+        self.closes = closes
+        #: The methods that the path has.
+        self.allow = allow
 
     def body(self) -> bytes:
         """The JSON document of the answer."""
@@ -53,6 +61,8 @@ class RefusedError(Exception):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.allow is not None:
+            headers["allow"] = self.allow
         if self.closes:
             headers["connection"] = "close"
         return Response(self.body(), self.status, headers, "application/json")

@@ -55,22 +55,23 @@ class Limits:
 
 
 class Load:
-    """Counts requests or WebSockets, so that nobody takes the places of everybody else.
+    """Counts open requests or WebSockets, so that no tenant shuts out all others.
 
-    what: their name in messages. total: of all tenants together.
+    what: their name in messages. most: of all tenants together. share: of them, for one tenant with a name.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self.total = what, 0
+    def __init__(self, what: str, most: int, share: float) -> None:
+        self._what, self.most, self._share = what, most, share
+        self.total = 0
         self._own: Counter[str] = Counter()
 
     @contextmanager
-    def one(self, tenant: str, most: int, share: float) -> Iterator[None]:
-        """While the block runs, there is one more. Raises RefusedError where there are `most`, or where a
-        tenant with a name has its share of them.
+    def one(self, tenant: str) -> Iterator[None]:
+        """While the block runs, there is one more. Raises RefusedError if there are too many, or if a tenant
+        with a name has its share of them.
         """
-        own = max(1, int(most * share))
-        if self.total >= most:
+        own = max(1, int(self.most * self._share))
+        if self.total >= self.most:
             raise self._full(f"the server has {self.total:,}")
         if tenant and self._own[tenant] >= own:
             raise self._full(f"the tenant has {own:,}")

@@ -1,71 +1,34 @@
 """The figures of the server in the format of Prometheus, under the names that other servers of models use.
 
-They change on the event loop alone, and a token adds to them without a lock.
+They change only on the event loop, so a token adds to them without a lock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from xl_export.serve.core.facts import QUEUED, Histogram
+from xl_export.serve.http.base.bridge import Figures
+from xl_export.serve.http.base.limits import Load
+from xl_export.serve.http.base.models import Model
 
 PREFIX = "xl_export_"
 
 
-TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
-BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
-WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
-
-
-class Figures:
-    """What requests to one model have cost. queued: seconds in the queue, of each engine that it has had."""
-
-    def __init__(self) -> None:
-        self.to_first, self.between, self.whole = Histogram(TO_FIRST), Histogram(BETWEEN), Histogram(WHOLE)
-        self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
-        self.ended: Counter[str] = Counter()
-        self.queued: list[Histogram] = []
-
-    def note_tokens(self, gap: float, times: int) -> None:
-        """So many drawn tokens arrived, each so many seconds after the one before it in its stream."""
-        self.generated_tokens += times
-        self.between.observe(gap, times)
-
-
-class HasFigures(Protocol):
-    """What they need of a model."""
-
-    def figures(self) -> Iterator[tuple[str, str, float]]: ...
-
-
-class Counted(Protocol):
-    """Something that is counted; see `xl_export.serve.http.base.limits.Load`."""
-
-    total: int
-
-
-class HasModels(Protocol):
-    """What the figures need of a server."""
-
-    @property
-    def models(self) -> Mapping[str, HasFigures]: ...
-
-    @property
-    def requests(self) -> Counted: ...
-    @property
-    def sockets(self) -> Counted: ...
-
-
 class Metrics:
-    """All figures of a server."""
+    """All figures of a server.
 
-    def __init__(self, server: HasModels) -> None:
-        self._server = server
+    models: those that are served now. requests, sockets: what is open now.
+    """
+
+    def __init__(self, models: Mapping[str, Model], requests: Load, sockets: Load) -> None:
+        self._served = models
+        self._requests = requests
+        self._sockets = sockets
         self._models: dict[str, Figures] = {}
         self.answered: Counter[tuple[str, str]] = Counter()  # by path and status
         self._registry = CollectorRegistry(auto_describe=False)
@@ -92,10 +55,10 @@ class Metrics:
         yield GaugeMetricFamily(
             f"{PREFIX}http_requests_open",
             "Requests that are served or wait.",
-            value=self._server.requests.total,
+            value=self._requests.total,
         )
         yield GaugeMetricFamily(
-            f"{PREFIX}http_websockets_open", "WebSockets that are open.", value=self._server.sockets.total
+            f"{PREFIX}http_websockets_open", "WebSockets that are open.", value=self._sockets.total
         )
 
     def _of_requests(self) -> Iterator[Metric]:
@@ -142,7 +105,7 @@ class Metrics:
 
     def _of_engines(self) -> Iterator[Metric]:
         found: dict[str, Metric] = {}
-        for name, model in self._server.models.items():
+        for name, model in self._served.items():
             for metric, text, value in model.figures():
                 family = found.get(metric)
                 if family is None:

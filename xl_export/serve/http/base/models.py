@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.machine import available_cpus
@@ -23,47 +23,14 @@ from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery
 from xl_export.serve.core.trial import SMALL, has_short_steps
-from xl_export.serve.http.base.bridge import Accepts, Bridge, Inbox
-from xl_export.serve.http.base.metrics import Figures
-from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
+from xl_export.serve.http.base.encoding import TokenTexts
+from xl_export.serve.http.base.stores import StoreLease, Stores
 from xl_export.serve.streams.cache import PrefixCache
-
-
-class Serves(Accepts, Protocol):
-    """What a server needs of an engine; see `xl_export.serve.core.engine.Engine`."""
-
-    def start(self) -> None: ...
-    def stop(self, *, within: float) -> None: ...
-    @property
-    def facts(self) -> EngineFacts: ...
-    @property
-    def alive(self) -> bool: ...
-
-
-class Attached(Protocol):
-    """What another part of the server keeps for a model."""
-
-    def close(self) -> None: ...
-    def figures(self) -> Iterator[tuple[str, str, float]]: ...
-
-
-class Opened(NamedTuple):
-    """A session that was opened, and the CPU threads of its steps; None where PyTorch chooses them."""
-
-    session: Session
-    threads: int | None
-
-
-class Made(NamedTuple):
-    """An engine that was made for a session, and its prefix cache."""
-
-    engine: Serves
-    cache: PrefixCache | None
-
+from xl_export.serve.streams.store import StreamStore
 
 Result = TypeVar("Result")
 
@@ -94,33 +61,34 @@ async def on_thread(function: Callable[..., Result], *arguments: object) -> Resu
     return await future
 
 
-OpenSession = Callable[[Path], Opened]
-MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Made]
-
-
 @dataclass(kw_only=True, eq=False)
 class Model:
-    """One artefact under one name. After a reload there is another object under the name; this one drains.
-
-    threads: as in `Opened`. requests: the figures of what was asked of it. users: requests and connections
-    that use it. attached: what other parts of the server keep for it, by their name; each has `figures`, and
-    is closed after the engine has stopped. stamp: what `Source.stamp` said before it was opened.
-    """
+    """One artefact under one name. After a reload there is another object under the name; this one drains."""
 
     name: str
     path: Path
     session: Session
+    #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
-    engine: Serves
+    engine: Engine
     cache: PrefixCache | None
     bridge: Bridge
+    #: What `Source.stamp` was before the model was opened.
+    stamp: str
+    #: Where its streams are kept.
+    lease: StoreLease
+    #: The figures of what was asked of it.
+    requests: Figures
     created: int = field(default_factory=lambda: int(time.time()))
-    requests: Figures = field(default_factory=Figures)
+    #: Requests and connections that use it.
     users: int = 0
-    attached: dict[str, Attached] = field(default_factory=dict)
     stopped: bool = False
-    stamp: str = ""
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def store(self) -> StreamStore:
+        """The streams of its artefact."""
+        return self.lease.store
 
     @cached_property
     def texts(self) -> TokenTexts:
@@ -157,8 +125,7 @@ class Model:
         in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
         yield "engine_model_seconds_total", in_steps, facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
-        for part in self.attached.values():
-            yield from part.figures()
+        yield from self.lease.figures()
 
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block."""
@@ -181,36 +148,43 @@ class Model:
             await asyncio.sleep(0.05)
 
     def stop(self, within: float) -> None:
-        """Ends all tasks and the engine, once, and closes what is attached. It blocks; use a thread."""
+        """Ends all tasks and the engine, once, and the lease of its store. It blocks; use a thread."""
         with self._stopping:
             if self.stopped:
                 return
             self.stopped = True
             self.engine.stop(within=within)
-            for part in self.attached.values():
-                part.close()
+            self.lease.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a model comes from, so that it can be opened again.
-
-    check: raises UserError for a folder that does not compute what was trained.
-    """
+    """Where a model comes from, so that it can be opened again."""
 
     name: str
     path: Path
-    open_session: OpenSession
-    check: Callable[[Path], None]
-    make_engine: MakeEngine
     settings: EngineSettings
+    #: Of the prefix cache; 0 for none.
+    cache_bytes: int = 0
+    #: Whether tenants may find each other's prefixes in the cache.
+    cache_shared: bool = False
+    #: CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
+    #: uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
+    threads: int | None = None
+    device: Device | str = "cpu"
 
-    def open(self, loop: asyncio.AbstractEventLoop) -> Model:
+    def open(self, loop: asyncio.AbstractEventLoop, stores: Stores, figures: Figures) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
         bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
-        session, threads = self.open_session(self.path)
-        engine, cache = self.make_engine(session, self.settings, bridge.deliver)
+        session, threads = self.open_session()
+        engine, cache = self.make_engine(session, bridge.deliver)
         engine.start()
+        try:
+            lease = stores.lease(session)
+        except BaseException:
+            engine.stop(within=0)
+            raise
+        figures.queued.append(engine.facts.queued)
         return Model(
             name=self.name,
             path=self.path,
@@ -220,7 +194,44 @@ class Source:
             cache=cache,
             bridge=bridge,
             stamp=stamp,
+            lease=lease,
+            requests=figures,
         )
+
+    def open_session(self) -> tuple[Session, int | None]:
+        """The session, and the CPU threads of its steps; None if PyTorch chooses them."""
+        cpus, device = available_cpus(), _serving_device(self.path, self.device)
+        if self.threads is None and cpus > 1 and _is_small(self.path):
+            session = open_session(self.path, threads=cpus - 1, device=device)
+            if has_short_steps(session):
+                return session, cpus - 1
+        threads = self.threads or (cpus if _is_artefact(self.path) else None)
+        return open_session(self.path, threads=threads, device=device), threads
+
+    def make_engine(
+        self, session: Session, deliver: Callable[[Delivery], None]
+    ) -> tuple[Engine, PrefixCache | None]:
+        """An engine for the session, and its prefix cache."""
+        cache = None
+        if self.cache_bytes:
+            cache = PrefixCache(
+                identity=session.identity,
+                segment=session.rule.segment,
+                max_bytes=self.cache_bytes,
+                shared=self.cache_shared,
+            )
+        return Engine(session, self.settings, cache=cache, deliver=deliver), cache
+
+    def check(self) -> None:
+        """Raises UserError for an artefact that does not compute what was trained."""
+        if not _is_artefact(self.path):  # a run is the reference itself
+            return
+        # Others may be served meanwhile.
+        few = max(1, available_cpus() - 1) if _is_small(self.path) else None
+        device = _serving_device(self.path, self.device)
+        report = check(self.path, threads=self.threads or few, device=device)
+        if not report.passed:
+            raise ArtefactError(f"{self.path} does not compute what was trained: {report.sentence}")
 
     def stamp(self) -> str:
         """What tells this version of the folder from another one: the hash of an artefact's spec, which has
@@ -237,52 +248,9 @@ class Source:
         return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts])
 
 
-def sources_of(
-    named: Iterable[tuple[str, Path]],
-    settings: EngineSettings,
-    *,
-    cache_bytes: int = 0,
-    cache_shared: bool = False,
-    threads: int | None = None,
-    device: Device | str = "cpu",
-) -> list[Source]:
-    """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none.
-    cache_shared: whether tenants may find each other's prefixes in it. threads: CPU threads of a step; None
-    leaves one CPU to the event loop for an artefact whose steps are short, takes all CPUs for other
-    artefacts, and leaves the choice to PyTorch for a run.
-    """
-    cpus = available_cpus()
-
-    def opened(path: Path) -> Opened:
-        chosen = _serving_device(path, device)
-        if threads is None and cpus > 1 and _is_small(path):
-            session = open_session(path, threads=cpus - 1, device=chosen)
-            if has_short_steps(session):
-                return Opened(session, cpus - 1)
-        taken = threads or (cpus if _is_artefact(path) else None)
-        return Opened(open_session(path, threads=taken, device=chosen), taken)
-
-    def checked(path: Path) -> None:
-        if not _is_artefact(path):  # a run is the reference itself
-            return
-        few = max(1, cpus - 1) if _is_small(path) else None  # others may be served meanwhile
-        report = check(path, threads=threads or few, device=_serving_device(path, device))
-        if not report.passed:
-            raise ArtefactError(f"{path} does not compute what was trained: {report.sentence}")
-
-    def made(session: Session, settings: EngineSettings, deliver: Callable[[Delivery], None]) -> Made:
-        identity, segment = session.identity, session.rule.segment
-        cache = None
-        if cache_bytes:
-            cache = PrefixCache(
-                identity=identity, segment=segment, max_bytes=cache_bytes, shared=cache_shared
-            )
-        return Made(Engine(session, settings, cache=cache, deliver=deliver), cache)
-
-    return [
-        Source(name=name, path=path, open_session=opened, check=checked, make_engine=made, settings=settings)
-        for name, path in named
-    ]
+def sources_of(named: Iterable[tuple[str, Path]], settings: EngineSettings, **options: Any) -> list[Source]:
+    """The sources of models by name and folder. options: fields of `Source`, the same for all models."""
+    return [Source(name=name, path=path, settings=settings, **options) for name, path in named]
 
 
 def _is_artefact(path: Path) -> bool:

@@ -1,37 +1,66 @@
-"""The server as an object: its models, limits, keys and figures. Every route gets it."""
+"""The server as an object: its models, limits, keys, figures and log."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TextIO
 
-from starlette.requests import HTTPConnection
+import msgspec
 
 from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.http.base.bridge import refusing
 from xl_export.serve.http.base.errors import RefusedError, stopping
-from xl_export.serve.http.base.keys import ANYBODY, NO_KEYS, Keys, Tenant
+from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import BodyBytes, Limits, Load
-from xl_export.serve.http.base.log import Log
 from xl_export.serve.http.base.metrics import Metrics
 from xl_export.serve.http.base.models import Model, Source, on_thread
 from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.unserved import Holds
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 MOST_REPLACED = 2  # versions of one model that were replaced and still serve what began before
 
 
+class Log:
+    """Writes events as lines of JSON; to nowhere where `stream` is None."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()  # an engine says its faults on its own thread
+
+    def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
+        """One line with the time, the level, the name of the event, and its fields without those that are
+        None.
+        """
+        if self._stream is None:
+            return
+        now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
+        known = {name: value for name, value in fields.items() if value is not None}
+        line = msgspec.json.encode({"time": now, "level": level, "event": event, **known})
+        with self._lock, suppress(OSError, ValueError):  # nobody reads the log any more
+            self._stream.write(line.decode() + "\n")
+            self._stream.flush()
+
+    def fault(self, event: str, error: BaseException, **fields: Any) -> None:
+        """An error that is our own, with its traceback."""
+        where = "".join(traceback.format_exception(error))
+        self.event(event, level="error", error=str(error), traceback=where, **fields)
+
+
 class Server:
     """Opens models, knows who may use them, and stops them.
 
-    models: by name; the first is the one that a request without a name gets. state: the folder for what
-    outlives the process; without one, streams are in a temporary folder until the server stops. hosts: under
-    which names a server without keys is reached; None for any.
-    on_open: called on a thread with each model that was opened, before it is served.
+    state: the folder for what outlives the process; without one, streams are in a temporary folder until the
+    server stops.
     """
 
     def __init__(
@@ -47,16 +76,22 @@ class Server:
         self.sources = {source.name: source for source in sources}
         if len(self.sources) != len(sources):
             raise ConfigError("two models have one name; give each its own, as NAME=PATH.")
-        self.limits, self.state = limits or Limits(), state
+        self.limits = limits or Limits()
+        self.state = state
         self._stream_limits = stream_limits or StoreSettings()
-        self._read_keys, self.keys = read_keys, read_keys()
+        self._read_keys = read_keys
+        self.keys = read_keys()
         self.log = log or Log(None)
-        self.metrics = Metrics(self)
+        #: By name; the first is the one that a request without a name gets.
         self.models: dict[str, Model] = {}
-        self.on_open: list[Callable[[Model], None]] = []
+        #: Where the streams of all artefacts are; there once the server has started.
+        self.stores: Stores
+        #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
-        self.requests, self.sockets = Load("requests"), Load("WebSockets")
+        self.requests = Load("requests", self.limits.requests, self.limits.tenant_share)
+        self.sockets = Load("WebSockets", self.limits.sockets, self.limits.tenant_share)
         self.bodies = BodyBytes(self.limits)
+        self.metrics = Metrics(self.models, self.requests, self.sockets)
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
         self._open_models: set[Model] = set()  # those that drain, too
@@ -76,8 +111,7 @@ class Server:
                     "with --state."
                 ) from error
             folder = Path(self._temporary.name)
-        stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
-        self.on_open.append(stores.attach)
+        self.stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
         for name in self.sources:
             self.models[name] = await self._open(name)
 
@@ -96,34 +130,24 @@ class Server:
             )
         return self.models[name]
 
-    def one_more(self, tenant: Tenant, load: Load) -> AbstractContextManager[None]:
-        """While the block runs, there is one more of `requests` or of `sockets`; raises RefusedError for one
-        too many.
-        """
-        most = self.limits.sockets if load is self.sockets else self.limits.requests
-        return load.one(tenant.name, most, self.limits.tenant_share)
+    def unserved_streams(self) -> list[Holds]:
+        """Where the streams are that no model of this server can go on with."""
+        return self.stores.others([model.store for model in self.models.values()])
 
-    def hold(self, request: HTTPConnection, model: Model) -> Model:
-        """The model, which a reload does not stop before the request has ended."""
-        held = request.scope["state"]["held"]
-        assert isinstance(held, ExitStack)
-        held.enter_context(model.in_use())
-        return model
-
-    def refuse_when_full(self, request: HTTPConnection, *, bulk: bool = False) -> None:
-        """Raises RefusedError where no model could take a task of this client, before anything of a request
+    def refuse_when_full(self, tenant: str, *, bulk: bool = False) -> None:
+        """Raises RefusedError if no model could accept a task of this tenant, before anything of a request
         is read. bulk: whether it yields to tasks that people wait for.
         """
         if self.stopping:
             raise stopping()
-        tenant, full = tenant_of(request).name, RefusedError("no model is served here.", status=503)
+        full: RefusedError | None = None
         for model in self.models.values():
             try:
                 with refusing():
                     return model.engine.refuse_more(tenant=tenant, bulk=bulk)
             except RefusedError as refusal:
                 full = refusal
-        raise full
+        raise full or RefusedError("no model is served here.", status=503)
 
     async def reload(self, name: str) -> Model:
         """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
@@ -134,7 +158,7 @@ class Server:
         async with self._reloading:
             source = self.sources[name]
             self._refuse_more_replaced(name)
-            await on_thread(source.check, source.path)
+            await on_thread(source.check)
             fresh = await self._open(name)
             if self.stopping:
                 await on_thread(fresh.stop, 0.0)
@@ -192,18 +216,9 @@ class Server:
                 await on_thread(self._temporary.cleanup)
 
     async def _open(self, name: str) -> Model:
-        loop = asyncio.get_running_loop()
-        model = await on_thread(self.sources[name].open, loop)
-        model.requests = self.metrics.of(name)
+        loop, figures = asyncio.get_running_loop(), self.metrics.of(name)
+        model = await on_thread(self.sources[name].open, loop, self.stores, figures)
         self._open_models.add(model)
-        try:
-            for hook in self.on_open:
-                await on_thread(hook, model)
-        except BaseException:
-            await on_thread(model.stop, 0.0)
-            self._open_models.discard(model)
-            raise
-        model.requests.queued.append(model.engine.facts.queued)
         return model
 
     def _refuse_more_replaced(self, name: str) -> None:
@@ -219,32 +234,3 @@ class Server:
         await model.drained()
         await on_thread(model.stop, ON_SIGNAL)
         self._open_models.discard(model)
-
-
-def tenant_of(request: HTTPConnection) -> Tenant:
-    """Whose request it is, as the guard has found."""
-    tenant = request.scope["state"].get("tenant", ANYBODY)
-    assert isinstance(tenant, Tenant)
-    return tenant
-
-
-def asked_model(request: HTTPConnection) -> str | None:
-    """The query parameter `model`, the only one that a route takes; raises RefusedError for another one."""
-    refuse_parameters(request, but="model")
-    return request.query_params.get("model")
-
-
-def refuse_parameters(request: HTTPConnection, *, but: str | None = None) -> None:
-    """Raises RefusedError for a query parameter that is not `but`: what it asks for would not be done."""
-    expected = "none, since fields belong into the body" if but is None else f"{but}, or none"
-    for name in request.query_params:
-        if name != but:
-            raise RefusedError(
-                f"the query parameter {name!r:.60} is not known here; expected {expected}.", param=name[:60]
-            )
-
-
-def has_valid_key(connection: HTTPConnection) -> bool:
-    """Whether the key of a connection has not been taken away since it was opened."""
-    now = connection.scope["state"]["tenant_now"]()
-    return now is not None and now.name == tenant_of(connection).name

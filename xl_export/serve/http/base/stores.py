@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runtimes.base.errors import UserError
+from runtimes.contract.session import Session
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import DISK
 from xl_export.serve.streams.facts import (
     BusyStreamError,
@@ -29,7 +29,6 @@ from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore
 from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
-ATTACHED = "streams"  # the name under which a model has its store
 CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
 Result = TypeVar("Result")
 # Of each error: the status of HTTP, and a word for programs.
@@ -79,19 +78,18 @@ class Stores:
                 if path.is_dir():
                     self._of(path.name).unserved = UnservedStreams.read(path)
 
-    def attach(self, model: Model) -> None:
-        """Gives a model that was opened its store; called on a thread."""
-        identity = model.session.identity
-        kept = self._of(identity)
+    def lease(self, session: Session) -> StoreLease:
+        """The store of the session's artefact, for one model that serves it; uses the disk."""
+        kept = self._of(session.identity)
         with kept.lock:
             if kept.store is None:
-                kept.store = self._open(model, kept.unserved)
+                kept.store = self._open(session, kept.unserved)
                 kept.unserved = None
             kept.users += 1
-            model.attached[ATTACHED] = AttachedStore(kept.store, self, identity)
+            return StoreLease(kept.store, self, session.identity)
 
-    def detach(self, identity: str) -> None:
-        """One model less uses the store of an artefact. Those of several artefacts close at one time."""
+    def end_lease(self, identity: str) -> None:
+        """One model less uses the store of an artefact. Several stores may close at one time."""
         kept = self._of(identity)
         with kept.lock:
             kept.users -= 1
@@ -107,8 +105,8 @@ class Stores:
             holds = [kept.store or kept.unserved or kept.store for kept in self._kept.values()]
         return [each for each in holds if each is not None and each not in served]
 
-    def _open(self, model: Model, unserved: UnservedStreams | None) -> StreamStore:
-        identity = model.session.identity[:IDENTITY]
+    def _open(self, session: Session, unserved: UnservedStreams | None) -> StreamStore:
+        identity = session.identity[:IDENTITY]
         if unserved is not None:
             unserved.close()
 
@@ -118,7 +116,7 @@ class Stores:
 
         try:
             return StreamStore(
-                self._folder, model.session, key=self._key, settings=self._settings, elsewhere=elsewhere
+                self._folder, session, key=self._key, settings=self._settings, elsewhere=elsewhere
             )
         except BaseException:
             if unserved is not None:
@@ -130,15 +128,17 @@ class Stores:
             return self._kept.setdefault(identity[:IDENTITY], _Kept())
 
 
-class AttachedStore:
-    """The store of one model; `close` is called once its engine has stopped."""
+class StoreLease:
+    """The store of one model. Close it once the model's engine has stopped."""
 
     def __init__(self, store: StreamStore, stores: Stores, identity: str) -> None:
-        self.store, self.stores, self._identity = store, stores, identity
+        self.store = store
+        self._stores = stores
+        self._identity = identity
 
     def close(self) -> None:
         """Lets the store be closed when no other model uses it."""
-        self.stores.detach(self._identity)
+        self._stores.end_lease(self._identity)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
@@ -152,23 +152,6 @@ class AttachedStore:
         yield "stream_journal_bytes", "Bytes of the journals of streams on the disk.", facts.journal_bytes
         yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", facts.read
         yield "stream_snapshots_written_total", "Snapshots that were written to the disk.", facts.written
-
-
-def store_of(model: Model) -> StreamStore:
-    """The store of a model."""
-    return _attached(model).store
-
-
-def others_of(models: Iterable[Model]) -> list[Holds]:
-    """Where the streams are that no model of a server can go on with. models: of the server, all of them."""
-    attached = [_attached(model) for model in models]
-    return attached[0].stores.others([each.store for each in attached]) if attached else []
-
-
-def _attached(model: Model) -> AttachedStore:
-    attached = model.attached[ATTACHED]
-    assert isinstance(attached, AttachedStore)
-    return attached
 
 
 @contextlib.contextmanager

@@ -4,58 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.answering import Answering, Channel
-from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, refuse_parameters, tenant_of
 from xl_export.serve.http.base.workers import Steps, aside
-from xl_export.serve.http.openai.documents import CompletionEvent, Completions, Usage
-from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
-from xl_export.serve.http.openai.writing import Choice, Writer
+from xl_export.serve.http.openai.writing import (
+    Choice,
+    CompletionEvent,
+    Completions,
+    LogProbs,
+    Usage,
+    Writer,
+    usage,
+)
 
-DECODER = msgspec.json.Decoder(CompletionBody)
 TOLD = 16  # how much more work a token with its log-probability is than a byte of text
-OPERATIONS = [
-    Operation(
-        method="POST",
-        path="/v1/completions",
-        summary="Continues texts.",
-        body=CompletionBody,
-        answer=Completions,
-        event=CompletionEvent,
-        refused=(404, 503),
-    )
-]
 
 
-def routes(server: Server) -> list[BaseRoute]:
-    """The route of completions."""
-
-    async def completions(request: Request) -> Response:
-        refuse_parameters(request)
-        server.refuse_when_full(request)
-        body = await read_json(request, server, DECODER)
-        model = server.hold(request, server.model(body.model))
-        plan = await of_body(request, plan_of, body, model.session, server.limits)
-        completion = Completion(plan, model, server, request)
-        return Answering(completion.run, stalled=server.limits.stalled_seconds)
-
-    return [Route("/v1/completions", completions, methods=["POST"])]
+async def completions(exchange: Exchange, body: CompletionBody) -> None:
+    """Continues texts."""
+    server = exchange.server
+    model = exchange.use(server.model(body.model))
+    plan = await exchange.aside(plan_of, body, model.session, server.limits)
+    await exchange.while_connected(Completion(plan, model, exchange).run())
 
 
 class _Prompt:
@@ -87,10 +67,11 @@ class Completion:
     all of its choices go on from.
     """
 
-    def __init__(self, plan: Plan, model: Model, server: Server, request: Request) -> None:
-        self._plan, self._model, self._server = plan, model, server
-        self._tenant = tenant_of(request).name
-        self._note: dict[str, Any] = request.scope["state"]["note"]
+    def __init__(self, plan: Plan, model: Model, exchange: Exchange) -> None:
+        self._plan = plan
+        self._model = model
+        self._exchange = exchange
+        self._tenant = exchange.tenant.name
         texts = model.texts
         self._scores = plan.echo and plan.log_probs is not None
         self._prompts = [
@@ -102,14 +83,15 @@ class Completion:
             )
             for tokens in plan.prompts
         ]
-        self._writer = Writer(plan, model.name, texts, request.scope["state"]["request_id"])
+        self._writer = Writer(plan, model.name, texts, exchange.id)
         self._feeding: dict[Task, int] = {}  # the prompt of each task that only feeds one
         self._choosing: dict[Task, tuple[Choice, _Prompt]] = {}
         self._choices: list[Choice] = []
         self._ready = bytearray()  # events that have not been sent
 
-    async def run(self, channel: Channel) -> None:
-        """Submits the tasks and sends their answers; see `Answering`."""
+    async def run(self) -> None:
+        """Submits the tasks and sends their answers."""
+        exchange = self._exchange
         with self._model.inbox() as inbox:
             try:
                 plan = self._plan  # a prompt with several choices is fed by a task of its own
@@ -120,20 +102,20 @@ class Completion:
                 for prompt in range(len(self._prompts)):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
-                    refusal = await self._take_all(inbox, await inbox.get(), channel)
+                    refusal = await self._take_all(inbox, await inbox.get())
                     # Where nothing was sent yet, a refusal becomes the whole answer, with its own status.
-                    if self._ready and (refusal is None or channel.started):
+                    if self._ready and (refusal is None or exchange.started):
                         data, self._ready = bytes(self._ready), bytearray()
-                        await channel.events(data)
+                        await exchange.events(data)
                     if refusal is not None:
                         raise refusal
                 if self._plan.stream:
-                    await channel.end(self._writer.last_events(self._usage()))
+                    await exchange.end(self._writer.last_events(self._usage()))
                 else:
                     document = self._writer.document(self._choices, self._usage())
                     shown = self._plan.prompt_tokens if self._plan.echo else 0
                     size = self._size_of(shown + sum(choice.tokens for choice in self._choices))
-                    await channel.document(await aside(size, self._tenant, json_steps, document))
+                    await exchange.document(await aside(size, self._tenant, json_steps, document))
             finally:
                 self._count()
 
@@ -187,21 +169,19 @@ class Completion:
         """How much work it is to tell of so many tokens; see `aside`."""
         return tokens * (1 if self._plan.log_probs is None else TOLD * (1 + self._plan.log_probs))
 
-    async def _take_all(
-        self, inbox: Inbox, delivery: Delivery, channel: Channel
-    ) -> RefusedError | UserError | None:
+    async def _take_all(self, inbox: Inbox, delivery: Delivery) -> RefusedError | UserError | None:
         """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
         first: RefusedError | UserError | None = None
         for task, answers in delivery:
             try:
-                await self._take(inbox, task, answers, channel)
+                await self._take(inbox, task, answers)
             except (RefusedError, UserError) as refusal:
                 first = first or refusal
             if self._plan.log_probs is not None:  # many choices are told of in many small parts
                 await asyncio.sleep(0)
         return first
 
-    async def _take(self, inbox: Inbox, task: Task, answers: list[Answer], channel: Channel) -> None:
+    async def _take(self, inbox: Inbox, task: Task, answers: list[Answer]) -> None:
         """Notes the answers of one task, and makes events of them."""
         if self._feeding and (number := self._feeding.get(task)) is not None:
             for answer in answers:
@@ -216,7 +196,7 @@ class Completion:
             if type(answer) is Drawn:
                 if not choice.begun:
                     await self._begin(choice, prompt)
-                    if way := self._writer.straight(choice, channel.write):
+                    if way := self._writer.straight(choice, self._exchange.write):
                         inbox.pass_on(task, way)
                 self._ready += self._writer.drawn(choice, answer)
             elif type(answer) is Fed:
@@ -248,7 +228,7 @@ class Completion:
     def _count(self) -> None:
         """Adds the request to its line of the log."""
         reasons = {choice.reason or "unfinished" for choice in self._choices}
-        self._note.update(
+        self._exchange.note.update(
             model=self._model.name,
             prompt_tokens=self._plan.prompt_tokens,
             cached_tokens=sum(prompt.cached for prompt in self._prompts),
@@ -257,11 +237,16 @@ class Completion:
         )
 
 
-def usage(prompt: int, drawn: int, cached: int) -> Usage:
-    """The usage of a request in OpenAI's form. cached: tokens of the prompt that were not computed again."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": drawn,
-        "total_tokens": prompt + drawn,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+OPERATIONS = [
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        handler=completions,
+        summary="Continues texts.",
+        body=CompletionBody,
+        queue="people",
+        answer=Completions,
+        event=CompletionEvent,
+        refused=(404, 503),
+    )
+]

@@ -9,13 +9,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
@@ -23,18 +20,16 @@ from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.core.waiting import Held
-from xl_export.serve.http.base.answering import Answering, Channel
-from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.encoding import json_steps, texts_of
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, refuse_parameters, tenant_of
 from xl_export.serve.http.base.workers import Steps, aside
-from xl_export.serve.http.openai.completions import TOLD, usage
-from xl_export.serve.http.openai.documents import Scores
+from xl_export.serve.http.openai.completions import TOLD
+from xl_export.serve.http.openai.writing import Usage, usage
 
 AT_ONCE = 64  # texts of one request that the engine has at once
 AGAIN = 0.05  # seconds until a full queue is asked again
@@ -62,32 +57,59 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tokens: bool = False
 
 
-DECODER = msgspec.json.Decoder(ScoreBody)
+class ScoredToken(TypedDict):
+    """One token of a text that was scored."""
+
+    id: int
+    text: str
+    log_prob: float
+
+
+class _Score(TypedDict):
+    index: int
+    id: int | str
+    log_prob: float
+    tokens: int
+    unknown: int
+    characters: int | None
+    bytes: int | None
+
+
+class TextScore(_Score, total=False):
+    """The score of one text, under the names of `xl-export score --json`."""
+
+    token_log_probs: list[ScoredToken]
+
+
+class Scores(TypedDict):
+    """The scores of all texts, in the order of the request."""
+
+    object: Literal["list"]
+    model: str
+    data: list[TextScore]
+    usage: Usage
+
+
+async def score(exchange: Exchange, body: ScoreBody) -> None:
+    """The log-probability of each text."""
+    server = exchange.server
+    model = exchange.use(server.model(body.model))
+    rows = await exchange.aside(rows_of, body, model.session.vocab, server.limits)
+    await exchange.while_connected(Scoring(rows, body.tokens, model, exchange).run())
+
+
 OPERATIONS = [
     Operation(
         method="POST",
         path="/v1/score",
+        handler=score,
         summary="The log-probability of each text.",
         body=ScoreBody,
+        queue="bulk",
         answer=Scores,
         refused=(404, 503),
     )
 ]
-
-
-def routes(server: Server) -> list[BaseRoute]:
-    """The route of scores."""
-
-    async def score(request: Request) -> Response:
-        refuse_parameters(request)
-        server.refuse_when_full(request, bulk=True)
-        body = await read_json(request, server, DECODER)
-        model = server.hold(request, server.model(body.model))
-        rows = await of_body(request, rows_of, body, model.session.vocab, server.limits)
-        work = Scoring(rows, body.tokens, model, request)
-        return Answering(work.run, stalled=server.limits.stalled_seconds)
-
-    return [Route("/v1/score", score, methods=["POST"])]
 
 
 def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
@@ -121,18 +143,20 @@ def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
 class Scoring:
     """One request on its way from its texts to their scores."""
 
-    def __init__(self, rows: list[Row], each: bool, model: Model, request: Request) -> None:
-        self._rows, self._each, self._model = rows, each, model
-        self._tenant = tenant_of(request).name
-        self._note: dict[str, Any] = request.scope["state"]["note"]
+    def __init__(self, rows: list[Row], each: bool, model: Model, exchange: Exchange) -> None:
+        self._rows = rows
+        self._each = each
+        self._model = model
+        self._exchange = exchange
+        self._tenant = exchange.tenant.name
         self._found: dict[int, list[np.ndarray]] = {index: [] for index in range(len(rows))}
         self._texts: dict[Task, int] = {}  # the row that each task scores
         self._contexts: dict[Task, list[int]] = {}  # the rows that follow each context
         self._kept: dict[Task, _Kept] = {}  # the state that each task makes or follows
         self._tokens = 0
 
-    async def run(self, channel: Channel) -> None:
-        """Submits the texts, some at a time, and sends all scores at the end; see `Answering`."""
+    async def run(self) -> None:
+        """Submits the texts, some at a time, and sends all scores at the end."""
         waiting, begun = list(self._first_tasks())[::-1], False
         with self._model.inbox() as inbox:
             while waiting or inbox.running:
@@ -160,9 +184,9 @@ class Scoring:
                             del self._texts[task]  # it holds the state of its context
                             if task in self._kept:
                                 self._kept.pop(task).leave()
-        self._note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
+        self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
         size = len(self._rows) + (TOLD * self._tokens if self._each else 0)
-        await channel.document(await aside(size, self._tenant, self._answer))
+        await self._exchange.document(await aside(size, self._tenant, self._answer))
 
     def _answer(self) -> Steps[bytes]:
         """The scores of all texts as JSON, one text after the other: with its tokens each may be large."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
-from xl_export.serve.http.base.answering import json, of_json
-from xl_export.serve.http.base.body import of_body, read_json
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.encoding import encoding, json_steps, texts_of
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.server import Server, asked_model
+from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.workers import Steps
-from xl_export.serve.http.openai.documents import Detokenized, Tokenized, TokenizerInfo
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,11 +33,71 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
 
 
-TOKENIZE, DETOKENIZE = msgspec.json.Decoder(TokenizeBody), msgspec.json.Decoder(DetokenizeBody)
+class Tokenized(TypedDict):
+    """The ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(TypedDict):
+    """The text of ids."""
+
+    prompt: str
+
+
+class AddedToken(TypedDict):
+    """A token that the vocabulary sets apart."""
+
+    content: str
+    special: bool
+
+
+class TokenizerInfo(TypedDict):
+    """What a client must know of the vocabulary, under the names of Hugging Face."""
+
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    unk_token_id: int | None
+    pad_token_id: int | None
+    added_tokens_decoder: dict[str, AddedToken]
+    chat_template: str | None
+
+
+async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
+    """The ids of a text."""
+    server = exchange.server
+    vocab = server.model(body.model).session.vocab
+    return of_json(await exchange.aside(tokenized, vocab, body, server.limits.prompt_tokens))
+
+
+async def detokenize(exchange: Exchange, body: DetokenizeBody) -> Response:
+    """The text of ids."""
+    vocab = exchange.server.model(body.model).session.vocab
+    return of_json(await exchange.aside(detokenized, vocab, body.tokens))
+
+
+async def info(exchange: Exchange) -> Response:
+    """The vocabulary's own tokens."""
+    server = exchange.server
+    vocab = server.model(exchange.query.get("model")).session.vocab
+    return json(tokenizer_info(vocab, server.limits.prompt_tokens))
+
+
 OPERATIONS = [
     Operation(
         method="POST",
         path="/tokenize",
+        handler=tokenize,
         summary="The ids of a text.",
         body=TokenizeBody,
         answer=Tokenized,
@@ -51,6 +106,7 @@ OPERATIONS = [
     Operation(
         method="POST",
         path="/detokenize",
+        handler=detokenize,
         summary="The text of ids.",
         body=DetokenizeBody,
         answer=Detokenized,
@@ -59,37 +115,13 @@ OPERATIONS = [
     Operation(
         method="GET",
         path="/tokenizer_info",
+        handler=info,
         summary="The vocabulary's own tokens.",
         query=("model",),
         answer=TokenizerInfo,
         refused=(404, 503),
     ),
 ]
-
-
-def routes(server: Server) -> list[BaseRoute]:
-    """The routes of the vocabulary."""
-
-    async def tokenize(request: Request) -> Response:
-        body = await read_json(request, server, TOKENIZE)
-        vocab = server.model(body.model).session.vocab
-        most = server.limits.prompt_tokens
-        return of_json(await of_body(request, tokenized, vocab, body, most))
-
-    async def detokenize(request: Request) -> Response:
-        body = await read_json(request, server, DETOKENIZE)
-        vocab = server.model(body.model).session.vocab
-        return of_json(await of_body(request, detokenized, vocab, body.tokens))
-
-    async def info(request: Request) -> Response:
-        vocab = server.model(asked_model(request)).session.vocab
-        return json(tokenizer_info(vocab, server.limits.prompt_tokens))
-
-    return [
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/tokenizer_info", info),
-    ]
 
 
 def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Steps[bytes]:

@@ -2,23 +2,95 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
 
 import msgspec
+import numpy as np
 
 from xl_export.serve.core.task import Drawn, Ended
-from xl_export.serve.http.base.answering import DONE, END, EVENT, Write, event
 from xl_export.serve.http.base.bridge import Pass
-from xl_export.serve.http.base.encoding import json_steps
-from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.base.encoding import TokenTexts, json_steps
+from xl_export.serve.http.base.exchange import DONE, END, EVENT, event
 from xl_export.serve.http.base.workers import Steps
-from xl_export.serve.http.openai.documents import Usage
-from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import Plan
 
+CONTEXT = 32  # tokens before a text that decide how its first token reads
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 encode = msgspec.json.Encoder().encode
+
+
+class CachedTokens(TypedDict):
+    """Of the tokens of prompts, those that were not computed again."""
+
+    cached_tokens: int
+
+
+class TokenCounts(TypedDict):
+    """How many tokens a request has had so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Usage(TokenCounts):
+    """How many tokens a request has had."""
+
+    prompt_tokens_details: CachedTokens
+
+
+class TokenLogProbs(TypedDict):
+    """Log-probabilities of tokens in OpenAI's form: four lists of the same length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """One continuation; in an event, what is new of it."""
+
+    index: int
+    text: str
+    logprobs: TokenLogProbs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionFacts(TypedDict):
+    """What the answer and each event have. seed: null where nothing is drawn."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    seed: int | None
+    choices: list[CompletionChoice]
+
+
+class Completions(CompletionFacts):
+    """The continuations of all prompts."""
+
+    usage: Usage
+
+
+class CompletionEvent(CompletionFacts, total=False):
+    """One server-sent event of an answer that is streamed. After the last one comes `[DONE]`."""
+
+    usage: TokenCounts | None
+
+
+def usage(prompt: int, drawn: int, cached: int) -> Usage:
+    """The usage of a request in OpenAI's form. cached: tokens of the prompt that were not computed again."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 class Choice:
@@ -103,7 +175,7 @@ class Writer:
             return choice.head + encode(drawn.text) + self._tail if drawn.text else b""
         return self._event(choice, drawn.text, None if collected is None else collected.take(), None)
 
-    def straight(self, choice: Choice, write: Write) -> Pass | None:
+    def straight(self, choice: Choice, write: Callable[[bytes], bool]) -> Pass | None:
         """A function that does what `drawn` does with a token of a begun choice, and writes the event.
 
         It returns False where the client has to be waited for. None where events are not all alike.
@@ -183,3 +255,97 @@ class Writer:
         elif self._plan.usage:
             document["usage"] = None
         return document
+
+
+class LogProbs:
+    """Collects tokens with their log-probabilities, and gives them in OpenAI's form.
+
+    top: how many of the likeliest tokens are returned beside each. before: the tokens before the first one
+    that is added. The texts of the tokens make up the whole text; where a token completes no character its
+    text is empty. as_ids: whether each token is named `token_id:N` instead of by its text.
+    """
+
+    def __init__(
+        self, texts: TokenTexts, top: int, before: np.ndarray, offset: int = 0, *, as_ids: bool = False
+    ) -> None:
+        self._texts, self._top, self._offset, self._as_ids = texts, top, offset, as_ids
+        self._decode = texts.vocab.decoder()
+        self._decode.prime(before[-CONTEXT:].tolist())
+        self._last = int(before[-1]) if len(before) else None
+        self._clear()
+        self.sum, self.count = 0.0, 0
+
+    def add(
+        self, token: int, log_prob: float, ids: np.ndarray | None = None, log_probs: np.ndarray | None = None
+    ) -> None:
+        """One token. log_prob: NaN where it is not known, as that of the first token of a text is not."""
+        text = self._decode(token)
+        known = not math.isnan(log_prob)
+        self._tokens.append(_id_name(token) if self._as_ids else text)
+        self._token_log_probs.append(log_prob if known else None)
+        self._offsets.append(self._offset)
+        self._offset += len(text)
+        self._likeliest.append(self._named(token, text, log_prob, ids, log_probs) if known else None)
+        self._last = token
+        if known:
+            self.sum, self.count = self.sum + log_prob, self.count + 1
+
+    def take(self) -> dict[str, Any]:
+        """What was added since the last call."""
+        document = self._document(self._tokens)
+        self._clear()
+        return document
+
+    def all(self) -> dict[str, Any]:
+        """What was added since the last `take`, as the end of a text: its last token has the rest of it."""
+        tokens = self._tokens
+        if tokens and not self._as_ids:
+            tokens = [*tokens[:-1], tokens[-1] + self._decode.rest()]
+        return self._document(tokens)
+
+    def _document(self, tokens: list[str]) -> dict[str, Any]:
+        return {
+            "tokens": tokens,
+            "token_logprobs": self._token_log_probs,
+            "top_logprobs": self._likeliest,
+            "text_offset": self._offsets,
+        }
+
+    def _clear(self) -> None:
+        self._tokens: list[str] = []
+        self._token_log_probs: list[float | None] = []
+        self._likeliest: list[dict[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def _named(
+        self,
+        token: int,
+        text: str,
+        log_prob: float,
+        ids: np.ndarray | None,
+        log_probs: np.ndarray | None,
+    ) -> dict[str, float]:
+        """The likeliest tokens and the token itself by their texts.
+
+        Clients look for the token among them, by its text or its number, to see whether it was the likeliest.
+        So its text is its own here, and has the same number as in the list. Another token with that text, or
+        with the text of a likelier one, is named by its id.
+        """
+        own = self._name(token, text)
+        named: dict[str, float] = {}
+        if self._top and ids is not None and log_probs is not None:
+            pairs = zip(ids[: self._top].tolist(), log_probs[: self._top].tolist(), strict=True)
+            for other, value in pairs:
+                if other != token:
+                    name = self._name(other, "" if self._as_ids else self._texts.after(self._last, other))
+                    named[_id_name(other) if name == own or name in named else name] = value
+        named[own] = log_prob
+        return named
+
+    def _name(self, token: int, text: str) -> str:
+        return _id_name(token) if self._as_ids or not text else text
+
+
+def _id_name(token: int) -> str:
+    """The name of a token by its id, as vLLM has it."""
+    return f"token_id:{token}"

@@ -17,13 +17,18 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.body import decoding_error, refuse_many_values
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server, has_valid_key, tenant_of
-from xl_export.serve.http.base.stores import answered, store_of
+from xl_export.serve.http.base.stores import answered
 from xl_export.serve.http.base.workers import Steps, aside
-from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
-from xl_export.serve.http.streams.documents import facts_document
+from xl_export.serve.http.streams.documents import (
+    AppendBody,
+    ContinueBody,
+    NoBody,
+    RewindBody,
+    facts_document,
+)
 from xl_export.serve.http.streams.work import StreamWork, encoded, found
 
 WAITING = 8  # messages that wait for the operation before them; more are refused
@@ -51,23 +56,27 @@ NO_KEY = RefusedError(
 )
 
 
-async def conversation(server: Server, socket: WebSocket) -> None:
-    """Serves one connection until its client leaves, takes nothing for too long, or loses its key."""
-    tenant = tenant_of(socket).name
-    _, name = found(server, socket.path_params["id"], tenant)
-    offered = [each for each in socket.scope.get("subprotocols", ()) if each == "xl-export"]
+async def conversation(exchange: Exchange) -> None:
+    """Serves one connection until its client leaves, does not read for too long, or loses its key."""
+    name = exchange.params["id"]
+    found(exchange.server, name, exchange.tenant.name)
+    socket = WebSocket(exchange.scope, exchange.receive, exchange.send)
+    offered = [each for each in exchange.scope.get("subprotocols", ()) if each == "xl-export"]
     await socket.accept(offered[0] if offered else None)
-    await Conversation(server, socket, name, tenant).run()
+    await Conversation(exchange, socket, name).run()
 
 
 class Conversation:
     """The messages of one connection. A connection that does nothing holds no row, and no model."""
 
-    def __init__(self, server: Server, socket: WebSocket, name: str, tenant: str) -> None:
-        self._server, self._socket = server, socket
-        self._name, self._tenant = name, tenant
+    def __init__(self, exchange: Exchange, socket: WebSocket, name: str) -> None:
+        self._exchange = exchange
+        self._server = exchange.server
+        self._socket = socket
+        self._name = name
+        self._tenant = exchange.tenant.name
         self._messages: asyncio.Queue[tuple[Tag, str, Any, int]] = asyncio.Queue(WAITING)
-        self._account = server.bodies.account(tenant)  # of messages that are not answered yet
+        self._account = self._server.bodies.account(self._tenant)  # of messages that are not answered yet
         self._work: StreamWork | None = None
         self._cancel_next = False  # a `cancel` came before the operation that it means had begun
 
@@ -117,7 +126,7 @@ class Conversation:
         """Does what the messages ask for, one after the other, while the key is valid."""
         while True:
             tag, op, body, size = await self._messages.get()
-            if not has_valid_key(self._socket):
+            if not self._exchange.has_valid_key():
                 await self._send(tag, "error", refused(NO_KEY))
                 return await self._close()
             cancelled = self._cancel_next and op != "facts"
@@ -134,13 +143,13 @@ class Conversation:
                 self._cancel_next = False
 
     async def _do(self, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
-        model, _ = found(self._server, self._name, self._tenant)  # the one that is served now
+        model = found(self._server, self._name, self._tenant)  # the one that is served now
         if op == "facts":
             with answered():
-                return facts_document(store_of(model).facts(self._name, self._tenant), model.name)
-        with self._server.one_more(tenant_of(self._socket), self._server.requests):
+                return facts_document(model.store.facts(self._name, self._tenant), model.name)
+        with self._server.requests.one(self._tenant):
             if op != "delete":
-                self._server.refuse_when_full(self._socket)
+                self._server.refuse_when_full(self._tenant)
             return await self._change(model, tag, op, body, cancelled)
 
     async def _change(self, model: Model, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:

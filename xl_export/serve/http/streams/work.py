@@ -17,18 +17,20 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
-from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of
+from xl_export.serve.http.base.stores import answered, on_disk
 from xl_export.serve.http.base.workers import aside
-from xl_export.serve.http.streams.bodies import (
+from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
     CreateBody,
     ElsewhereError,
     Fields,
+    Told,
+    deleted_document,
     drawing_in,
+    facts_document,
     tokens_of,
 )
-from xl_export.serve.http.streams.documents import Told, deleted_document, facts_document
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.unserved import Holds
@@ -51,7 +53,7 @@ class StreamWork:
 
     def __init__(self, model: Model, tenant: str, limits: Limits) -> None:
         self._model, self.tenant, self._limits = model, tenant, limits
-        self._store = store_of(model)
+        self._store = model.store
         self._left = False
         self._running: Task | None = None
 
@@ -280,16 +282,16 @@ class OtherArtefactError(RefusedError):
         self.holds = holds
 
 
-def found(server: Server, name: str, tenant: str) -> tuple[Model, str]:
-    """The model whose store has a stream of that name and owner; raises OtherArtefactError where only an
-    artefact that is not served has it, and RefusedError where none has.
+def found(server: Server, name: str, tenant: str) -> Model:
+    """The model whose store has a stream of that name and owner; raises OtherArtefactError if only an
+    artefact that is not served has it, and RefusedError if none has.
     """
     with answered():
         for model in [server.model(None), *server.models.values()]:
             with contextlib.suppress(NoStreamError):
-                store_of(model).facts(name, tenant)
-                return model, name
-        for holds in others_of(server.models.values()):
+                model.store.facts(name, tenant)
+                return model
+        for holds in server.unserved_streams():
             with contextlib.suppress(NoStreamError):
                 holds.facts(name, tenant)
                 raise OtherArtefactError(name, holds)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.types import Message
 
-from xl_export.serve.http.base.answering import LOOKS, SLOWEST, Answering, Channel
+from xl_export.serve.http.base.errors import ClientLeftError
+from xl_export.serve.http.base.exchange import LOOKS, SLOWEST, Exchange
+from xl_export.serve.http.base.limits import Limits
 
 STALLED = 0.4  # seconds
 
@@ -18,7 +22,6 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
     after `pause` seconds.
     """
     cut: list[bool] = []
-    state: dict[str, object] = {"abort": lambda: cut.append(True)}
 
     async def send(message: Message) -> None:
         await asyncio.sleep(pause)
@@ -27,17 +30,25 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def work(channel: Channel) -> None:
-        for _ in range(count):
-            await channel.events(b"x" * size)
-        await channel.end()
+    async def answer() -> bool:
+        server: Any = SimpleNamespace(limits=Limits(stalled_seconds=STALLED))
+        exchange = Exchange(server, {"headers": []}, receive, send)
+        exchange.cut = lambda: cut.append(True)
 
-    async def answer() -> None:
-        await Answering(work, stalled=STALLED)({"type": "http", "state": state}, receive, send)
+        async def work() -> None:
+            for _ in range(count):
+                await exchange.events(b"x" * size)
+            await exchange.end()
+
+        try:
+            await exchange.while_connected(work())
+        except ClientLeftError:
+            return True
+        return False
 
     with ThreadPoolExecutor(1) as thread:  # another test may have left a loop running in this one
-        thread.submit(lambda: asyncio.run(answer())).result()
-    return bool(cut), bool(state.get("left"))
+        left = thread.submit(lambda: asyncio.run(answer())).result()
+    return bool(cut), left
 
 
 @pytest.mark.parametrize(

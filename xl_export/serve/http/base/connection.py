@@ -1,0 +1,170 @@
+"""A connection of HTTP/1.1: bounds on heads and slow clients, and events that are written at once.
+
+This extends uvicorn's protocol class, which is not a public interface: pyproject.toml limits uvicorn's
+version. uvicorn has no public way to bound the head of a request, to end a connection, or to write without
+one coroutine for each event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits
+
+CONNECTION = "xl_export.connection"  # the key of the `Wire` of a request in ASGI's `scope["extensions"]`
+PART = 1 << 14  # bytes that the parser is given at once
+LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
+SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
+TOO_LARGE_HEAD = RefusedError(
+    "the head of the request, or what stands between the parts of its body, is too large; send fewer and "
+    "shorter headers.",
+    status=431,
+    code="headers_too_large",
+    closes=True,
+)
+TOO_LARGE_HANDSHAKE = RefusedError(
+    "the handshake of the WebSocket has too many headers, or one that is too long; send fewer and shorter "
+    "ones.",
+    status=431,
+    code="headers_too_large",
+    closes=True,
+)
+NOT_HTTP = RefusedError("the request is not HTTP/1.1; send one that is.", code="not_http", closes=True)
+
+
+class Config(uvicorn.Config):
+    """uvicorn's settings, and the limits of a connection."""
+
+    def __init__(self, app: Any, limits: Limits, **settings: Any) -> None:
+        super().__init__(app, http=Connection, **settings)
+        self.limits = limits
+
+
+class Connection(HttpToolsProtocol):
+    """Ends connections whose client sends the head of a request too slowly, or the rest of one that was
+    answered before all of it was there, or too many bytes that are no part of a body.
+
+    uvicorn and httptools keep the head of a request whatever its size, and before any key is checked.
+    """
+
+    config: Config
+    _cutting: asyncio.TimerHandle | None = None
+    _whole = True  # whether the next byte begins a request
+    _overhead = 0  # bytes of a head, of the frame of a chunk or of trailers, since the last byte of a body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.config.limits.connections:
+            transport.abort()
+            return
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices a dead client
+        self._cut_after(self.config.limits.header_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        limits = self.config.limits
+        self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
+        # The parser is given parts, so that it never holds much more than was counted: parts up to the
+        # limit, and then a little at a time.
+        at = 0
+        while at < len(data):
+            part = data[at : at + max(LITTLE, min(PART, limits.header_bytes - self._overhead))]
+            at += len(part)
+            self._overhead += len(part)
+            super().data_received(part)
+            if self.transport.is_closing() or self.transport.get_protocol() is not self:
+                return  # it was refused, or is a WebSocket now
+            if self._overhead > limits.header_bytes:
+                return self._refuse(TOO_LARGE_HEAD)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(NOT_HTTP)
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+            # The library of WebSockets has refused the head, and uvicorn would leave the client waiting.
+            self._refuse(TOO_LARGE_HANDSHAKE)
+
+    def on_message_begin(self) -> None:
+        self._whole = False
+        self._cut_after(self.config.limits.header_seconds)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._overhead = 0
+        self._arrived()
+        super().on_headers_complete()
+        self.scope["extensions"] = {CONNECTION: Wire(self, self.cycle)}  # type: ignore[dict-item]
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._whole = True
+        self._overhead = 0
+        self._arrived()
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Answers in place of the application, unless that has begun to, and ends the connection."""
+        if self.pipeline:  # an earlier request is still being answered, and its answer would be mixed up
+            return self.transport.abort()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                return self.transport.abort()
+        response = refusal.response()
+        head = STATUS_LINE[refusal.status]
+        lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
+        self.transport.write(b"".join([head, *lines, b"\r\n", bytes(response.body)]))
+        self.transport.close()
+
+    def _cut_after(self, seconds: float) -> None:
+        """Cuts the connection in so many seconds, unless that is planned or an answer is not whole."""
+        if self._cutting is None and (self.cycle is None or self.cycle.response_complete):
+            self._cutting = self.loop.call_later(seconds, self.transport.abort)
+
+    def _arrived(self) -> None:
+        """What was waited for is there."""
+        if self._cutting is not None:
+            self._cutting.cancel()
+            self._cutting = None
+
+
+class Wire:
+    """The connection as the application uses it while it answers one request."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._transport = connection.transport
+        self._flow = connection.flow
+        self._cycle = cycle
+
+    def write(self, data: bytes) -> bool:
+        """Writes a chunk of an answer that has begun, as `cycle.send` does without its coroutine; returns
+        False if the client has not accepted what was written before.
+        """
+        if self._flow.write_paused or self._cycle.disconnected or not self._cycle.chunked_encoding:
+            return False
+        size = len(data)
+        self._transport.write((SIZES[size] if size < len(SIZES) else b"%x\r\n" % size) + data + b"\r\n")
+        return True
+
+    def cut(self) -> None:
+        """Cuts the connection; uvicorn then does not expect the rest of the answer."""
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        self._transport.abort()

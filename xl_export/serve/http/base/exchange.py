@@ -1,0 +1,285 @@
+"""One request on its way from its connection to its answer: every handler gets this object."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from xl_export.serve.http.base.body import decoded, too_large
+from xl_export.serve.http.base.connection import CONNECTION, Wire
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.workers import Steps, aside
+
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+EVENT, END = b"data: ", b"\n\n"  # of one server-sent event
+DONE = b"data: [DONE]\n\n"
+LOOKS = 4  # how often a client is looked at until it counts as stalled
+SLOWEST = 256  # bytes per second; a client that takes less while the server waits for it counts as stalled
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+Body = TypeVar("Body")
+Result = TypeVar("Result")
+
+
+class Exchange:
+    """One request and its answer, over HTTP or as a WebSocket."""
+
+    def __init__(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+        self.server = server
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        self.headers = dict(headers)
+        given = self.headers.get("x-request-id", "")
+        #: The id of the request in the log and in the answer: the client's own if it is well-formed.
+        self.id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        #: Whose request it is.
+        self.tenant = ANYBODY
+        #: The variables of the path, by name.
+        self.params: dict[str, str] = {}
+        #: What a handler adds to the request's line in the log.
+        self.note: dict[str, Any] = {}
+        #: Closed when the request has ended.
+        self.stack = contextlib.ExitStack()
+        #: The bytes of the body; known once it was read.
+        self.size = 0
+        #: The status of the answer; 0 before it has begun.
+        self.status = 0
+        #: Whether an answer made of parts has begun.
+        self.started = False
+        #: Whether the server waits for the client to accept the last part.
+        self.sending = False
+        #: Bytes of parts that the client has accepted.
+        self.taken = 0
+        wire: Wire | None = scope.get("extensions", {}).get(CONNECTION)
+        #: Writes an encoded event of an answer that has begun, without waiting; False if it would have to.
+        self.write: Callable[[bytes], bool] = _never if wire is None else wire.write
+        #: Cuts the connection.
+        self.cut: Callable[[], None] = _nothing if wire is None else wire.cut
+
+    # What was asked for.
+
+    @property
+    def path(self) -> str:
+        """The path of the request, decoded."""
+        return str(self.scope["path"])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query parameters."""
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+    def refuse_parameters(self, known: tuple[str, ...] = ()) -> None:
+        """Raises RefusedError for a query parameter that is not known: what it asks for would not be done."""
+        if not self.scope["query_string"]:
+            return
+        for name in self.query:
+            if name not in known:
+                expected = ", ".join([*known, "or none"]) if known else "none, since fields go into the body"
+                raise RefusedError(
+                    f"the query parameter {name!r:.60} is not known here; expected {expected}.",
+                    param=name[:60],
+                )
+
+    def key_tenant(self) -> Tenant | None:
+        """The tenant of the request's key, by the keys that are valid now; None without a valid key."""
+        keys = self.server.keys
+        return keys.tenant(given_key(self.scope, self.headers)) if keys else ANYBODY
+
+    def has_valid_key(self) -> bool:
+        """Whether the key has not been taken away since the request began."""
+        now = self.key_tenant()
+        return now is not None and now.name == self.tenant.name
+
+    def use(self, model: Model) -> Model:
+        """The model; a reload does not stop it before the request has ended."""
+        self.stack.enter_context(model.in_use())
+        return model
+
+    # The body.
+
+    async def json(self, decoder: msgspec.json.Decoder[Body]) -> Body:
+        """The body as the decoder's type; raises RefusedError for anything else, for a body that is too large
+        or does not arrive in time, and if others have sent too much.
+        """
+        limits = self.server.limits
+        self._refuse_declared(limits.body_bytes, lambda size: too_large(limits.body_bytes))
+        try:
+            body = await asyncio.wait_for(self._whole(), limits.body_seconds)
+        except asyncio.TimeoutError:
+            raise RefusedError(
+                f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or in "
+                "parts.",
+                status=408,
+                code="timeout",
+                closes=True,
+            ) from None
+        self.size = len(body)
+        return await self.aside(decoded, body, decoder, limits)
+
+    async def aside(self, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
+        """What a function of the body returns; see `workers.aside`."""
+        return await aside(self.size, self.tenant.name, function, *arguments)
+
+    async def parts(self, most: int, refusal: Callable[[int], RefusedError]) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises the refusal of a size as soon as it is known to be over `most`."""
+        self._refuse_declared(most, refusal)
+        size, more_comes = 0, True
+        while more_comes:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeftError
+            part: bytes = message.get("body", b"")
+            more_comes = message.get("more_body", False)
+            size += len(part)
+            if size > most:
+                raise refusal(size)
+            yield part
+
+    def _refuse_declared(self, most: int, refusal: Callable[[int], RefusedError]) -> None:
+        """Refuses a body whose declared length is too large before any of it is read."""
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > most:
+            raise refusal(int(declared))
+
+    async def _whole(self) -> bytearray:
+        body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
+        most = self.server.limits.body_bytes
+        account = self.server.bodies.account(self.tenant.name)
+        self.stack.callback(account.close)
+        try:
+            async for part in self.parts(most, lambda size: too_large(most)):
+                account.change(len(part))
+                body += part
+            return body
+        except BaseException:
+            # An error and the frames that it passed hold each other until the garbage collector comes by.
+            body.clear()
+            raise
+        finally:
+            part = b""
+
+    # The answer.
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of ASGI; the first one also gets the id of the request."""
+        if message["type"] == "websocket.accept":
+            self.status = 101
+        elif message["type"] in ("http.response.start", "websocket.http.response.start"):
+            self.status = message["status"]
+            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.id.encode())]}
+        await self._send(message)
+
+    async def respond(self, response: Response) -> None:
+        """Sends a whole answer that is not waited for."""
+        await response(self.scope, self.receive, self.send)
+
+    async def document(self, body: bytes, status: int = 200) -> None:
+        """Sends one encoded JSON document, which is the whole answer."""
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self.start(headers, status)
+        await self._put(body, more=False)
+
+    async def start(self, headers: list[tuple[bytes, bytes]], status: int = 200) -> None:
+        """Sends the headers of an answer whose parts are sent by `events`, and the last one by `end`."""
+        self.started = self.sending = True
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        self.sending = False
+
+    async def events(self, data: bytes) -> None:
+        """Sends encoded events, and the headers before the first of them."""
+        if not self.started:
+            await self.start(EVENTS)
+        await self._put(data, more=True)
+
+    async def end(self, data: bytes = DONE) -> None:
+        """Sends the last events."""
+        await self._put(data, more=False)
+
+    async def refuse(self, refusal: RefusedError) -> None:
+        """Sends a refusal: as the answer, or as the last event of one that has begun. A WebSocket that is not
+        accepted yet has its handshake refused.
+        """
+        if not self.started:
+            await self.respond(refusal.response())
+        else:
+            await self.end(EVENT + refusal.body() + END + DONE)
+
+    async def _put(self, data: bytes, *, more: bool) -> None:
+        # The web server's own `send`, because each layer around it costs time for every token.
+        self.sending = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.sending = False
+        self.taken += len(data)
+
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work that sends the answer to its end. Cancels it and raises ClientLeftError when the
+        client leaves, or stalls: when it accepted less than `SLOWEST` bytes a second of what was sent for
+        `Limits.stalled_seconds`.
+        """
+        loop = asyncio.get_running_loop()
+        working, leaving = loop.create_task(work), loop.create_task(self._gone())
+        stalled = self.server.limits.stalled_seconds
+        timer: asyncio.TimerHandle
+
+        def watch(looks: tuple[int, ...]) -> None:
+            nonlocal timer
+            # What the client had accepted at each look since which the server has waited for it.
+            looks = (*looks, self.taken) if self.sending else ()
+            if len(looks) > LOOKS:
+                if looks[-1] - looks[0] < SLOWEST * stalled:
+                    leaving.cancel()
+                    self.cut()
+                looks = looks[1:]
+            timer = loop.call_later(stalled / LOOKS, watch, looks)
+
+        timer = loop.call_later(stalled / LOOKS, watch, ())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientLeftError
+            working.result()
+        finally:
+            timer.cancel()
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+def _never(data: bytes) -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+def event(document: Any) -> bytes:
+    """A document as a server-sent event."""
+    return EVENT + msgspec.json.encode(document) + END
+
+
+def json(document: Any, status: int = 200) -> Response:
+    """A document as a whole answer."""
+    return of_json(msgspec.json.encode(document), status)
+
+
+def of_json(document: bytes, status: int = 200) -> Response:
+    """An encoded document as a whole answer."""
+    return Response(document, status, media_type="application/json")
