@@ -73,8 +73,7 @@ def generate(
     sampler = sampler or session.sampler
     if max_tokens < 1:
         raise UserError(f"max_tokens is {max_tokens}; expected at least 1.")
-    if any(not (each.strip() if session.vocab.kind == "ids" else each) for each in stop):
-        raise UserError("a stop string is empty; give at least one character, or no stop string.")
+    refuse_empty_stops(stop, session.vocab)
     if seed < 0:
         raise UserError(f"seed is {seed}; expected 0 or more.")
     names = ["the prompt"] if len(listed) == 1 else [f"prompt {number}" for number in range(len(listed))]
@@ -117,6 +116,13 @@ def generate(
         end=None if together else session.vocab.special.end_of_document,
         decoders=decoders,
     )
+
+
+def refuse_empty_stops(stop: Sequence[str], vocab: Vocab) -> None:
+    """Raises UserError for a stop string that would end every text."""
+    # In a vocabulary of ids, blanks separate tokens and are no text of their own.
+    if any(not (each.strip() if vocab.kind == "ids" else each) for each in stop):
+        raise UserError("a stop string is empty; give at least one character, or leave it out.")
 
 
 def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:

@@ -3,86 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
-from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.description import Operation, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.models import Model
 
 
 class Health(TypedDict):
-    """Whether the engines run. failed: the models whose engine does not."""
+    """Whether the engines run."""
 
-    status: Literal["ok", "failed"]
-    failed: list[str]
+    status: Annotated[Literal["ok", "failed"], doc("Whether all engines run.")]
+    failed: Annotated[list[str], doc("The models whose engine does not run.")]
 
 
 class Ready(TypedDict):
     """Whether requests are answered."""
 
-    ready: bool
+    ready: Annotated[bool, doc("Whether requests are answered.")]
 
 
 class ServerFigures(TypedDict):
-    """The figures of each model by their names in /metrics. streams_survive: whether streams go on after a
-    restart of the server.
-    """
+    """The figures of each model."""
 
-    object: Literal["server"]
-    requests: int
-    streams_survive: bool
-    models: dict[str, dict[str, float]]
+    object: Annotated[Literal["server"], doc("The kind of this document.")]
+    requests: Annotated[int, doc("How many requests are served or wait.")]
+    streams_survive: Annotated[bool, doc("Whether streams continue after a restart of the server.")]
+    models: Annotated[
+        dict[str, dict[str, float]], doc("The figures of each model, by their names in /metrics.")
+    ]
 
 
 class VocabularyFacts(TypedDict):
     """The vocabulary of a model."""
 
-    kind: str
-    size: int
-    special: dict[str, int]
+    kind: Annotated[str, doc("What tokens are: char, word, subword, ids or bytes.")]
+    size: Annotated[int, doc("How many tokens there are.")]
+    special: Annotated[dict[str, int], doc("Special tokens, by their meaning.")]
 
 
 class ModelFacts(TypedDict):
-    """What is known of a model beyond what OpenAI tells."""
+    """What is known of a model beyond OpenAI's fields."""
 
-    identity: str
-    mem_len: int
-    segment: int
-    mask: str
-    vocabulary: VocabularyFacts
-    parameters: int | None
-    precision: str
-    memory_precision: str
-    bytes_per_stream: int
-    sampling: dict[str, Any]
-    computed_by: str
-    threads: int | None
-    rows_independent: bool
-    rows_dependence: str | None
+    identity: Annotated[str, doc("The hash of the artefact.")]
+    mem_len: Annotated[int, doc("How many tokens the memory holds.")]
+    segment: Annotated[int, doc("The most tokens of one step.")]
+    mask: Annotated[str, doc("Which positions a token sees.")]
+    vocabulary: Annotated[VocabularyFacts, doc("What tokens are, and which are special.")]
+    parameters: Annotated[int | None, doc("How many parameters the model has; null if unknown.")]
+    precision: Annotated[str, doc("The number format of the weights.")]
+    memory_precision: Annotated[str, doc("The number format of the memory.")]
+    bytes_per_stream: Annotated[int, doc("The memory of one stream.")]
+    sampling: Annotated[dict[str, Any], doc("The sampling settings that the model recommends.")]
+    computed_by: Annotated[str, doc("The engine that computes the model.")]
+    threads: Annotated[int | None, doc("How many CPU threads compute a step; null if PyTorch chooses them.")]
+    rows_independent: Annotated[
+        bool, doc("Whether an answer is the same to the bit whatever else is computed with it.")
+    ]
+    rows_dependence: Annotated[str | None, doc("Why rows_independent is false; null otherwise.")]
 
 
 class ModelDocument(TypedDict):
     """A model that is served."""
 
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int
-    xl_export: ModelFacts
+    id: Annotated[str, doc("The name of the model.")]
+    object: Annotated[Literal["model"], doc("The kind of this document.")]
+    created: Annotated[int, doc("When it was opened, in seconds since 1970.")]
+    owned_by: Annotated[str, doc("Who offers the model; the same for all models.")]
+    max_model_len: Annotated[int, doc("The most tokens of the prompts of a request. A stream has no end.")]
+    xl_export: Annotated[ModelFacts, doc("What is known of the model beyond OpenAI's fields.")]
 
 
 class ModelList(TypedDict):
     """The models that are served; the first one answers requests without a name."""
 
-    object: Literal["list"]
-    data: list[ModelDocument]
+    object: Annotated[Literal["list"], doc("The kind of this document.")]
+    data: Annotated[list[ModelDocument], doc("The models; the first one answers requests without a name.")]
 
 
 async def health(exchange: Exchange) -> Response:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from xl_export.serve.http.base.fields import ANSWER_FIELDS, BODY_FIELDS, describe
-
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -60,6 +58,11 @@ HEADERS = {
         "schema": {"type": "integer"},
     },
 }
+
+
+def doc(text: str) -> msgspec.Meta:
+    """The description of a field, in its annotation."""
+    return msgspec.Meta(description=text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +137,6 @@ def description(operations: Sequence[Operation], *, version: str) -> dict[str, A
         for kind in (each.answer, each.event, each.last_event, *each.instead.values())
         if kind
     }
-    of_bodies, of_answers = _schemas(bodies), _schemas(answers)
-    describe(of_bodies, BODY_FIELDS)
-    describe(of_answers, ANSWER_FIELDS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _document(operation, operations)
@@ -149,7 +149,7 @@ def description(operations: Sequence[Operation], *, version: str) -> dict[str, A
         },
         "paths": paths,
         "components": {
-            "schemas": {**of_bodies, **of_answers, "Error": ERROR},
+            "schemas": {**_schemas(bodies | answers), "Error": ERROR},
             "headers": HEADERS,
             "responses": _refusals(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -13,7 +14,9 @@ from runtimes.base.errors import UserError
 from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
+from runtimes.tasks.generate import refuse_empty_stops
 from xl_export.serve.core.task import Drawing
+from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import encoding, texts_of
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_document
@@ -25,46 +28,74 @@ MOST_BIASES, LARGEST_BIAS = 1024, 100.0
 DEFAULT_TOKENS = 16  # as OpenAI's
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """include_usage: a last event has the usage. continuous_usage_stats: every event has it, as in vLLM."""
+def setting(name: str) -> msgspec.Meta:
+    """The description of a setting of the sampler."""
+    return doc(f"{SETTINGS[name].help} Expected: {SETTINGS[name].expected}.")
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the events of a completion have in addition to tokens."""
+
+    include_usage: Annotated[bool, doc("Whether a last event has the usage.")] = False
+    continuous_usage_stats: Annotated[bool, doc("Whether each event has the usage, as in vLLM.")] = False
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are drawn. `null` is the default of every field: what the model recommends."""
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    logit_bias: dict[int, float] | None = None
-    ignore_eos: bool | None = None
+    temperature: Annotated[float | None, setting("temperature")] = None
+    top_k: Annotated[int | None, setting("top_k")] = None
+    top_p: Annotated[float | None, setting("top_p")] = None
+    min_p: Annotated[float | None, setting("min_p")] = None
+    repetition_penalty: Annotated[float | None, setting("repetition_penalty")] = None
+    presence_penalty: Annotated[float | None, setting("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, setting("frequency_penalty")] = None
+    stop: Annotated[
+        str | list[str] | None,
+        doc("Strings that end the text and are not part of it. A stored stream keeps what was drawn."),
+    ] = None
+    seed: Annotated[
+        int | None, doc("The same seed draws the same tokens; without it the server chooses one.")
+    ] = None
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        doc("Numbers from -100 to 100 that are added to the logits of these token ids."),
+    ] = None
+    ignore_eos: Annotated[bool | None, doc("Whether the end of a document does not end the text.")] = None
 
 
 class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """The fields of a request. `null` is the default of every field: OpenAI's, except for sampling."""
 
-    prompt: str | list[str | int | list[int]]
-    model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    logprobs: int | None = None
-    return_tokens_as_token_ids: bool | None = None
-    echo: bool | None = None
-    user: str | None = None
-    # Below are fields that are taken where they ask for nothing, and refused otherwise.
-    suffix: str | None = None
-    min_tokens: int | None = None
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        doc("A text, token ids, a list of texts, or a list of lists of ids."),
+    ]
+    model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
+    max_tokens: Annotated[int | None, doc("The most tokens to draw.")] = None
+    n: Annotated[int | None, doc("How many choices are returned for each prompt.")] = None
+    best_of: Annotated[
+        int | None,
+        doc("How many choices are drawn; those with the highest mean log-probability are returned."),
+    ] = None
+    stream: Annotated[bool | None, doc("Whether tokens come as server-sent events when they are drawn.")] = (
+        None
+    )
+    stream_options: Annotated[StreamOptions | None, doc("What the events have in addition to tokens.")] = None
+    logprobs: Annotated[
+        int | None,
+        doc("How many of the likeliest tokens to return for each token, with log-probabilities in nats."),
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, doc("Whether logprobs name each token token_id:N, by its id, as in vLLM.")
+    ] = None
+    echo: Annotated[bool | None, doc("Whether the prompt is part of the answer.")] = None
+    user: Annotated[str | None, doc("Accepted and not used.")] = None
+    suffix: Annotated[str | None, doc("Accepted if it is empty, and refused otherwise.")] = None
+    min_tokens: Annotated[
+        int | None,
+        doc("Served up to max_tokens, together with ignore_eos and without stop; refused otherwise."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +234,10 @@ def _stops(stop: str | list[str] | None, vocab: Vocab) -> tuple[str, ...]:
         raise RefusedError(
             f"a stop string has {longest:,} characters; expected at most {LONGEST_STOP:,}.", param="stop"
         )
-    if any(not (each.strip() if vocab.kind == "ids" else each) for each in stops):
-        raise RefusedError(
-            "a stop string is empty; give at least one character, or leave it out.", param="stop"
-        )
+    try:
+        refuse_empty_stops(stops, vocab)
+    except UserError as error:
+        raise RefusedError(str(error), param="stop") from error
     return stops
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.core.waiting import Held
 from xl_export.serve.http.base.bridge import Inbox
-from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.description import Operation, doc
 from xl_export.serve.http.base.encoding import json_steps, texts_of
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
@@ -38,56 +38,61 @@ AGAIN = 0.05  # seconds until a full queue is asked again
 class ScoredText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A text with what comes before it. id: given back with the score."""
 
-    text: str | list[int]
-    context: str | list[int] = ""
-    id: str | int | None = None
+    text: Annotated[str | list[int], doc("A text, or token ids.")]
+    context: Annotated[
+        str | list[int], doc("What comes before the text: a text or token ids. It is read and not scored.")
+    ] = ""
+    id: Annotated[str | int | None, doc("Comes back with the score.")] = None
 
 
 class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a request, as the options of `xl-export score`.
+    """The fields of a request, as the options of `xl-export score`."""
 
-    bos: the first token of a text is predicted from the token that stands before a text. eos: the token that
-    ends a text is predicted after it. tokens: the log-probability of each token is wanted.
-    """
-
-    texts: list[str | list[int] | ScoredText]
-    model: str | None = None
-    bos: bool = False
-    eos: bool = False
-    tokens: bool = False
+    texts: Annotated[
+        list[str | list[int] | ScoredText],
+        doc("Texts, lists of token ids, or objects with a context and an id."),
+    ]
+    model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
+    bos: Annotated[
+        bool, doc("Whether the first token of a text is predicted from the token that precedes a text.")
+    ] = False
+    eos: Annotated[bool, doc("Whether the token that ends a text is predicted after it.")] = False
+    tokens: Annotated[bool, doc("Whether the log-probability of each token is returned.")] = False
 
 
 class ScoredToken(TypedDict):
     """One token of a text that was scored."""
 
-    id: int
-    text: str
-    log_prob: float
+    id: Annotated[int, doc("The id of the token.")]
+    text: Annotated[str, doc("The text of the token.")]
+    log_prob: Annotated[float, doc("The log-probability of the token in nats.")]
 
 
 class _Score(TypedDict):
-    index: int
-    id: int | str
-    log_prob: float
-    tokens: int
-    unknown: int
-    characters: int | None
-    bytes: int | None
+    index: Annotated[int, doc("The number of the text in the request.")]
+    id: Annotated[int | str, doc("The id from the request, or else the number of the text.")]
+    log_prob: Annotated[float, doc("The sum of the log-probabilities of its tokens, in nats.")]
+    tokens: Annotated[int, doc("How many tokens were scored.")]
+    unknown: Annotated[int, doc("How many symbols of the text the vocabulary does not have.")]
+    characters: Annotated[int | None, doc("How many characters the text has; null if it was given as ids.")]
+    bytes: Annotated[int | None, doc("How many bytes of UTF-8 the text has; null if it was given as ids.")]
 
 
 class TextScore(_Score, total=False):
     """The score of one text, under the names of `xl-export score --json`."""
 
-    token_log_probs: list[ScoredToken]
+    token_log_probs: Annotated[
+        list[ScoredToken], doc("The log-probability of each token in nats, if they were asked for.")
+    ]
 
 
 class Scores(TypedDict):
     """The scores of all texts, in the order of the request."""
 
-    object: Literal["list"]
-    model: str
-    data: list[TextScore]
-    usage: Usage
+    object: Annotated[Literal["list"], doc("The kind of this document.")]
+    model: Annotated[str, doc("The name of the model.")]
+    data: Annotated[list[TextScore], doc("The scores, in the order of the request.")]
+    usage: Annotated[Usage, doc("How many tokens the request has had.")]
 
 
 async def score(exchange: Exchange, body: ScoreBody) -> None:

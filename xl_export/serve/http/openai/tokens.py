@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
-from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.description import Operation, doc
 from xl_export.serve.http.base.encoding import encoding, json_steps, texts_of
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
@@ -18,59 +18,61 @@ from xl_export.serve.http.base.workers import Steps
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """add_special_tokens: taken for the sake of clients; these vocabularies put nothing before a text."""
+    """What `/tokenize` is asked."""
 
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    prompt: Annotated[str, doc("A text, which is encoded with the vocabulary of the model.")]
+    model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
+    add_special_tokens: Annotated[
+        bool | None, doc("Accepted for the sake of clients: these vocabularies add nothing to a text.")
+    ] = None
+    return_token_strs: Annotated[bool | None, doc("Whether the text of each token is returned.")] = None
 
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """tokens: ids of the model."""
+    """What `/detokenize` is asked."""
 
-    tokens: list[int]
-    model: str | None = None
+    tokens: Annotated[list[int], doc("Token ids.")]
+    model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
 
 
 class Tokenized(TypedDict):
     """The ids of a text."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    count: Annotated[int, doc("How many tokens there are.")]
+    max_model_len: Annotated[int, doc("The most tokens of the prompts of a request.")]
+    tokens: Annotated[list[int], doc("The ids of the tokens.")]
+    token_strs: Annotated[list[str] | None, doc("The text of each token, if return_token_strs asked for it.")]
 
 
 class Detokenized(TypedDict):
     """The text of ids."""
 
-    prompt: str
+    prompt: Annotated[str, doc("The text of the ids.")]
 
 
 class AddedToken(TypedDict):
     """A token that the vocabulary sets apart."""
 
-    content: str
-    special: bool
+    content: Annotated[str, doc("The text of the token.")]
+    special: Annotated[bool, doc("Whether it is special.")]
 
 
 class TokenizerInfo(TypedDict):
     """What a client must know of the vocabulary, under the names of Hugging Face."""
 
-    tokenizer_class: str
-    model_max_length: int
-    vocab_size: int
-    bos_token: str | None
-    eos_token: str | None
-    unk_token: str | None
-    pad_token: str | None
-    bos_token_id: int | None
-    eos_token_id: int | None
-    unk_token_id: int | None
-    pad_token_id: int | None
-    added_tokens_decoder: dict[str, AddedToken]
-    chat_template: str | None
+    tokenizer_class: Annotated[str, doc("What kind of vocabulary it is.")]
+    model_max_length: Annotated[int, doc("The most tokens of the prompts of a request.")]
+    vocab_size: Annotated[int, doc("How many tokens there are.")]
+    bos_token: Annotated[str | None, doc("The token that preceded each text in training.")]
+    eos_token: Annotated[str | None, doc("The token that followed each text in training.")]
+    unk_token: Annotated[str | None, doc("The token for what the vocabulary does not have.")]
+    pad_token: Annotated[str | None, doc("The token for padding.")]
+    bos_token_id: Annotated[int | None, doc("The id of bos_token.")]
+    eos_token_id: Annotated[int | None, doc("The id of eos_token.")]
+    unk_token_id: Annotated[int | None, doc("The id of unk_token.")]
+    pad_token_id: Annotated[int | None, doc("The id of pad_token.")]
+    added_tokens_decoder: Annotated[dict[str, AddedToken], doc("The special tokens, by id.")]
+    chat_template: Annotated[str | None, doc("Always null: these models have learned no roles.")]
 
 
 async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 
 from xl_export.serve.core.task import Drawn, Ended
 from xl_export.serve.http.base.bridge import Pass
+from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import TokenTexts, json_steps
 from xl_export.serve.http.base.exchange import DONE, END, EVENT, event
 from xl_export.serve.http.base.workers import Steps
@@ -25,62 +26,80 @@ encode = msgspec.json.Encoder().encode
 class CachedTokens(TypedDict):
     """Of the tokens of prompts, those that were not computed again."""
 
-    cached_tokens: int
+    cached_tokens: Annotated[
+        int, doc("How many tokens of prompts were in the cache and were not computed again.")
+    ]
 
 
 class TokenCounts(TypedDict):
     """How many tokens a request has had so far."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: Annotated[
+        int, doc("How many tokens all prompts have, or all texts that were scored with their contexts.")
+    ]
+    completion_tokens: Annotated[int, doc("How many tokens were drawn, for all choices.")]
+    total_tokens: Annotated[int, doc("The sum of prompt_tokens and completion_tokens.")]
 
 
 class Usage(TokenCounts):
     """How many tokens a request has had."""
 
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: Annotated[CachedTokens, doc("How many of prompt_tokens were not computed again.")]
 
 
 class TokenLogProbs(TypedDict):
     """Log-probabilities of tokens in OpenAI's form: four lists of the same length."""
 
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    tokens: Annotated[list[str], doc("The text or the name of each token.")]
+    token_logprobs: Annotated[
+        list[float | None],
+        doc("The log-probability of each token in nats; null for a token with nothing before it."),
+    ]
+    top_logprobs: Annotated[
+        list[dict[str, float] | None],
+        doc("The likeliest tokens at each place and the token itself, by text, or else token_id:N."),
+    ]
+    text_offset: Annotated[list[int], doc("Where each token begins in the text.")]
 
 
 class CompletionChoice(TypedDict):
     """One continuation; in an event, what is new of it."""
 
-    index: int
-    text: str
-    logprobs: TokenLogProbs | None
-    finish_reason: Literal["stop", "length"] | None
+    index: Annotated[int, doc("The number of the choice in the answer.")]
+    text: Annotated[str, doc("The continuation; in an event, what is new of it.")]
+    logprobs: Annotated[
+        TokenLogProbs | None, doc("The log-probabilities of the tokens, if they were asked for.")
+    ]
+    finish_reason: Annotated[
+        Literal["stop", "length"] | None, doc("Why the text ended: at `stop`, or by its length.")
+    ]
 
 
 class CompletionFacts(TypedDict):
-    """What the answer and each event have. seed: null where nothing is drawn."""
+    """What the answer and each event have."""
 
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    seed: int | None
-    choices: list[CompletionChoice]
+    id: Annotated[str, doc("The name of the answer.")]
+    object: Annotated[Literal["text_completion"], doc("The kind of this document.")]
+    created: Annotated[int, doc("Seconds since 1970.")]
+    model: Annotated[str, doc("The name of the model.")]
+    seed: Annotated[
+        int | None, doc("The seed with which the same tokens are drawn again; null if none are drawn.")
+    ]
+    choices: Annotated[
+        list[CompletionChoice], doc("The continuations; empty in the last event with the usage.")
+    ]
 
 
 class Completions(CompletionFacts):
     """The continuations of all prompts."""
 
-    usage: Usage
+    usage: Annotated[Usage, doc("How many tokens the request has had.")]
 
 
 class CompletionEvent(CompletionFacts, total=False):
     """One server-sent event of an answer that is streamed. After the last one comes `[DONE]`."""
 
-    usage: TokenCounts | None
+    usage: Annotated[TokenCounts | None, doc("How many tokens the request has had so far.")]
 
 
 def usage(prompt: int, drawn: int, cached: int) -> Usage:

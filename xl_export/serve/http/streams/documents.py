@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Likeliest, Reason
+from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import TokenTexts, encoding
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_log_probs
@@ -22,48 +23,50 @@ CONTEXT = 32  # tokens before a text that decide how its first token reads
 
 
 class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """text, tokens: what is appended to the stream, as a text or as token ids. surprisal: whether the
-    surprisal of each token is wanted. alternatives: how many of the likeliest tokens are wanted beside it.
-    """
+    """What is appended to a stream, as a text or as token ids, and what is returned for it."""
 
-    text: str | None = None
-    tokens: list[int] | None = None
-    surprisal: bool = True
-    alternatives: int = 0
+    text: Annotated[
+        str | None, doc("A text to append, which is encoded with the vocabulary of the model.")
+    ] = None
+    tokens: Annotated[list[int] | None, doc("Token ids to append.")] = None
+    surprisal: Annotated[bool, doc("Whether the surprisal of each token is returned, in bits.")] = True
+    alternatives: Annotated[int, doc("How many of the likeliest tokens to return for each token.")] = 0
 
 
 class CreateBody(Fields, forbid_unknown_fields=True, kw_only=True):
     """A new stream, which may begin with a text or tokens."""
 
-    model: str | None = None
+    model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
 
 
 class AppendBody(Fields, forbid_unknown_fields=True, kw_only=True):
-    """Appends to a stream. position: of the stream before, so that a request that is sent again feeds nothing
-    twice.
-    """
+    """Appends to a stream. With the position, a request that is sent again feeds nothing twice."""
 
-    position: int | None = None
+    position: Annotated[
+        int | None, doc("How many tokens the stream has had before this request; another number is an error.")
+    ] = None
 
 
 class ContinueBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """Appends, where there is a text or tokens, and then continues the stream. position: as in appends. The
-    other fields are those of completions.
+    """Appends, if there is a text or tokens, and then continues the stream. The other fields are as in
+    completions.
     """
 
-    position: int | None = None
-    text: str | None = None
-    tokens: list[int] | None = None
-    surprisal: bool = True
-    alternatives: int = 0
-    max_tokens: int = DEFAULT_TOKENS
-    stream: bool = False
+    position: Annotated[
+        int | None, doc("How many tokens the stream has had before this request; another number is an error.")
+    ] = None
+    text: Annotated[str | None, doc("A text to append first.")] = None
+    tokens: Annotated[list[int] | None, doc("Token ids to append first.")] = None
+    surprisal: Annotated[bool, doc("Whether the surprisal of each token is returned, in bits.")] = True
+    alternatives: Annotated[int, doc("How many of the likeliest tokens to return for each token.")] = 0
+    max_tokens: Annotated[int, doc("The most tokens to draw.")] = DEFAULT_TOKENS
+    stream: Annotated[bool, doc("Whether tokens come as server-sent events when they are drawn.")] = False
 
 
 class RewindBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """tokens: how many of its last tokens the stream takes back."""
+    """Takes back the last tokens of a stream."""
 
-    tokens: int
+    tokens: Annotated[int, doc("How many of the last tokens to take back.")]
 
 
 class ElsewhereError(RefusedError):
@@ -129,83 +132,93 @@ def drawing_in(body: ContinueBody, session: Session, limits: Limits) -> Drawing:
 
 
 class _Stream(TypedDict):
-    id: str
-    object: Literal["stream"]
-    model: str | None
-    usable: bool
-    position: int
-    created: int
-    used: int
-    in_memory: bool
-    busy: bool
+    id: Annotated[str, doc("The name of the stream.")]
+    object: Annotated[Literal["stream"], doc("The kind of this document.")]
+    model: Annotated[
+        str | None, doc("The name of the model; null if none of the server's models can continue the stream.")
+    ]
+    usable: Annotated[bool, doc("Whether a model of the server can continue the stream.")]
+    position: Annotated[int, doc("How many tokens the stream has had.")]
+    created: Annotated[int, doc("Seconds since 1970.")]
+    used: Annotated[
+        int, doc("When the stream was used last, in seconds since 1970; after a restart, when last written.")
+    ]
+    in_memory: Annotated[bool, doc("Whether the next operation need not read the disk.")]
+    busy: Annotated[bool, doc("Whether an operation runs on the stream.")]
 
 
 class StreamDocument(_Stream, total=False):
-    """A stream as it is now. usable: whether a model of the server can go on with it. artefact: to which it
-    belongs, where none can; `model` is null then.
-    """
+    """A stream as it is now."""
 
-    rewindable: int
-    artefact: str
+    rewindable: Annotated[int, doc("How many of the stream's last tokens can be taken back exactly.")]
+    artefact: Annotated[
+        str, doc("The artefact that the stream belongs to, if no model of the server can continue it.")
+    ]
 
 
 class StreamList(TypedDict):
     """The streams of a client."""
 
-    object: Literal["list"]
-    data: list[StreamDocument]
+    object: Annotated[Literal["list"], doc("The kind of this document.")]
+    data: Annotated[list[StreamDocument], doc("The streams.")]
 
 
 class DeletedStream(TypedDict):
     """A stream that is no more."""
 
-    id: str
-    object: Literal["stream"]
-    deleted: bool
+    id: Annotated[str, doc("The name of the stream.")]
+    object: Annotated[Literal["stream"], doc("The kind of this document.")]
+    deleted: Annotated[bool, doc("Whether the stream is deleted.")]
 
 
 class LikelyToken(TypedDict):
     """One of the likeliest tokens at a place."""
 
-    token: int
-    text: str
-    bits: float
+    token: Annotated[int, doc("The id of the token.")]
+    text: Annotated[str, doc("The text of the token.")]
+    bits: Annotated[float, doc("The surprisal of the token in bits.")]
 
 
 class _Told(TypedDict):
-    appended: int
-    tokens: list[int]
-    texts: list[str]
+    appended: Annotated[int, doc("How many of these tokens were fed; the others were drawn.")]
+    tokens: Annotated[list[int], doc("The ids of the tokens.")]
+    texts: Annotated[list[str], doc("The text of each token.")]
 
 
 class _ToldMore(_Told, total=False):
-    bits: list[float | None]
-    likeliest: list[list[LikelyToken] | None]
+    bits: Annotated[
+        list[float | None],
+        doc("The surprisal of each token in bits; null for a token with nothing before it."),
+    ]
+    likeliest: Annotated[
+        list[list[LikelyToken] | None],
+        doc("The likeliest tokens at each place; null at a place with nothing before it."),
+    ]
 
 
 class AppendResult(_ToldMore):
     """The stream after an append, and what its tokens were worth."""
 
-    object: Literal["stream.append"]
-    stream: StreamDocument
-    total_bits: float
-    counted: int
+    object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
+    stream: Annotated[StreamDocument, doc("The stream after this request.")]
+    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
+    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
 
 
 class _Continued(_ToldMore):
-    object: Literal["stream.continue"]
-    stream: StreamDocument
-    total_bits: float
-    counted: int
-    finish_reason: Reason
-    seed: int
-    text: str
+    object: Annotated[Literal["stream.continue"], doc("The kind of this document.")]
+    stream: Annotated[StreamDocument, doc("The stream after this request.")]
+    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
+    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
+    finish_reason: Annotated[Reason, doc("Why the text ended, also if the server ended it.")]
+    seed: Annotated[int, doc("The seed with which the same tokens are drawn again.")]
+    text: Annotated[str, doc("What was drawn.")]
 
 
 class ContinueResult(_Continued, total=False):
     """The stream after it was continued, and what was appended and drawn."""
 
-    error: str
+    error: Annotated[str, doc("Why the server ended the continuation; absent if it did not.")]
 
 
 class ContinueChunk(_ToldMore):
@@ -213,8 +226,8 @@ class ContinueChunk(_ToldMore):
     rest; after it comes `[DONE]`.
     """
 
-    object: Literal["stream.chunk"]
-    text: str
+    object: Annotated[Literal["stream.chunk"], doc("The kind of this document.")]
+    text: Annotated[str, doc("What is new of the text.")]
 
 
 def facts_document(
