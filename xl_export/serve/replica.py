@@ -23,10 +23,10 @@ from runtimes.base.errors import UserError
 from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
 from runtimes.tasks.generate import encode_prompt
-from xl_export.serve.core.engine import Busy, Delivery, Engine
+from xl_export.serve.core.admission import Busy, StoppedError
+from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
-from xl_export.serve.core.waiting import StoppedError
+from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
 
 LOG = logging.getLogger(__name__)

@@ -38,13 +38,10 @@ class Engine:
         self.told = 0
         self.tasks: list[Task] = []
 
-    def reserve(self, count: int, *, tenant: str) -> Any:
+    def reserve(self, tasks: int, *, tenant: str, states: int) -> Any:
         return SimpleNamespace(release=lambda: None)
 
-    def hold(self, states: int) -> Any:
-        return SimpleNamespace(release=lambda: None)
-
-    def submit(self, task: Task, places: Any = None, *, held: bool = False) -> None:
+    def submit(self, task: Task, reserved: Any = None) -> None:
         self.tasks.append(task)
 
     def cancel(self, task: Task) -> None: ...

@@ -311,7 +311,7 @@ def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: st
         ("/v1/streams/stream-1/rewnd", "/v1/streams/stream-1/rewind was probably meant."),
         ("/v1/streams/stream-1/ws", "connect to it with a WebSocket."),
         ("/v1/completions/", "/v1/completions was probably meant."),
-        ("/v1/streams//append", "a part of the path is empty, as where the id of a stream is missing."),
+        ("/v1/streams//append", "a part of the path is empty, as if the id of a stream were missing."),
         ("/v1/streams/%2e%2e%2fsnapshot.key", "see /openapi.json for what there is."),
         ("/nothing", "see /openapi.json for what there is."),
     ],

@@ -12,8 +12,8 @@ from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
 from tests.serve.http.conftest import running, sources
 from tests.serve.http.test_clients import comes_true
+from xl_export.serve.core.admission import Admission, Busy
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.waiting import Busy, Door
 
 TEXTS = ["Cut a text where you like.", "A", "The same text has the same score, however long it is.", ""]
 PAIRS = [("the stream", "A model reads "), ("a segment", "A model reads "), ("words", "It has ")]
@@ -60,12 +60,17 @@ def test_the_states_of_contexts_are_kept_within_their_memory(
     """A request with many contexts keeps as many at once as have room, and tells the same scores."""
     texts = [{"text": f"abc{n}", "context": f"ab{n}"} for n in range(12)]
     held: list[int] = []
-    fits = Door._fits
-    monkeypatch.setattr(Door, "_fits", lambda door, more: held.append(door._bytes + more) or fits(door, more))
+    add = Admission._add_bytes
+
+    def adding(admission: Admission, more: int) -> None:
+        held.append(admission._bytes + more)
+        add(admission, more)
+
+    monkeypatch.setattr(Admission, "_add_bytes", adding)
     with running(sources(("tiny", artefacts["ring"]))) as server:
         expected = server.post("/v1/score", {"texts": texts}).json()["data"]
         engine = server.server.models["tiny"].engine
-        one = engine._state_bytes
+        one = engine._admission._state_bytes
         assert max(held) > 4 * one
     held.clear()
     make, live, most = Running.state, [], []
@@ -78,8 +83,8 @@ def test_the_states_of_contexts_are_kept_within_their_memory(
     monkeypatch.setattr(Running, "state", noted)
     with running(sources(("tiny", artefacts["ring"]), state_bytes=3 * one)) as server:
         assert server.post("/v1/score", {"texts": texts}).json()["data"] == expected
-        door = server.server.models["tiny"].engine._door
-        assert (max(held), door._bytes) == (4 * one, 0)  # a fourth was asked for, and had to wait
+        admission = server.server.models["tiny"].engine._admission
+        assert (max(held), admission._bytes) == (4 * one, 0)  # a fourth was asked for, and had to wait
         assert len(live) == 12
         assert max(most) < 8  # some that were released may not be collected yet
         body = {"prompt": ["a", "b", "c", "d"], "n": 2, "max_tokens": 3}
@@ -88,7 +93,7 @@ def test_the_states_of_contexts_are_kept_within_their_memory(
         assert "send fewer prompts at once" in refused.text
         answer = server.post("/v1/completions", body | {"prompt": ["a", "b"]})
         assert len(answer.json()["choices"]) == 4
-        assert comes_true(lambda: door._bytes == 0)
+        assert comes_true(lambda: admission._bytes == 0)
 
 
 def test_more_texts_than_places_in_the_queue_are_scored(served, session) -> None:

@@ -26,7 +26,7 @@ from xl_export.serve.http.base.workers import Steps, Workers, aside, finished
 from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.openai.writing import Writer
 from xl_export.serve.http.streams import work
-from xl_export.serve.http.streams.documents import Told
+from xl_export.serve.http.streams.documents import TokenReport
 
 MANY = 40  # long requests: more than any pool of threads has on a small machine
 
@@ -200,7 +200,7 @@ def test_nothing_that_grows_with_a_request_runs_on_the_event_loop(
         (encoding, "checked_ids"),
         (completions._Prompt, "feed"),
         (Writer, "begin"),
-        (Told, "feed"),
+        (TokenReport, "feed"),
         (completions, "json_steps"),
         (score, "json_steps"),
         (tokens, "json_steps"),

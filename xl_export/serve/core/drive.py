@@ -13,9 +13,8 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.pieces import Cache
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.settings import EngineFacts, EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Ended, Task
 
 

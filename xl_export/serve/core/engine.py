@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Literal
 
-from runtimes.base.errors import UserError
+import numpy as np
+
+from runtimes.base.errors import StreamError, TextError, UserError
+from runtimes.contract.checks import check_memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.facts import EngineFacts
+from runtimes.contract.vocabulary import Vocab
+from runtimes.tasks.generate import refuse_empty_stops
+from xl_export.serve.core.admission import Admission, Reservation, StoppedError
 from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
-from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Delivery, Ended, Task
+from xl_export.serve.core.settings import EngineFacts, EngineSettings
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Delivery, Drawing, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
-from xl_export.serve.core.validate import refuse_impossible
-from xl_export.serve.core.waiting import Busy, Door, Held, Places, StoppedError, TooManyError
-
-__all__ = ["Busy", "Cache", "Delivery", "Engine", "Held", "Places", "StoppedError", "TooManyError"]
 
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
 LOG = logging.getLogger(__name__)
-NO_BYTES = "the streams of the tasks that wait fill the memory that is kept for them"
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
-LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds that a client is told to wait
+LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # bounds of Retry-After, in seconds
 
 
 class Engine:
@@ -48,81 +49,57 @@ class Engine:
     ) -> None:
         refuse_unserved(session)
         self._session, self._settings, self._deliver = session, settings, deliver
-        self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
+        self._scheduler = Scheduler(session, settings, cache)
+        self._admission = Admission(
+            settings,
+            state_bytes=self._scheduler.row_bytes + 4 * session.vocab.size,  # a row and its logits
+            paused=lambda: [run.task for run in list(self._scheduler.paused)],
+            retry_after=self._retry_after,
+        )
         self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
-        self._state_bytes = self._scheduler.row_bytes + 4 * session.vocab.size  # a row and its logits
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
         self._submitted: dict[Task, Running] = {}
         self._stopping = self._sleeping = False
         self._other_seconds = 0.0
-        self._untold: Delivery = []  # of the last iteration
+        self._undelivered: Delivery = []  # of the last iteration
         self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def reserve(self, count: int, *, tenant: str = "", bulk: bool = False) -> Places:
-        """Places for so many tasks of one tenant and class, which `submit` then takes whatever the load; any
-        thread. Use it in a `with` block, which gives back what was not used.
+    def reserve(self, tasks: int, *, tenant: str = "", bulk: bool = False, states: int = 0) -> Reservation:
+        """Places for tasks of one tenant and class, and memory for states that a request makes and keeps;
+        `submit` then succeeds whatever the load. Any thread. Use it in a `with` block.
 
-        Raises Busy where there are not so many places now, TooManyError where there never are, and
-        StoppedError where the engine stops. See `Door`.
+        Raises Busy if there is not so much now, TooManyError or UserError if there never is, and StoppedError
+        if the engine stops. See `Admission`.
         """
-        self._refuse_more(count, tenant, bulk, take=True)
-        return Places(self._door, count, tenant, bulk)
-
-    def refuse_more(self, count: int = 1, *, tenant: str = "", bulk: bool = False) -> None:
-        """Raises what `reserve` would raise now, and reserves nothing; any thread."""
-        self._refuse_more(count, tenant, bulk, take=False)
-
-    def _refuse_more(self, count: int, tenant: str, bulk: bool, *, take: bool) -> None:
         if self._stopping:
             raise StoppedError
-        paused = [run.task for run in list(self._scheduler.paused)]
-        if why := self._door.why_not(count, tenant, bulk, paused=paused, take=take):
-            raise Busy(why, self._retry_after(self._waiting))
+        return self._admission.reserve(tasks, tenant, bulk=bulk, states=states)
 
-    def hold(self, states: int) -> Held:
-        """Memory for so many states that a request keeps between its tasks; any thread. The tasks that bring
-        these states are submitted with `held`.
+    def refuse_more(self, tasks: int = 1, *, tenant: str = "", bulk: bool = False) -> None:
+        """Raises what `reserve` would raise now, and reserves nothing; any thread."""
+        if self._stopping:
+            raise StoppedError
+        self._admission.refuse(tasks, tenant, bulk=bulk)
 
-        Raises Busy where there is not so much now, and UserError where there never is: one state always has
-        its time.
-        """
-        settings, num_bytes = self._settings, states * self._state_bytes
-        if states > 1 and num_bytes > settings.state_bytes:
-            raise UserError(
-                f"{states} prompts with several choices keep {self._state_bytes:,} bytes each, and there are "
-                f"{settings.state_bytes:,} bytes for all; send fewer prompts at once."
-            )
-        if not self._door.hold(num_bytes):
-            raise Busy(NO_BYTES, self._retry_after(self._waiting))
-        return Held(self._door, num_bytes)
+    def submit(self, task: Task, reserved: Reservation | None = None) -> None:
+        """Queues a task for a row; any thread. Its answers are delivered, the last one an Ended.
 
-    def submit(self, task: Task, places: Places | None = None, *, held: bool = False) -> None:
-        """Lets a task wait for a row; any thread. Its answers are delivered, the last one an Ended.
-
-        places: reserved ones; then it is never Busy for want of a place. held: whether the bytes of the
-        task's state were counted by `hold`; then it is never Busy for want of memory. Raises what
+        reserved: gives the place of the task and the memory of its state, if it has them left. Raises what
         `reserve(1)` raises, and UserError for a task that cannot be done; neither has cost any work.
         """
         refuse_impossible(task, self._session)
-        with ExitStack() as undo:
-            if places is None:
-                own = undo.enter_context(self.reserve(1, tenant=task.tenant, bulk=task.bulk))
-                own.use(task)
-            else:
-                places.use(task)
-            undo.callback(self._door.leave, 1, task.tenant, task.bulk)
+        if self._stopping:
+            raise StoppedError
+        place = self._admission.admit(task, reserved)
+        try:
             run = Running(task, self._session)
-            if task.state is not None and not held:
-                if not self._door.bring(task.state):
-                    raise Busy(NO_BYTES, self._retry_after(self._waiting))
-                undo.callback(self._door.drop, task.state)
-                run.brings = True
+            run.place = place
             with self._changed:
                 if self._stopping:
                     raise StoppedError
@@ -131,7 +108,9 @@ class Engine:
                 self._submitted[task] = run
                 self._entering += 1
                 self._command("enter", run)
-            undo.pop_all()
+        except BaseException:
+            place.release()
+            raise
 
     def cancel(self, task: Task) -> None:
         """Ends a task as soon as the present step is over; any thread. One that has ended is left alone."""
@@ -185,7 +164,7 @@ class Engine:
             tokens_drawn=scheduler.drawn,
             steps=scheduler.steps,
             tasks_ended=dict(scheduler.ended),
-            parked=scheduler.parked,
+            preempted=scheduler.preempted,
             moved=scheduler.rows.moved,
             model_seconds=scheduler.model_seconds,
             other_seconds=self._other_seconds,
@@ -198,12 +177,12 @@ class Engine:
         """How many tasks have no row."""
         return max(0, self._entering + self._scheduler.outside)
 
-    def _retry_after(self, waiting: int) -> float:
+    def _retry_after(self) -> float:
         """In about how many seconds an eighth of the queue is served, if its tasks are as those before."""
         scheduler = self._scheduler
         ended = sum(scheduler.ended.values())
         seconds = (scheduler.model_seconds + self._other_seconds) / max(1, ended)
-        return min(MOST_WAIT, max(LEAST_WAIT, seconds * waiting / 8))
+        return min(MOST_WAIT, max(LEAST_WAIT, seconds * self._waiting / 8))
 
     def _command(self, what: Literal["enter", "cancel", "resume"], run: Running) -> None:
         """Tells the engine's thread something; `_changed` is held."""
@@ -213,26 +192,26 @@ class Engine:
 
     def _run(self) -> None:
         """The engine's thread. However it ends, no task is left without its end."""
-        self._session.before_run = self._tell_in_a_step
+        self._session.before_run = self._flush_in_a_step
         try:
-            while not self._turn():
+            while not self._advance():
                 pass
         finally:
             self._session.before_run = None
-            self._tell()
+            self._flush()
             with self._changed:
                 self._stopping = True
                 left = list(self._submitted)
             if left:
                 self._send([(task, [Ended(reason="failed", error=LOST)]) for task in left])
 
-    def _turn(self) -> bool:
+    def _advance(self) -> bool:
         """Waits for work and does one iteration; whether it was the last."""
         scheduler = self._scheduler
         commands: list[Command] = []
         stopping = self._stopping
         if self._commands or stopping or not scheduler.has_work:
-            self._tell()
+            self._flush()
             with self._changed:
                 while not (self._commands or self._stopping or scheduler.has_work):
                     self._sleeping = True
@@ -242,25 +221,25 @@ class Engine:
         began, before = time.perf_counter(), scheduler.model_seconds
         try:
             if commands:
-                self._obey(commands)
+                self._apply(commands)
             delivery = scheduler.stop() if stopping else scheduler.iterate()
         except Exception as error:  # a fault of this project: its tasks end, and the engine goes on
             with self._changed:  # whatever a command has brought, or would bring, ends as well
                 runs, self._commands, self._entering = list(self._submitted.values()), [], 0
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
-        self._tell()
+        self._flush()
         # Whoever is woken by a delivery wants Python's lock. So it goes out when the next step, which does
         # not need the lock, is about to begin. It goes out now where much happens before that step: while
         # tasks wait for a row, rows may be moved first; where no row decodes, pieces of prompts are chosen
         # first, or there is no next step. So a server with a queue holds nothing back.
-        self._untold = delivery
-        if not scheduler.rows.decoding or len(scheduler.waiting):
-            self._tell()
+        self._undelivered = delivery
+        if not scheduler.rows.decoding or scheduler.queue.count:
+            self._flush()
         self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping
 
-    def _obey(self, commands: Sequence[Command]) -> None:
+    def _apply(self, commands: Sequence[Command]) -> None:
         scheduler = self._scheduler
         for what, run in commands:
             if what == "enter":
@@ -272,25 +251,67 @@ class Engine:
             else:
                 scheduler.resume(run)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         """Delivers what the last iteration has said, once."""
-        untold, self._untold = self._untold, []
-        if untold:
-            self._send(untold)
+        undelivered, self._undelivered = self._undelivered, []
+        if undelivered:
+            self._send(undelivered)
 
-    def _tell_in_a_step(self) -> None:
+    def _flush_in_a_step(self) -> None:
         """The same; the time that it takes counts as the engine's own, and not as the model's."""
         began = time.perf_counter()
-        self._tell()
-        self._scheduler.told_seconds += time.perf_counter() - began
+        self._flush()
+        self._scheduler.delivery_seconds += time.perf_counter() - began
 
     def _send(self, delivery: Delivery) -> None:
         for task, answers in delivery:
             if answers[-1].__class__ is Ended and (run := self._submitted.pop(task, None)) is not None:
-                self._door.leave(1, task.tenant, task.bulk)
-                if task.state is not None and run.brings:
-                    self._door.drop(task.state)
+                run.place.release()
         try:
             self._deliver(delivery)
         except Exception:  # the clients of this delivery are lost, and the others are not
             LOG.exception("the answers of %d tasks could not be delivered", len(delivery))
+
+
+def refuse_impossible(task: Task, session: Session) -> None:
+    """Raises UserError for a task that this session cannot do."""
+    tokens, size = task.tokens, session.vocab.size
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64 or tokens.ndim != 1:
+        raise TextError("the tokens of a task are no int64 array [N]; give token ids.")
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= size):
+        raise TextError(f"a token id is outside the vocabulary of this model (0 to {size - 1}); give others.")
+    if not len(tokens) and (task.state is None or task.state.logits is None):
+        raise TextError("the task has no tokens, and nothing is known of what follows; give at least one.")
+    if task.top < 0:
+        raise UserError(f"top is {task.top}; expected 0 or more.")
+    if task.state is not None:
+        _refuse_state(task.state, session)
+    if task.drawing is not None:
+        _refuse_drawing(task.drawing, session.vocab)
+
+
+def _refuse_state(state: StreamState, session: Session) -> None:
+    if state.memory.owner != session.identity:
+        raise StreamError(
+            f"the stream belongs to artefact {state.memory.owner:.12} and this engine runs "
+            f"{session.identity:.12}; start a new stream."
+        )
+    check_memory(session, state.memory)
+    if state.memory.batch != 1:
+        raise StreamError(f"the state holds {state.memory.batch} streams; expected one.")
+    if state.logits is not None and state.logits.shape != (session.vocab.size,):
+        raise StreamError("the logits of the state are not those of this vocabulary; start a new stream.")
+
+
+def _refuse_drawing(drawing: Drawing, vocab: Vocab) -> None:
+    if drawing.max_tokens < 1:
+        raise UserError(f"max_tokens is {drawing.max_tokens}; expected at least 1.")
+    if drawing.seed < 0 or drawing.index < 0:
+        raise UserError(f"seed is {drawing.seed} and index {drawing.index}; expected 0 or more.")
+    refuse_empty_stops(drawing.stop, vocab)
+    for token, bias in drawing.bias.items():
+        if not 0 <= token < vocab.size or not math.isfinite(bias):
+            raise UserError(
+                f"the bias of token {token} is {bias}; expected a number for an id from 0 to "
+                f"{vocab.size - 1}."
+            )

@@ -1,10 +1,13 @@
-"""What an engine knows of a task from its submission to its end."""
+"""What an engine knows of its tasks from their submission to their end, and the queue of those without a row.
+
+People come before bulk, and a tenant who was served less comes before one who had more.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,51 +16,69 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from runtimes.tasks.sample import Penalties
+from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Fed, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
-MOST_UNSAID = 8192  # fed tokens of which no answer has told yet
+TURN = 512  # tokens that one tenant may be ahead of another who waits
+MOST_UNREPORTED = 8192  # fed tokens that may be in no answer yet
 
 
 class Running:
-    """A task on its way. It is made on the thread that submits the task, and then the engine's thread has it.
-
-    row: its row, -1 where it has none. fed: how many of the task's tokens were fed. count: how many tokens
-    were drawn. drawn: the last of them; all are fed but the very last, `token`, while `pending`. memory: of
-    its stream, where it gave up a row or has not had one yet. logits: float32 [V] after the last fed token,
-    where they are known and may still be wanted. known: log p of the next token, where a step has said it
-    already. written: as in `StreamState`, of the pieces; drawn tokens are written without padding. answers:
-    those of this iteration. unsaid: pieces that were fed and that no answer has told of. sent, taken: answers
-    that were delivered, and those that the client has taken; the latter is written by another thread.
-    closing: why the task ends, once its last token is fed. order, since, last_piece: the iterations in which
-    it came, got its row, and was fed a piece. arrived: when it was submitted, by the monotonic clock. copied:
-    where its memory is counted, if it is a copy of a row that it gave up. ended: whether its `Ended` was
-    said. penalties: of its logits, from its first draw on, if there are any. uniform: draws the next random
-    number. brings: whether the engine counts the bytes of the state of its task.
-    """
+    """A task on its way. The thread that submits the task makes it, and then the engine's thread has it."""
 
     def __init__(self, task: Task, session: Session) -> None:
-        self.task, self.arrived = task, time.monotonic()
-        self.row, self.fed, self.order, self.since, self.last_piece = -1, 0, 0, 0, 0
-        self.sent = self.taken = 0
-        self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)
-        self.count = 0
-        self.token, self.pending, self.paused = 0, False, False
-        self.copied: Copies | None = None
-        self.ended = self.brings = False
-        self.answers: list[Answer] = []
-        self.unsaid: Fed | None = None
-        self.closing: Reason | None = None
-        self.account: Account
         state = task.state
+        self.task = task
+        #: When it was submitted, by the monotonic clock.
+        self.arrived = time.monotonic()
+        #: Its place in the engine until its end.
+        self.place: Reservation
+        self.account: Account
+        #: The iterations in which it came, got its row, and was fed a piece.
+        self.order = 0
+        self.since = 0
+        self.last_piece = 0
+        #: Its row; -1 without one.
+        self.row = -1
+        #: The memory of its stream, if it gave up a row or has not had one yet.
         self.memory: Memory | None = None if state is None else state.memory
-        self.logits: np.ndarray | None = None if state is None else state.logits
-        self.known: float | None = None
+        #: Where its memory is counted, if that is a copy of a row that it gave up.
+        self.copied: Copies | None = None
+        #: How many of the task's tokens were fed.
+        self.fed = 0
+        #: As in `StreamState`, of the pieces; drawn tokens are written without padding.
         self.written = 0 if state is None else state.written
-        self.text: GrowingText | None = None
+        #: float32 [V] after the last fed token, if they are known and may still be wanted.
+        self.logits: np.ndarray | None = None if state is None else state.logits
+        #: log p of the next token, if a step has computed it already.
+        self.known: float | None = None
+        #: The last drawn tokens; all were fed but the very last, `token`, while `pending`.
+        self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)
+        #: How many tokens were drawn.
+        self.count = 0
+        self.token = 0
+        self.pending = False
+        #: Of its logits, from its first draw on, if there are any.
         self.penalties: Penalties | None = None
+        #: Draws the next random number.
         self.uniform: Callable[[], float]
+        self.text: GrowingText | None = None
+        #: Answers of this iteration.
+        self.answers: list[Answer] = []
+        #: Pieces that were fed and are in no answer yet.
+        self.unreported: Fed | None = None
+        #: Answers that were delivered.
+        self.sent = 0
+        #: Answers that the client has accepted; another thread writes this.
+        self.taken = 0
+        #: Whether it waits for its client to accept answers.
+        self.paused = False
+        #: Why the task ends, once its last token is fed.
+        self.closing: Reason | None = None
+        #: Whether its `Ended` was emitted.
+        self.ended = False
         if task.drawing is not None:
             drawing = task.drawing
             decoder = session.vocab.decoder()
@@ -75,18 +96,18 @@ class Running:
     def add(self, answer: Answer) -> None:
         """Adds an answer to those of this iteration.
 
-        Pieces of which only the length is known are kept back and added up: nobody waits for them, and each
-        delivery wakes the event loop. They are added with the last piece of the prompt, with every
-        `MOST_UNSAID` tokens, and before any other answer. So none is left when tokens are drawn.
+        Pieces of which only the length is known are kept back and added up: no client waits for them, and
+        each delivery wakes the event loop. They are added with the last piece of the prompt, with every
+        `MOST_UNREPORTED` tokens, and before any other answer. So none is left when tokens are drawn.
         """
-        unsaid, self.unsaid = self.unsaid, None
+        unreported, self.unreported = self.unreported, None
         if not isinstance(answer, Fed) or answer.log_probs is not None:
-            self.answers += [answer] if unsaid is None else [unsaid, answer]
+            self.answers += [answer] if unreported is None else [unreported, answer]
             return
-        if unsaid is not None:
-            answer = Fed(count=unsaid.count + answer.count, cached=unsaid.cached + answer.cached)
-        if self.prompt_left and answer.count < MOST_UNSAID:
-            self.unsaid = answer
+        if unreported is not None:
+            answer = Fed(count=unreported.count + answer.count, cached=unreported.cached + answer.cached)
+        if self.prompt_left and answer.count < MOST_UNREPORTED:
+            self.unreported = answer
         else:
             self.answers.append(answer)
 
@@ -107,14 +128,14 @@ class Running:
 
 @dataclass(eq=False)
 class Account:
-    """What one tenant has in an engine. served: its tokens, fed and drawn; a tenant that comes (back) begins
-    with the smallest number of those that are there. tasks: that have not ended. rows: how many of them have
-    one.
-    """
+    """What one tenant has in an engine."""
 
     tenant: str
+    #: Its tokens, fed and drawn; a tenant that comes (back) begins with the smallest number of the others.
     served: float = 0.0
+    #: Tasks that have not ended.
     tasks: int = 0
+    #: Tasks that have a row.
     rows: int = 0
     people: deque[Running] = field(default_factory=deque)
     bulk: deque[Running] = field(default_factory=deque)
@@ -159,3 +180,80 @@ class Copies:
     def clear(self) -> None:
         """Forgets all copies."""
         self._of.clear()
+
+
+class Queue:
+    """The tasks of all tenants that wait for a row."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        #: How many tasks wait.
+        self.count = 0
+        self._people = 0  # of them, without bulk
+
+    def enter(self, run: Running) -> None:
+        """Puts a new run at the end of its tenant's queue."""
+        tenant = run.task.tenant
+        account = self._accounts.get(tenant)
+        if account is None:
+            served = min((each.served for each in self._accounts.values()), default=0.0)
+            account = self._accounts[tenant] = Account(tenant, served)
+        account.tasks += 1
+        run.account = account
+        self.add(run)
+
+    def leave(self, run: Running) -> None:
+        """Notes that a run has ended that does not wait; a tenant without any is forgotten."""
+        run.account.tasks -= 1
+        if not run.account.tasks:
+            del self._accounts[run.account.tenant]
+
+    def add(self, run: Running, *, first: bool = False) -> None:
+        """Puts a run at the end of its tenant's queue, or in front of it."""
+        queue = run.account.queue(run.task.bulk)
+        (queue.appendleft if first else queue.append)(run)
+        self._counted(run, 1)
+
+    def remove(self, run: Running) -> None:
+        """Takes out a run that will not be served."""
+        run.account.queue(run.task.bulk).remove(run)
+        self._counted(run, -1)
+
+    def next(self, *, bulk: bool) -> Account | None:
+        """The account that is next: first one without a row, then the one that was served least."""
+        waits = [account for account in self._accounts.values() if account.queue(bulk)]
+        return min(waits, key=lambda a: (a.rows > 0, a.served, a.queue(bulk)[0].order), default=None)
+
+    def pop(self) -> Running:
+        """The run that gets the next row; it waits no longer."""
+        bulk = not self._people
+        account = self.next(bulk=bulk)
+        assert account is not None, "the queue is empty"
+        run = account.queue(bulk).popleft()
+        self._counted(run, -1)
+        return run
+
+    def _counted(self, run: Running, change: int) -> None:
+        self.count += change
+        self._people += 0 if run.task.bulk else change
+
+    def to_preempt(self, holders: Sequence[Running]) -> Running | None:
+        """The run to preempt for one that waits, or None. holders: the runs that have rows.
+
+        Bulk gives way to people. A tenant with several rows gives one to a tenant without any, and a tenant
+        who is a turn ahead gives one to a tenant with fewer.
+        """
+        bulk = not self._people
+        # A run that is closing leaves its row with the next step anyway.
+        holders = [run for run in holders if run.task.bulk >= bulk and run.closing is None]
+        if not bulk and (rows := [run for run in holders if run.task.bulk]):
+            return max(rows, key=lambda run: (run.account.served, run.order))
+        waits = self.next(bulk=bulk)
+        others = [run for run in holders if run.account is not waits]
+        if waits is None or not others:
+            return None
+        most = max((run.account for run in others), key=lambda account: (account.rows, account.served))
+        ahead = waits.served + TURN <= most.served and most.rows > waits.rows
+        if not (ahead or (waits.rows == 0 and most.rows > 1)):
+            return None
+        return min((run for run in others if run.account is most), key=lambda run: run.since)

@@ -12,7 +12,6 @@ import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.facts import QUEUED, Histogram
 from xl_export.serve.core.pieces import (
     Cache,
     Piece,
@@ -23,9 +22,9 @@ from xl_export.serve.core.pieces import (
     take_in,
 )
 from xl_export.serve.core.rows import Rows
-from xl_export.serve.core.running import Copies, Running
+from xl_export.serve.core.running import Copies, Queue, Running
 from xl_export.serve.core.sampling import Draws
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.settings import QUEUED, EngineSettings, Histogram
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import (
     NO_ROOM,
@@ -40,36 +39,33 @@ from xl_export.serve.core.task import (
     fault_line,
     fault_sentence,
 )
-from xl_export.serve.core.waiting import Waiting
 
 LOG = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """All tasks of an engine. Its methods are called on the engine's thread only.
-
-    runs: the tasks that have not ended. paused: those that wait for their clients. unread, given: the copies
-    of rows that were given up by those, and by tasks that gave way to others.
-    """
+    """All tasks of an engine. Its methods are called on the engine's thread only."""
 
     def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
         self._session, self._settings, self._cache = session, settings, cache
         self._segment = session.rule.segment
         self._end_of_document = session.vocab.special.end_of_document
-        self.rows, self.waiting = Rows(session, settings.rows), Waiting()
+        self.rows, self.queue = Rows(session, settings.rows), Queue()
         tensors = self.rows.memory.tensors.values()
         self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
         # Two budgets: slow clients, who fill theirs, do not keep others from a row.
-        self.unread = Copies(self.row_bytes, settings.state_bytes, shared=True)
-        self.given = Copies(self.row_bytes, settings.state_bytes, shared=False)
+        self.paused_copies = Copies(self.row_bytes, settings.state_bytes, shared=True)
+        self.preempted_copies = Copies(self.row_bytes, settings.state_bytes, shared=False)
+        #: The tasks that have not ended.
         self.runs: dict[Task, Running] = {}
+        #: Those that wait for their clients.
         self.paused: set[Running] = set()
-        self._said: list[Running] = []  # runs with answers that are not delivered yet
+        self._emitting: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._draws = Draws([], session.vocab.size, None)
-        self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
+        self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.preempted = 0
         self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
-        self.told_seconds = 0.0  # of the present step, in which answers were handed out
+        self.delivery_seconds = 0.0  # of the present step, in which answers were handed out
         self.ended: Counter[str] = Counter()
 
     @property
@@ -80,13 +76,13 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether an iteration would do anything."""
-        return bool(self.rows.runs or len(self.waiting) or self._said)
+        return bool(self.rows.runs or self.queue.count or self._emitting)
 
     def enter(self, run: Running) -> None:
         """Lets a new run wait for a row."""
         self.runs[run.task] = run
         run.order = self.iterations
-        self.waiting.enter(run)
+        self.queue.enter(run)
 
     def cancel(self, run: Running, reason: Reason) -> None:
         """Ends a run where it is; with the state of its stream, where that is kept."""
@@ -109,7 +105,7 @@ class Scheduler:
         if run in self.paused:
             self.paused.remove(run)
             run.paused = False
-            self.waiting.add(run, first=True)
+            self.queue.add(run, first=True)
 
     def fail_all(self, error: BaseException, runs: Sequence[Running] = ()) -> None:
         """Ends all runs after a fault of the engine itself, also some that have not entered yet."""
@@ -119,12 +115,12 @@ class Scheduler:
                 continue
             run.row, run.memory, run.copied, run.ended = -1, None, None, True
             self.ended["failed"] += 1
-            self._say(
+            self._emit(
                 run, Ended(reason="failed", error=f"the server failed ({fault_line(error)}); ask again.")
             )
         self.rows.clear()
-        self.waiting = Waiting()
-        for gathered in (self.runs, self.paused, self._ready, self.unread, self.given):
+        self.queue = Queue()
+        for gathered in (self.runs, self.paused, self._ready, self.paused_copies, self.preempted_copies):
             gathered.clear()
 
     def iterate(self) -> Delivery:
@@ -139,17 +135,17 @@ class Scheduler:
     # Who has a row.
 
     def _place(self) -> None:
-        """Gives rows to waiting runs, also rows that others have to give up."""
-        waiting, rows = self.waiting, self.rows
-        while len(waiting):
+        """Gives rows to queued runs, also by preempting others."""
+        queue, rows = self.queue, self.rows
+        while queue.count:
             if not rows.free:
-                victim = waiting.victim(rows.runs)
-                if victim is None or not self.given.has_room(victim.task.tenant):
+                preempted = queue.to_preempt(rows.runs)
+                if preempted is None or not self.preempted_copies.has_room(preempted.task.tenant):
                     return
-                self.parked += 1
-                self._park(victim, self.given)
-                waiting.add(victim, first=True)
-            self._admit(waiting.take())
+                self.preempted += 1
+                self._give_up_row(preempted, self.preempted_copies)
+                queue.add(preempted, first=True)
+            self._admit(queue.pop())
 
     def _admit(self, run: Running) -> None:
         task, memory = run.task, run.memory
@@ -159,7 +155,7 @@ class Scheduler:
                 run.fed, run.logits, run.written = state.position, state.logits, state.written
                 memory = state.memory
                 self.cached += run.fed
-                self._say(run, Fed(count=run.fed, cached=run.fed))
+                self._emit(run, Fed(count=run.fed, cached=run.fed))
         self.rows.admit(run, memory)
         self._forget_memory(run)
         if not (run.since or task.bulk):  # it has a row for the first time
@@ -173,7 +169,7 @@ class Scheduler:
         else:
             self._ready.append(run)
 
-    def _park(self, run: Running, copies: Copies) -> None:
+    def _give_up_row(self, run: Running, copies: Copies) -> None:
         """Takes a run out of its row, with its memory."""
         run.memory = self.rows.taken_out(run)
         copies.add(run)
@@ -193,7 +189,7 @@ class Scheduler:
         """The answer of the session to a step of neighbouring rows; None where it failed, with its tasks."""
         first, last = runs[0].row, runs[-1].row + 1
         self.steps += 1
-        began, self.told_seconds = time.perf_counter(), 0.0
+        began, self.delivery_seconds = time.perf_counter(), 0.0
         try:
             return compute(self.rows.part(first, last))
         except Exception as error:
@@ -203,7 +199,7 @@ class Scheduler:
                 self._end(run, "failed", error=fault_sentence(error))
             return None
         finally:
-            self.model_seconds += time.perf_counter() - began - self.told_seconds
+            self.model_seconds += time.perf_counter() - began - self.delivery_seconds
 
     def _decode(self) -> tuple[list[Running], np.ndarray]:
         """Feeds the last token of each decoding row; the runs that draw another one, and their logits."""
@@ -251,7 +247,7 @@ class Scheduler:
         if fed is None:
             self._fail(run, NOT_FINITE)
             return
-        self._say(run, fed)
+        self._emit(run, fed)
         task = run.task
         if self._cache is not None and task.cached and task.state is None and not task.score:
             keep_prefix(self._cache, run, self.rows, self._segment, self.row_bytes)
@@ -275,7 +271,7 @@ class Scheduler:
             return
         if runs != self._draws.runs:
             self._draws = Draws(runs, self._session.vocab.size, self._end_of_document)
-        draws, said = self._draws, self._said
+        draws, emitting = self._draws, self._emitting
         tokens = draws.draw(logits)
         self.drawn += len(tokens)
         for account, count in draws.accounts:
@@ -298,7 +294,7 @@ class Scheduler:
             if log_probs:
                 answer.log_prob, answer.likeliest = log_probs.get(row), likely.get(row)
             if not run.answers:
-                said.append(run)
+                emitting.append(run)
             run.answers.append(answer)
             if (ended := text.ended) is not None:
                 if run.task.keep:
@@ -349,27 +345,27 @@ class Scheduler:
         elif run in self.paused:
             self.paused.remove(run)
         else:
-            self.waiting.remove(run)
-        self.waiting.leave(run)
+            self.queue.remove(run)
+        self.queue.leave(run)
         self._forget_memory(run)
         run.ended = True
         del self.runs[run.task]
         self.ended[reason] += 1
         cut = reason in ("cancelled", "stopped", "failed")
         held = run.text.held if run.text is not None and cut else ""
-        self._say(run, Ended(reason=reason, text=held, state=state, error=error))
+        self._emit(run, Ended(reason=reason, text=held, state=state, error=error))
 
-    def _say(self, run: Running, answer: Answer) -> None:
+    def _emit(self, run: Running, answer: Answer) -> None:
         silent = not run.answers
         run.add(answer)
         if silent and run.answers:
-            self._said.append(run)
+            self._emitting.append(run)
 
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""
-        said, self._said = self._said, []
+        emitting, self._emitting = self._emitting, []
         delivery, slow, unread = [], [], self._settings.unread
-        for run in said:
+        for run in emitting:
             answers, run.answers = run.answers, []
             if answers:
                 delivery.append((run.task, answers))
@@ -381,11 +377,11 @@ class Scheduler:
         return delivery
 
     def _pause(self, run: Running) -> None:
-        if not self.unread.has_room(run.task.tenant):
+        if not self.paused_copies.has_room(run.task.tenant):
             self._close(run, "cancelled", error=NO_ROOM)
             return
         try:
-            self._park(run, self.unread)
+            self._give_up_row(run, self.paused_copies)
         except MemoryError as error:
             self._end(run, "failed", error=fault_sentence(error))
             return

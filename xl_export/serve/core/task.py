@@ -82,7 +82,7 @@ class Likeliest:
 @dataclass(frozen=True, kw_only=True)
 class Fed:
     """Some of the task's own tokens were fed, or found in the prefix cache: one piece where `Task.score`, and
-    otherwise all pieces of which no answer has told yet.
+    otherwise all pieces that no answer has reported yet.
 
     count: of the tokens. cached: how many of them were found. log_probs: float32 [count] in nats where
     `Task.score`, NaN where a token's is not known; None otherwise. likeliest: where `Task.top`.
@@ -112,7 +112,7 @@ class Drawn:
 class Ended:
     """The last answer of every task, whatever happened. text: what was held back for a stop string.
 
-    state: of the stream after all tokens that the answers have told of, where `Task.keep`; for `cancelled`
+    state: of the stream after all tokens that the answers have reported, where `Task.keep`; for `cancelled`
     and `stopped` too. error: one sentence, where the reason is `failed`, or the engine itself has cancelled.
     """
 
@@ -132,7 +132,7 @@ def fault_line(error: BaseException) -> str:
 
 
 def fault_sentence(error: Exception) -> str:
-    """What the client of a task is told that failed with this error."""
+    """The sentence for the client of a task that failed with this error."""
     if isinstance(error, UserError):
         return str(error)
     return (

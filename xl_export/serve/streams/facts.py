@@ -1,4 +1,4 @@
-"""What a store of streams is told, tells, and refuses."""
+"""The settings of a store of streams, what it reports, and what it refuses."""
 
 from __future__ import annotations
 

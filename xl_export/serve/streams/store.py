@@ -52,7 +52,7 @@ class Upload(NamedTuple):
 
 class StreamStore:
     """Streams by id, each of one owner. All methods may be called from any thread; those that may use the
-    disk say so, and belong into a thread of their own.
+    disk say so, and belong in a thread of their own.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class StreamStore:
             stream, damaged = self._index.streams.get(name), self._index.damaged.get(name)
         if damaged is not None and damaged.concerns(owner):
             raise DamagedStreamError(name)
-        if stream is None or stream.owner != owner:  # whether it is somebody else's is not told
+        if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
             raise no_stream(name)
         return stream
 

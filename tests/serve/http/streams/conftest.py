@@ -28,10 +28,15 @@ def keeping(artefacts: dict[str, Path]) -> Keeping:
 
     @contextmanager
     def keep(
-        folder: Path | None, *, rows: int = 4, store: StoreSettings | None = None, **options: Any
+        folder: Path | None,
+        *,
+        rows: int = 4,
+        limits: Limits = LIMITS,
+        store: StoreSettings | None = None,
+        **options: Any,
     ) -> Iterator[Running]:
         opened = sources(("tiny", artefacts["ring"]), rows=rows)
-        with running(opened, limits=LIMITS, state=folder, stream_limits=store, **options) as server:
+        with running(opened, limits=limits, state=folder, stream_limits=store, **options) as server:
             yield server
 
     return keep

@@ -23,8 +23,8 @@ def shared(keeping: Keeping, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server for four requests and six WebSockets, of which two tenants may have half."""
     keys = keys_of([f"anna {ANNA}", f"bert {BERT}"], "keys")
     folder = tmp_path_factory.mktemp("shared")
-    with keeping(folder, read_keys=lambda: keys) as server:
-        server.server.limits = replace(LIMITS, requests=4, sockets=6)
+    limits = replace(LIMITS, requests=4, sockets=6)
+    with keeping(folder, read_keys=lambda: keys, limits=limits) as server:
         yield server
 
 

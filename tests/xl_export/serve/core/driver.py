@@ -70,7 +70,7 @@ class Driver:
         scheduler, rows = self.scheduler, self.scheduler.rows
         assert [run.row for run in rows.runs] == list(range(len(rows.runs)))
         assert 0 <= rows.decoding <= len(rows.runs) <= rows.memory.batch
-        elsewhere = len(scheduler.waiting) + len(scheduler.paused)
+        elsewhere = scheduler.queue.count + len(scheduler.paused)
         assert len(scheduler.runs) == len(rows.runs) + elsewhere
         assert all(run.prompt_left == 0 for run in rows.runs[: rows.decoding])
         accounts = {run.account for run in scheduler.runs.values()}

@@ -19,13 +19,13 @@ from runtimes.contract.session import Session
 from tests.architectures import ARCHITECTURES
 from tests.xl_export.serve.core.driver import Driver, any_task, said
 from xl_export.artefact.export import export
+from xl_export.serve.core.admission import Busy
 from xl_export.serve.core.drive import answers_of, cost_of
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows
-from xl_export.serve.core.waiting import Busy
 
 
 class Held:

@@ -31,7 +31,7 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
     """Such a task would be paused with its last answers: its row must not be given up a second time."""
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2, unread=3), deliver=clients.deliver)
-    monkeypatch.setattr(engine._scheduler.waiting, "victim", fails)  # as soon as a third task waits
+    monkeypatch.setattr(engine._scheduler.queue, "to_preempt", fails)  # as soon as a third task waits
     engine.start()
     for task in (tasks := [endless(), endless(), endless()]):
         engine.submit(task)
@@ -40,7 +40,7 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
     engine.submit(last := Task(tokens=np.arange(3)))
     assert reasons(clients, last) == ["length"]
     engine.stop(within=60)
-    assert not engine._door._taken
+    assert not engine._admission._places
 
 
 def test_the_unread_answers_of_a_failed_task_do_not_pause_it(session: Session) -> None:

@@ -114,7 +114,7 @@ def cancel_at_random(session: Session, pool: list[tuple[Task, list[object]]], co
                     assert told == alone[: len(told)]
     driver.iterate()
     scheduler = driver.scheduler
-    assert (scheduler.rows.free, len(scheduler.waiting), scheduler.outside) == (rows, 0, 0)
+    assert (scheduler.rows.free, scheduler.queue.count, scheduler.outside) == (rows, 0, 0)
     assert sum(scheduler.ended.values()) > count
     task, alone = pool[0]
     driver.run(last := again(task))

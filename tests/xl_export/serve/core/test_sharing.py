@@ -30,7 +30,7 @@ def test_many_tasks_of_one_tenant_do_not_delay_another_tenants_first(session: Se
     driver.iterate(15)
     assert driver.at[one][0] - began <= 2
     assert driver.at[one][-1] - began <= 15
-    assert driver.scheduler.parked == 1
+    assert driver.scheduler.preempted == 1
     driver.run()
     assert sum(driver.scheduler.queued.counts) == 61, "a task that gives up its row is not counted again"
     alone = Driver(session, rows=1)
@@ -43,7 +43,7 @@ def test_rows_are_shared_by_what_was_served_and_not_by_who_asks_most(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both tenants always have tasks, and in the end each has about half of the tokens."""
-    monkeypatch.setattr("xl_export.serve.core.waiting.TURN", 60)
+    monkeypatch.setattr("xl_export.serve.core.running.TURN", 60)
     driver = Driver(session, rows=4)
     driver.submit(
         *(drawing_task("many", 60) for _ in range(60)), *(drawing_task("few", 5) for _ in range(300))
@@ -52,17 +52,17 @@ def test_rows_are_shared_by_what_was_served_and_not_by_who_asks_most(
     served = {run.account.tenant: run.account.served for run in driver.scheduler.runs.values()}
     assert sum(served.values()) > 900
     assert abs(served["many"] - served["few"]) <= 120
-    assert driver.scheduler.parked < 20  # nobody is pushed in and out all the time
+    assert driver.scheduler.preempted < 20  # nobody is pushed in and out all the time
 
 
 def test_a_single_row_is_shared_in_turns(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xl_export.serve.core.waiting.TURN", 20)
+    monkeypatch.setattr("xl_export.serve.core.running.TURN", 20)
     driver = Driver(session, rows=1)
     driver.submit(long := drawing_task("a", 80), other := drawing_task("b", 80))
     driver.iterate(60)
     assert min(len(driver.tokens(task)) for task in (long, other)) > 15
     driver.run()
-    assert 2 <= driver.scheduler.parked <= 6
+    assert 2 <= driver.scheduler.preempted <= 6
     alone = Driver(session, rows=1)
     alone.run(same := drawing_task("a", 80))
     assert driver.tokens(long) == alone.tokens(same)
@@ -106,7 +106,7 @@ def test_a_prompt_is_told_of_once_with_all_that_was_fed(session: Session, cancel
 def test_what_was_fed_of_a_long_prompt_is_told_now_and_then(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "MOST_UNSAID", 20)
+    monkeypatch.setattr(running, "MOST_UNREPORTED", 20)
     driver = Driver(session, rows=2, prompt_tokens=8)
     driver.run(long := drawing_task("a", 1, prompt=60))
     assert [answer.count for answer in driver.answers[long] if isinstance(answer, Fed)] == [24, 24, 12]
@@ -117,7 +117,7 @@ def test_a_prompt_that_gives_its_row_to_others_is_told_of_whole(session: Session
     driver.submit(bulk := drawing_task("a", 1, prompt=60, bulk=True))
     driver.iterate(3)
     driver.run(drawing_task("b", 2))
-    assert driver.scheduler.parked == 1
+    assert driver.scheduler.preempted == 1
     assert [answer.count for answer in driver.answers[bulk] if isinstance(answer, Fed)] == [60]
 
 
@@ -132,7 +132,7 @@ def test_bulk_gives_its_rows_to_people_between_two_pieces_and_goes_on_afterwards
     driver.submit(*people)
     driver.iterate(4)
     assert driver.at[people[0]][0] - began == 1
-    assert driver.scheduler.parked == 2
+    assert driver.scheduler.preempted == 2
     driver.run()
     last = max(driver.at[task][-1] for task in people)
     assert min(driver.at[task][-1] for task in bulk) > last

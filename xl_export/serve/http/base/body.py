@@ -17,7 +17,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spe
 COUNTED = 1 << 17  # bytes of a body whose values are counted before they are made
 WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fraction of a millisecond
 FIELDS = 8  # values that belong to one list or object, beside token ids
-LONGEST_NAME = 60  # characters of a field's name that are told or compared
+LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
 KINDS = {  # how messages name msgspec's types
     "int": "an integer",

@@ -14,10 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from xl_export.serve.core.admission import Busy, Reservation, StoppedError
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.facts import Histogram
+from xl_export.serve.core.settings import Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
-from xl_export.serve.core.waiting import Busy, Held, Places, StoppedError
 from xl_export.serve.http.base.errors import RefusedError, busy
 
 Pass = Callable[[Drawn], bool]
@@ -55,7 +55,7 @@ class Figures:
 class Bridge:
     """Gives what an engine delivers to the inboxes of one event loop.
 
-    unread: as in the settings of the engine. What was taken is told to the engine in eighths of it.
+    unread: as in the settings of the engine. What was accepted is reported to the engine in eighths of it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, unread: int = 256) -> None:
@@ -92,9 +92,9 @@ class Bridge:
                         figures.note_tokens(gap, times)
                     gap, times, figures = now - listener.last, 0, inbox.figures
                 listener.last, times = now, times + 1
-                listener.untold = untold = listener.untold + 1
-                if untold >= step:
-                    inbox.tell(task, listener)
+                listener.unacknowledged = unacknowledged = listener.unacknowledged + 1
+                if unacknowledged >= step:
+                    inbox.acknowledge(task, listener)
                 continue
             inbox.note(listener, answers, now, draws=task.drawing is not None)
             if answer.__class__ is Ended:
@@ -110,16 +110,19 @@ class Bridge:
 
 
 class Listener:
-    """Where the answers of one task go. pass_on: writes a drawn token to the client at once, and returns
-    False where it would have to wait, or there is no such way; then it has changed nothing. untold: answers
-    that were taken and of which the engine does not know it. last: when the last drawn token arrived.
-    """
+    """Where the answers of one task go."""
 
-    __slots__ = ("inbox", "last", "pass_on", "untold")
+    __slots__ = ("inbox", "last", "pass_on", "unacknowledged")
 
     def __init__(self, inbox: Inbox) -> None:
-        self.inbox, self.untold, self.last = inbox, 0, 0.0
+        self.inbox = inbox
+        #: Writes a drawn token to the client at once. Returns False, and has changed nothing, if it would
+        #: have to wait or there is no such way.
         self.pass_on: Pass = _never
+        #: Answers that were accepted, which the engine does not know yet.
+        self.unacknowledged = 0
+        #: When the last drawn token arrived.
+        self.last = 0.0
 
 
 @contextlib.contextmanager
@@ -136,22 +139,22 @@ def refusing() -> Iterator[None]:
 
 
 class Inbox:
-    """The answers of some tasks of one engine. Leaving its `with` block cancels those that have not ended.
-
-    arrived: answers that nobody has taken. open: whether the request waits and nothing has arrived, so that
-    tokens may be passed on. running: the tasks that have not ended. figures: to which its tokens and times
-    are added.
-    """
+    """The answers of some tasks of one engine. Leaving its `with` block cancels those that have not ended."""
 
     def __init__(self, bridge: Bridge, engine: Engine, figures: Figures) -> None:
-        self._bridge, self._engine, self.figures = bridge, engine, figures
+        self._bridge = bridge
+        self._engine = engine
+        #: To which its tokens and times are added.
+        self.figures = figures
         self._began = time.monotonic()
         self._answers = False  # whether a token has been drawn or scored
         self._waiting: asyncio.Future[None] | None = None
-        self._places: Places | None = None
-        self._held: list[Held] = []
+        self._reserved: list[Reservation] = []
+        #: Whether the request waits and nothing has arrived, so that tokens may be passed on.
         self.open = False
+        #: Answers that the request has not got yet.
         self.arrived: Delivery = []
+        #: The tasks that have not ended.
         self.running: dict[Task, Listener] = {}
 
     def __enter__(self) -> Inbox:
@@ -159,40 +162,32 @@ class Inbox:
 
     def __exit__(self, *_: object) -> None:
         self.figures.whole.observe(time.monotonic() - self._began)
-        if self._places is not None:
-            self._places.release()
-        for held in self._held:
-            held.release()
+        for reservation in self._reserved:
+            reservation.release()
         for task in self.running:
             self._engine.cancel(task)
             self._bridge.listeners.pop(task, None)
 
-    def reserve(self, count: int, tenant: str) -> None:
-        """Takes places for all tasks that this request will submit, so that none of them is refused later;
-        raises RefusedError where the queue has not so many now, UserError where it never has.
+    def reserve(self, tasks: int, tenant: str, *, states: int = 0) -> Reservation:
+        """Places for tasks that this request will submit, and memory for states that it will keep, until it
+        is released or the inbox is left. Raises RefusedError if there is not so much now, UserError if there
+        never is.
         """
         with refusing():
-            self._places = self._engine.reserve(count, tenant=tenant)
+            reservation = self._engine.reserve(tasks, tenant=tenant, states=states)
+        self._reserved.append(reservation)
+        return reservation
 
-    def hold(self, states: int) -> Held:
-        """Memory for so many states that this request keeps between its tasks, until the inbox is left or it
-        is released; raises RefusedError where there is not so much now, UserError where there never is.
-        """
-        with refusing():
-            held = self._engine.hold(states)
-        self._held.append(held)
-        return held
+    def submit(self, task: Task, reserved: Reservation | None = None) -> None:
+        """Gives a task to the engine. reserved: has its place, the memory of its state, or both.
 
-    def submit(self, task: Task, *, held: bool = False) -> None:
-        """Gives a task to the engine. held: whether its state is one for which `hold` was called.
-
-        Raises RefusedError where the queue is full and no place was reserved, or where the states fill their
-        memory, UserError where the task cannot be done.
+        Raises RefusedError if the queue or the memory for states is full, UserError if the task cannot be
+        done.
         """
         self._bridge.listeners[task] = listener = Listener(self)
         try:
             with refusing():
-                self._engine.submit(task, self._places, held=held)
+                self._engine.submit(task, reserved)
         except BaseException:
             del self._bridge.listeners[task]
             raise
@@ -216,10 +211,10 @@ class Inbox:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def tell(self, task: Task, listener: Listener) -> None:
-        """Tells the engine how much of a task's answers was taken."""
-        self._engine.taken(task, listener.untold)
-        listener.untold = 0
+    def acknowledge(self, task: Task, listener: Listener) -> None:
+        """Reports to the engine how many of a task's answers were accepted."""
+        self._engine.taken(task, listener.unacknowledged)
+        listener.unacknowledged = 0
 
     async def get(self) -> Delivery:
         """All answers that have arrived since the last call; waits for at least one.
@@ -238,15 +233,15 @@ class Inbox:
         return arrived
 
     def _take(self, arrived: Delivery) -> None:
-        """Tells the engine now and then how much was taken."""
+        """Reports to the engine now and then how much was accepted."""
         running, step = self.running, self._bridge.step
         for task, answers in arrived:
             listener = running[task]
-            listener.untold += len(answers)
+            listener.unacknowledged += len(answers)
             if answers[-1].__class__ is Ended:
                 del running[task]
-            elif listener.untold >= step:
-                self.tell(task, listener)
+            elif listener.unacknowledged >= step:
+                self.acknowledge(task, listener)
 
     def note(self, listener: Listener, answers: list[Answer], now: float, *, draws: bool) -> None:
         """Called by the bridge when answers arrive that are not passed on: adds them to the figures.

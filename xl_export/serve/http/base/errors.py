@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be served: one sentence, in the form of OpenAI's errors."""
+"""The answer to a request that cannot be served: one sentence, in the form of OpenAI's errors."""
 
 from __future__ import annotations
 

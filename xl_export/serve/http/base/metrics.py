@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from xl_export.serve.core.facts import QUEUED, Histogram
+from xl_export.serve.core.settings import QUEUED, Histogram
 from xl_export.serve.http.base.bridge import Figures
 from xl_export.serve.http.base.limits import Load
 from xl_export.serve.http.base.models import Model

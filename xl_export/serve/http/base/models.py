@@ -116,7 +116,7 @@ class Model:
         yield "prefix_cache_hits_total", "Tokens that the prefix cache had.", facts.tokens_cached
         asked = facts.tokens_fed + facts.tokens_cached
         yield "prefix_cache_queries_total", "Tokens that could have been in the prefix cache.", asked
-        yield "num_preemptions_total", "How often a task gave up its row.", facts.parked
+        yield "num_preemptions_total", "How often a task gave up its row.", facts.preempted
         if self.cache is not None:
             held = self.cache.facts
             yield "prefix_cache_states", "States that the prefix cache holds.", held.states

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from runtimes.base.errors import UserError
+from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
@@ -27,7 +28,7 @@ from xl_export.serve.http.openai.writing import (
     usage,
 )
 
-TOLD = 16  # how much more work a token with its log-probability is than a byte of text
+TOKEN_WORK = 16  # how much more work a token with its log-probability is than a byte of text
 
 
 async def completions(exchange: Exchange, body: CompletionBody) -> None:
@@ -87,6 +88,7 @@ class Completion:
         self._feeding: dict[Task, int] = {}  # the prompt of each task that only feeds one
         self._choosing: dict[Task, tuple[Choice, _Prompt]] = {}
         self._choices: list[Choice] = []
+        self._reserved: Reservation  # of all tasks
         self._ready = bytearray()  # events that have not been sent
 
     async def run(self) -> None:
@@ -96,10 +98,10 @@ class Completion:
             try:
                 plan = self._plan  # a prompt with several choices is fed by a task of its own
                 each = plan.best_of + (plan.best_of > 1)
-                if plan.best_of > 1:
-                    inbox.hold(len(self._prompts))
-                inbox.reserve(len(self._prompts) * each, self._tenant)
-                for prompt in range(len(self._prompts)):
+                count = len(self._prompts)
+                states = count if plan.best_of > 1 else 0
+                self._reserved = inbox.reserve(count * each, self._tenant, states=states)
+                for prompt in range(count):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
                     refusal = await self._take_all(inbox, await inbox.get())
@@ -135,7 +137,7 @@ class Completion:
             self._choosing[task] = choices[0], prompt
         else:
             self._feeding[task] = number
-        inbox.submit(task)
+        inbox.submit(task, self._reserved)
 
     async def _submit_choices(self, inbox: Inbox, number: int, ended: Ended) -> None:
         """The choices of a prompt that has been fed."""
@@ -153,7 +155,7 @@ class Completion:
                 tenant=self._tenant,
             )
             self._choosing[task] = choice, self._prompts[number]
-            inbox.submit(task, held=True)
+            inbox.submit(task, self._reserved)
 
     @property
     def _top(self) -> int:
@@ -167,7 +169,7 @@ class Completion:
 
     def _size_of(self, tokens: int) -> int:
         """How much work it is to tell of so many tokens; see `aside`."""
-        return tokens * (1 if self._plan.log_probs is None else TOLD * (1 + self._plan.log_probs))
+        return tokens * (1 if self._plan.log_probs is None else TOKEN_WORK * (1 + self._plan.log_probs))
 
     async def _take_all(self, inbox: Inbox, delivery: Delivery) -> RefusedError | UserError | None:
         """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
@@ -177,7 +179,7 @@ class Completion:
                 await self._take(inbox, task, answers)
             except (RefusedError, UserError) as refusal:
                 first = first or refusal
-            if self._plan.log_probs is not None:  # many choices are told of in many small parts
+            if self._plan.log_probs is not None:  # many choices make many small events
                 await asyncio.sleep(0)
         return first
 

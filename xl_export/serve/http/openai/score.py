@@ -17,9 +17,9 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
+from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
-from xl_export.serve.core.waiting import Held
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation, doc
 from xl_export.serve.http.base.encoding import json_steps, texts_of
@@ -28,7 +28,7 @@ from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside
-from xl_export.serve.http.openai.completions import TOLD
+from xl_export.serve.http.openai.completions import TOKEN_WORK
 from xl_export.serve.http.openai.writing import Usage, usage
 
 AT_ONCE = 64  # texts of one request that the engine has at once
@@ -190,7 +190,7 @@ class Scoring:
                             if task in self._kept:
                                 self._kept.pop(task).leave()
         self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
-        size = len(self._rows) + (TOLD * self._tokens if self._each else 0)
+        size = len(self._rows) + (TOKEN_WORK * self._tokens if self._each else 0)
         await self._exchange.document(await aside(size, self._tenant, self._answer))
 
     def _answer(self) -> Steps[bytes]:
@@ -205,17 +205,18 @@ class Scoring:
         return head + b',"data":[' + b",".join(data) + b'],"usage":' + used + b"}"
 
     def _submit(self, inbox: Inbox, task: Task) -> None:
-        """Submits a task; for the state of a context memory is held until all texts that follow it ended."""
+        """Submits a task. The state of a context has its memory until all texts that follow it have ended."""
         if task not in self._contexts:
-            inbox.submit(task, held=task.state is not None)
+            kept = self._kept.get(task)
+            inbox.submit(task, None if kept is None else kept.memory)
             return
-        held = inbox.hold(1)
+        memory = inbox.reserve(0, self._tenant, states=1)
         try:
             inbox.submit(task)
         except BaseException:
-            held.release()
+            memory.release()
             raise
-        self._kept[task] = _Kept(held, len(self._contexts[task]))
+        self._kept[task] = _Kept(memory, len(self._contexts[task]))
 
     def _first_tasks(self) -> Iterator[Task]:
         """The texts without context, and a task for each context."""
@@ -280,16 +281,17 @@ class Scoring:
 
 @dataclass
 class _Kept:
-    """The memory of a context's state. left: the texts that follow it and have not ended."""
+    """The memory of a context's state."""
 
-    held: Held
+    memory: Reservation
+    #: The texts that follow the context and have not ended.
     left: int
 
     def leave(self) -> None:
         """Notes that one of the texts has ended."""
         self.left -= 1
         if not self.left:
-            self.held.release()
+            self.memory.release()
 
 
 def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:

@@ -179,13 +179,13 @@ class LikelyToken(TypedDict):
     bits: Annotated[float, doc("The surprisal of the token in bits.")]
 
 
-class _Told(TypedDict):
+class _Tokens(TypedDict):
     appended: Annotated[int, doc("How many of these tokens were fed; the others were drawn.")]
     tokens: Annotated[list[int], doc("The ids of the tokens.")]
     texts: Annotated[list[str], doc("The text of each token.")]
 
 
-class _ToldMore(_Told, total=False):
+class _ScoredTokens(_Tokens, total=False):
     bits: Annotated[
         list[float | None],
         doc("The surprisal of each token in bits; null for a token with nothing before it."),
@@ -196,7 +196,7 @@ class _ToldMore(_Told, total=False):
     ]
 
 
-class AppendResult(_ToldMore):
+class AppendResult(_ScoredTokens):
     """The stream after an append, and what its tokens were worth."""
 
     object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
@@ -205,7 +205,7 @@ class AppendResult(_ToldMore):
     counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
 
 
-class _Continued(_ToldMore):
+class _Continued(_ScoredTokens):
     object: Annotated[Literal["stream.continue"], doc("The kind of this document.")]
     stream: Annotated[StreamDocument, doc("The stream after this request.")]
     total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
@@ -221,7 +221,7 @@ class ContinueResult(_Continued, total=False):
     error: Annotated[str, doc("Why the server ended the continuation; absent if it did not.")]
 
 
-class ContinueChunk(_ToldMore):
+class ContinueChunk(_ScoredTokens):
     """One server-sent event while a stream is continued. The last event is a ContinueResult, which has the
     rest; after it comes `[DONE]`.
     """
@@ -253,7 +253,7 @@ def deleted_document(name: str) -> dict[str, Any]:
     return {"id": name, "object": "stream", "deleted": True}
 
 
-class Told:
+class TokenReport:
     """Collects tokens with their texts and surprisals, in the order of the stream.
 
     before: int64 [N], the tokens before the first one. surprisal: whether surprisals are wanted.

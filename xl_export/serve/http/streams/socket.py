@@ -157,7 +157,7 @@ class Conversation:
 
         cancelled: whether a `cancel` for it has come already.
         """
-        if op == "continue":  # it is told as it goes on
+        if op == "continue":  # its tokens are sent as they are drawn
             body.stream = True
 
         async def each(document: dict[str, Any]) -> None:

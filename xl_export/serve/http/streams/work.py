@@ -25,7 +25,7 @@ from xl_export.serve.http.streams.documents import (
     CreateBody,
     ElsewhereError,
     Fields,
-    Told,
+    TokenReport,
     deleted_document,
     drawing_in,
     facts_document,
@@ -38,7 +38,7 @@ from xl_export.serve.streams.unserved import Holds
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
-TOLD = 16  # how much more work a token with its surprisal is than a byte of text
+TOKEN_WORK = 16  # how much more work a token with its surprisal is than a byte of text
 KEPT: set[asyncio.Task[Any]] = set()  # event loops forget tasks that nobody keeps
 
 
@@ -80,7 +80,7 @@ class StreamWork:
         with self._store.unwritten.one(self.tenant):
             tokens = await self._tokens(body, needed=False)
             self._store.refuse_more(self.tenant)
-            told = self._told(np.empty(0, np.int64), body)
+            report = self._report(np.empty(0, np.int64), body)
             state = self._fresh()
             if len(tokens):
                 task = Task(
@@ -90,29 +90,34 @@ class StreamWork:
                     keep=True,
                     tenant=self.tenant,
                 )
-                state = whole(await self._perform(task, told))
+                state = whole(await self._perform(task, report))
             facts = await on_disk(self.tenant, self._store.create, self.tenant, state)
-        return {"object": "stream.append", "stream": self._facts(facts, state), **_sums(told), **told.take()}
+        return {
+            "object": "stream.append",
+            "stream": self._facts(facts, state),
+            **_sums(report),
+            **report.take(),
+        }
 
     async def append(self, name: str, body: AppendBody) -> Document:
         """Feeds tokens to a stream, and tells how surprising each of them was."""
         tokens = await self._tokens(body, needed=True)
         with self._operation(name, body.position) as operation:
             before = await self._state(operation)
-            told = self._told(before.tail, body)
-            state = whole(await self._perform(self._appending(before, tokens, body.alternatives), told))
+            report = self._report(before.tail, body)
+            state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
             await on_disk(self.tenant, operation.commit, state, appended=tokens)
             return {
                 "object": "stream.append",
                 "stream": self._facts(operation.facts, state),
-                **_sums(told),
-                **told.take(),
+                **_sums(report),
+                **report.take(),
             }
 
     async def continue_(self, name: str, body: ContinueBody, each: Each | None = None) -> Document:
         """Feeds tokens to a stream, if there are any, and lets it go on.
 
-        each: called with what is new, as long as the client is there; then the answer has only what is told
+        each: called with what is new, as long as the client is there; then the answer has only what is known
         at the end.
         """
         tokens = await self._tokens(body, needed=False)
@@ -123,7 +128,7 @@ class StreamWork:
                 raise RefusedError(
                     "nothing tells how the stream goes on; append a token to it, or give text.", param="text"
                 )
-            told = self._told(before.tail, body)
+            report = self._report(before.tail, body)
             task = Task(
                 tokens=tokens,
                 state=before,
@@ -134,7 +139,7 @@ class StreamWork:
                 tenant=self.tenant,
             )
             texts: list[str] = []
-            ended = await self._perform(task, told, texts, each)
+            ended = await self._perform(task, report, texts, each)
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
             assert state is not None, "the task keeps its state"
             if state is not before:
@@ -146,8 +151,8 @@ class StreamWork:
                 **({"error": ended.error} if ended.error else {}),
                 "seed": drawing.seed,
                 "text": "".join(texts),
-                **_sums(told),
-                **told.take(),
+                **_sums(report),
+                **report.take(),
             }
 
     async def rewind(self, name: str, count: int) -> Document:
@@ -216,9 +221,13 @@ class StreamWork:
         return state
 
     async def _perform(
-        self, task: Task, told: Told | None = None, texts: list[str] | None = None, each: Each | None = None
+        self,
+        task: Task,
+        report: TokenReport | None = None,
+        texts: list[str] | None = None,
+        each: Each | None = None,
     ) -> Ended:
-        """Lets the engine do a task and gives its end. Answers go to `told` and `texts`, and to `each`."""
+        """Lets the engine do a task and gives its end. Answers go to `report` and `texts`, and to `each`."""
         fed = 0
         with self._model.inbox() as inbox:
             inbox.submit(task)
@@ -229,30 +238,32 @@ class StreamWork:
                 for _, answers in await inbox.get():
                     for answer in answers:
                         if type(answer) is Fed:
-                            if told is not None:
+                            if report is not None:
                                 piece = task.tokens[fed : fed + answer.count]
                                 size = size_of(answer.count, task.top)
-                                await aside(size, self.tenant, told.feed, piece, answer)
+                                await aside(size, self.tenant, report.feed, piece, answer)
                             fed += answer.count
                         elif type(answer) is Drawn:
-                            if told is not None and texts is not None:
-                                told.draw(answer)
+                            if report is not None and texts is not None:
+                                report.draw(answer)
                                 texts.append(answer.text)
                         elif type(answer) is Ended:
                             self._running = None
                             if texts is not None:
                                 texts.append(answer.text)
                             return answer
-                if each is not None and told is not None and texts is not None and not self._left:
-                    document = {"object": "stream.chunk", "text": "".join(texts), **told.take()}
+                if each is not None and report is not None and texts is not None and not self._left:
+                    document = {"object": "stream.chunk", "text": "".join(texts), **report.take()}
                     texts.clear()
                     try:
                         await each(document)
                     except Exception:  # the connection has ended; the stream keeps what was generated
                         self.leave()
 
-    def _told(self, before: np.ndarray, body: Fields | ContinueBody) -> Told:
-        return Told(self._model.texts, before, surprisal=body.surprisal, alternatives=body.alternatives)
+    def _report(self, before: np.ndarray, body: Fields | ContinueBody) -> TokenReport:
+        return TokenReport(
+            self._model.texts, before, surprisal=body.surprisal, alternatives=body.alternatives
+        )
 
     def _fresh(self) -> StreamState:
         memory = self._model.session.start(1)
@@ -313,7 +324,7 @@ def whole(ended: Ended) -> StreamState:
 
 def size_of(tokens: int, alternatives: int) -> int:
     """How much work it is to tell of so many tokens; see `aside`."""
-    return TOLD * tokens * (1 + alternatives)
+    return TOKEN_WORK * tokens * (1 + alternatives)
 
 
 async def encoded(document: Document, tenant: str) -> bytes:
@@ -323,5 +334,5 @@ async def encoded(document: Document, tenant: str) -> bytes:
     return await aside(size, tenant, json_steps, document)
 
 
-def _sums(told: Told) -> Document:
-    return {"total_bits": told.total_bits, "counted": told.count}
+def _sums(report: TokenReport) -> Document:
+    return {"total_bits": report.total_bits, "counted": report.count}

@@ -1,4 +1,4 @@
-"""Who is let in: shares of bulk and of tenants, reserved places, bytes of states."""
+"""Admission: shares of bulk and of tenants, reservations, bytes of states."""
 
 from __future__ import annotations
 
@@ -10,58 +10,69 @@ import pytest
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver
-from xl_export.serve.core.engine import Busy, Engine, TooManyError
+from xl_export.serve.core.admission import Admission, Busy, TooManyError
+from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Copies
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Drawing, Task
-from xl_export.serve.core.waiting import Door
 
 
 def task(**others: Any) -> Task:
     return Task(tokens=np.arange(3), **others)
 
 
-def enters(door: Door, tenant: str = "", *, bulk: bool = False, most: int = 100) -> int:
-    """How many tasks of one kind the door lets in, one after the other."""
-    return next(n for n in range(most) if door.why_not(1, tenant, bulk, take=True))
+def admitted(admission: Admission, tenant: str = "", *, bulk: bool = False, most: int = 100) -> int:
+    """How many tasks of one kind are admitted, one after the other."""
+    for count in range(most):
+        try:
+            admission.reserve(1, tenant, bulk=bulk)
+        except Busy:
+            return count
+    return most
 
 
 def test_bulk_leaves_half_of_the_queue_to_people() -> None:
-    door = Door(EngineSettings(rows=2, queue=8))
-    assert enters(door, bulk=True) == 2 + 4
-    assert enters(door) == 4
-    door.leave(6, "", True)
-    assert enters(door) == 6  # people may have all of it
-    assert enters(door, bulk=True) == 0
+    admission = Admission(EngineSettings(rows=2, queue=8))
+    bulk = admission.reserve(6, bulk=True)
+    assert admitted(admission, bulk=True) == 0
+    assert admitted(admission) == 4
+    bulk.release()
+    assert admitted(admission) == 6  # people may have all of it
+    assert admitted(admission, bulk=True) == 0
 
 
 def test_no_tenant_shuts_out_the_first_task_of_another() -> None:
-    door = Door(EngineSettings(rows=2, queue=8))
-    assert [enters(door, tenant) for tenant in "abcd"] == [2 + 4, 2, 1, 1]
-    assert door.why_not(1, "e", False)
-    door.leave(3, "a", False)
-    assert enters(door, "e") == 1
-    assert door.why_not(1, "a", False) == "the tenant has its share of the queue, 3 tasks"
-    door = Door(EngineSettings(rows=2, queue=8))
-    assert [enters(door, tenant, bulk=True) for tenant in "ab"] == [2 + 2, 1]
-    assert enters(door, "a") == 2  # its own bulk does not count against its people
+    admission = Admission(EngineSettings(rows=2, queue=8))
+    half = admission.reserve(3, "a")
+    assert [admitted(admission, tenant) for tenant in "abcd"] == [3, 2, 1, 1]
+    with pytest.raises(Busy):
+        admission.refuse(1, "e")
+    half.release()
+    assert admitted(admission, "e") == 1
+    with pytest.raises(Busy, match="the tenant has its share of the queue, 3 tasks"):
+        admission.refuse(1, "a")
+    admission = Admission(EngineSettings(rows=2, queue=8))
+    assert [admitted(admission, tenant, bulk=True) for tenant in "ab"] == [2 + 2, 1]
+    assert admitted(admission, "a") == 2  # its own bulk does not count against its people
 
 
 def test_tasks_that_wait_for_their_clients_need_no_place() -> None:
-    door = Door(EngineSettings(rows=2, queue=2))
-    paused = [task() for _ in range(3)]
-    assert enters(door) == 4
-    assert not door.why_not(3, "", False, paused=paused)
-    assert door.why_not(4, "", False, paused=paused)
+    paused: list[Task] = []
+    admission = Admission(EngineSettings(rows=2, queue=2), paused=lambda: paused)
+    assert admitted(admission) == 4
+    paused += [task() for _ in range(3)]
+    admission.refuse(3)
+    with pytest.raises(Busy):
+        admission.refuse(4)
 
 
 @pytest.mark.parametrize(("tenant", "bulk", "most"), [("", False, 5), ("", True, 3), ("a", False, 3)])
-def test_more_than_there_ever_are_is_said_for_good(tenant: str, bulk: bool, most: int) -> None:
-    door = Door(EngineSettings(rows=2, queue=3))
+def test_more_than_there_ever_are_is_refused_for_good(tenant: str, bulk: bool, most: int) -> None:
+    admission = Admission(EngineSettings(rows=2, queue=3))
     with pytest.raises(TooManyError, match=f"{most + 1} tasks.*at most {most}") as refused:
-        door.why_not(most + 1, tenant, bulk)
+        admission.reserve(most + 1, tenant, bulk=bulk)
     assert refused.value.most == most
-    assert not door.why_not(most, tenant, bulk, take=True)
+    admission.reserve(most, tenant, bulk=bulk)
 
 
 def test_reserved_places_are_there_whoever_comes_in_between(session: Session) -> None:
@@ -71,8 +82,6 @@ def test_reserved_places_are_there_whoever_comes_in_between(session: Session) ->
         for refused in (lambda: engine.submit(task()), lambda: engine.reserve(1), engine.refuse_more):
             with pytest.raises(Busy, match=r"^2 tasks wait already.*ask again in"):
                 refused()
-        with pytest.raises(UserError, match="no place is reserved"):
-            engine.submit(task(bulk=True), places)
         with pytest.raises(UserError, match="no tokens"):
             engine.submit(Task(tokens=np.zeros(0, np.int64)), places)
         engine.submit(one := task(), places)
@@ -81,12 +90,13 @@ def test_reserved_places_are_there_whoever_comes_in_between(session: Session) ->
     engine.reserve(2).release()
     with pytest.raises(Busy):
         engine.reserve(3)
-    with engine.reserve(1) as places:
+    with engine.reserve(2) as places:
         engine.submit(task(), places)
-        with pytest.raises(UserError, match="no place is reserved"):
-            engine.submit(task(), places)
+        engine.submit(task(), places)
+        with pytest.raises(Busy):
+            engine.submit(task(), places)  # none is left
     engine.stop(within=60)
-    assert not engine._door._taken
+    assert not engine._admission._places
     with pytest.raises(UserError, match="takes no more tasks"):
         engine.reserve(1)
 
@@ -102,9 +112,24 @@ def test_the_bytes_of_states_that_wait_are_bounded(session: Session) -> None:
         engine.submit(task(state=other))
     with engine.reserve(1) as places, pytest.raises(Busy, match="fill the memory"):
         engine.submit(task(state=other), places)
-    engine.submit(task(state=other), held=True)
     engine.stop(within=60)
-    assert (engine._door._bytes, engine._door._states, +engine._door._taken) == (0, {}, {})
+    admission = engine._admission
+    assert (admission._bytes, admission._states, admission._places) == (0, {}, {})
+
+
+def test_reserved_memory_covers_the_state_of_a_task(session: Session) -> None:
+    driver = Driver(session, rows=1)
+    driver.run(*(tasks := [task(keep=True), task(keep=True)]))
+    one, other = (driver.ended(each).state for each in tasks)
+    engine = Engine(session, EngineSettings(state_bytes=1), deliver=lambda delivery: None)
+    memory = engine.reserve(0, states=1)
+    with pytest.raises(Busy, match="fill the memory"):
+        engine.submit(task(state=one))
+    engine.submit(task(state=other), memory)
+    engine.stop(within=60)
+    memory.release()
+    admission = engine._admission
+    assert (admission._bytes, admission._states, admission._places) == (0, {}, {})
 
 
 def test_states_that_a_request_keeps_are_counted_before_they_are_made(session: Session) -> None:
@@ -112,19 +137,21 @@ def test_states_that_a_request_keeps_are_counted_before_they_are_made(session: S
     driver.run(kept := task(keep=True))
     state = driver.ended(kept).state
     engine = Engine(session, EngineSettings(state_bytes=2 * state.num_bytes), deliver=lambda delivery: None)
-    assert state.num_bytes - engine._state_bytes == state.tail.nbytes  # what is held is what is kept
-    one, other = engine.hold(1), engine.hold(1)
-    for ask in (lambda: engine.hold(1), lambda: engine.submit(task(state=state))):
+    assert (
+        state.num_bytes - engine._admission._state_bytes == state.tail.nbytes  # as much as is kept
+    )
+    one, other = engine.reserve(0, states=1), engine.reserve(0, states=1)
+    for ask in (lambda: engine.reserve(0, states=1), lambda: engine.submit(task(state=state))):
         with pytest.raises(Busy, match="fill the memory"):
             ask()
     with pytest.raises(UserError, match=r"3 prompts with several choices .* send fewer prompts"):
-        engine.hold(3)
+        engine.reserve(0, states=3)
     one.release()
     one.release()
-    engine.hold(1).release()
+    engine.reserve(0, states=1).release()
     other.release()
     engine.stop(within=60)
-    assert engine._door._bytes == 0
+    assert engine._admission._bytes == 0
 
 
 def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> None:
@@ -138,7 +165,7 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.submit(*slow)
     driver.iterate(30)
     scheduler = driver.scheduler
-    assert (len(scheduler.paused), len(scheduler.unread), scheduler.rows.free) == (1, 1, 2)
+    assert (len(scheduler.paused), len(scheduler.paused_copies), scheduler.rows.free) == (1, 1, 2)
     ends = [driver.ended(each) for each in slow if each not in scheduler.runs]
     assert [end.reason for end in ends] == ["cancelled"] * 3
     assert all("takes no answers" in end.error for end in ends)
@@ -149,11 +176,14 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.submit(other := Task(tokens=np.arange(3), tenant="b"))
     driver.iterate(3)
     assert driver.ended(other).reason == "length"
-    assert (scheduler.parked, len(scheduler.unread)) == (1, 1)  # slow clients keep nobody from a row
+    assert (scheduler.preempted, len(scheduler.paused_copies)) == (
+        1,
+        1,
+    )  # slow clients block no row
     driver.cancel(slow[0])
     driver.run()
-    assert (len(scheduler.unread), len(scheduler.given)) == (0, 0)
-    assert not scheduler.unread._of, "no tenant is remembered for ever"
+    assert (len(scheduler.paused_copies), len(scheduler.preempted_copies)) == (0, 0)
+    assert not scheduler.paused_copies._of, "no tenant is remembered for ever"
 
 
 def test_rows_without_memory_may_all_be_copied() -> None:
@@ -167,9 +197,9 @@ def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Sessi
     driver.iterate(2)
     driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=9), tenant=f"b{n}") for n in (3, 4)))
     driver.iterate(2)
-    assert (driver.scheduler.parked, len(driver.scheduler.given)) == (1, 1)
+    assert (driver.scheduler.preempted, len(driver.scheduler.preempted_copies)) == (1, 1)
     driver.run()
-    assert len(driver.scheduler.given) == 0
+    assert len(driver.scheduler.preempted_copies) == 0
 
 
 def test_the_slow_clients_of_one_tenant_leave_room_to_those_of_another(session: Session) -> None:

@@ -1,0 +1,195 @@
+"""Which tasks an engine admits: places in its queue, and memory for the states of tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from runtimes.base.errors import UserError
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Task
+
+NO_BYTES = "the streams of the tasks that wait fill the memory that is kept for them"
+
+
+class Busy(UserError):  # noqa: N818
+    """There is no place now; the sentence and `retry_after` (seconds) say when to ask again."""
+
+    def __init__(self, why: str, retry_after: float) -> None:
+        super().__init__(f"{why}; ask again in {retry_after:.0f} seconds.")
+        self.retry_after = retry_after
+
+
+class StoppedError(UserError):
+    """The engine stops, or has died, and admits no more tasks."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the engine of the model stops and takes no more tasks; ask again in a moment, or ask another "
+            "server."
+        )
+
+
+class TooManyError(UserError):
+    """So many tasks at once are never admitted, however idle the engine is. most: how many are."""
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(
+            f"{count} tasks are wanted at once and this engine takes at most {most}; ask for fewer."
+        )
+        self.most = most
+
+
+class Admission:
+    """Counts the tasks that an engine has admitted, by tenant and class, and the bytes of their states.
+
+    There are as many places as rows and places in the queue. Of those beyond the rows, bulk may have half,
+    and a tenant with a name may have as many as it leaves free to others, but at least one: so neither bulk
+    nor one tenant shuts out everybody else. The bytes of the states with which tasks begin are bounded, too;
+    one state is admitted whatever its size. Its methods may be called on any thread.
+
+    state_bytes: of one state. paused: the tasks that wait for their clients, which need no place.
+    retry_after: seconds after which a client that finds no place should ask again.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        state_bytes: int = 0,
+        paused: Callable[[], Collection[Task]] = tuple,
+        retry_after: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._settings, self._state_bytes = settings, state_bytes
+        self._paused, self._retry_after = paused, retry_after
+        self._places: Counter[tuple[str, bool]] = Counter()
+        self._states: Counter[int] = Counter()  # how many reservations are for the state of this id
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, tasks: int, tenant: str = "", *, bulk: bool = False, states: int = 0) -> Reservation:
+        """Reserves places for tasks of one tenant and class, and memory for states that a request will make
+        and keep. Raises Busy if there is not so much now, and UserError if there never is.
+        """
+        settings, num_bytes = self._settings, states * self._state_bytes
+        if states > 1 and num_bytes > settings.state_bytes:
+            raise UserError(
+                f"{states} prompts with several choices keep {self._state_bytes:,} bytes each, and there are "
+                f"{settings.state_bytes:,} bytes for all; send fewer prompts at once."
+            )
+        with self._lock:
+            self._refuse(tasks, tenant, bulk)
+            if states:
+                self._add_bytes(num_bytes)
+            self._places[tenant, bulk] += tasks
+        return Reservation(self, tenant, bulk, places=tasks, num_bytes=num_bytes)
+
+    def refuse(self, tasks: int, tenant: str = "", *, bulk: bool = False) -> None:
+        """Raises what `reserve` would raise now, and reserves nothing."""
+        with self._lock:
+            self._refuse(tasks, tenant, bulk)
+
+    def admit(self, task: Task, reserved: Reservation | None = None) -> Reservation:
+        """The place of a task until its end, and the memory of the state with which it begins.
+
+        reserved: gives the place if it has one left, and covers the state if it is for states. Raises as
+        `reserve`. A state of several tasks is counted once.
+        """
+        state = task.state
+        with self._lock:
+            transferred = reserved is not None and reserved.places > 0
+            if not transferred:
+                self._refuse(1, task.tenant, task.bulk)
+            own = None if state is None or (reserved is not None and reserved.num_bytes) else state
+            if own is not None:
+                if not self._states[id(own)]:
+                    self._add_bytes(own.num_bytes)
+                self._states[id(own)] += 1
+            if transferred and reserved is not None:
+                assert (reserved.tenant, reserved.bulk) == (task.tenant, task.bulk), "a place of another kind"
+                reserved.places -= 1
+            else:
+                self._places[task.tenant, task.bulk] += 1
+        return Reservation(self, task.tenant, task.bulk, places=1, state=own)
+
+    def release(self, reservation: Reservation) -> None:
+        """Gives back what is left of a reservation."""
+        with self._lock:
+            kind, state = (reservation.tenant, reservation.bulk), reservation.state
+            self._places[kind] -= reservation.places
+            self._bytes -= reservation.num_bytes
+            if state is not None:
+                self._states[id(state)] -= 1
+                if not self._states[id(state)]:
+                    self._bytes -= state.num_bytes
+            reservation.places, reservation.num_bytes, reservation.state = 0, 0, None
+            self._places += Counter()  # forgets kinds without a place
+            self._states += Counter()
+
+    def _refuse(self, count: int, tenant: str, bulk: bool) -> None:
+        """Raises Busy or TooManyError if there are not so many places; the caller has the lock."""
+        rows, queue = self._settings.rows, self._settings.queue
+        most = queue // 2 if bulk else queue
+        ever = rows + (min(most, max(1, most // 2)) if tenant else most)
+        if count > ever:
+            raise TooManyError(count, ever)
+        paused = Counter((task.tenant, task.bulk) for task in self._paused())
+        places = self._places - paused if paused else self._places
+        waiting = max(0, places.total() + count - rows)
+        alike = waiting
+        if bulk:
+            alike = min(waiting, sum(n for (_, each), n in places.items() if each) + count)
+        own = min(waiting, places[tenant, bulk] + count)
+        if waiting > queue:
+            why = f"{waiting - count} tasks wait already, and this engine takes {queue}"
+        elif alike > most:
+            why = f"bulk may have {most} places of the queue, and they are taken"
+        elif tenant and own > max(1, most - alike):
+            why = f"the tenant has its share of the queue, {places[tenant, bulk]} tasks"
+        else:
+            return
+        raise Busy(why, self._retry_after())
+
+    def _add_bytes(self, num_bytes: int) -> None:
+        """Counts bytes of states; raises Busy if they are too many. The caller has the lock."""
+        if self._bytes and self._bytes + num_bytes > self._settings.state_bytes:
+            raise Busy(NO_BYTES, self._retry_after())
+        self._bytes += num_bytes
+
+
+class Reservation:
+    """Places for tasks of one tenant and class, and memory for states, until it is released. Leaving its
+    `with` block releases it, and a second time changes nothing.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        tenant: str,
+        bulk: bool,
+        *,
+        places: int,
+        num_bytes: int = 0,
+        state: StreamState | None = None,
+    ) -> None:
+        self._admission = admission
+        self.tenant = tenant
+        self.bulk = bulk
+        #: Places that no task has yet.
+        self.places = places
+        #: Memory for states that are still to be made.
+        self.num_bytes = num_bytes
+        #: The state with which a task begins.
+        self.state = state
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Gives back what is left."""
+        self._admission.release(self)
