@@ -23,7 +23,8 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.replica import ConflictError, Replica, TooLargeError, UnavailableError, parsed
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.replica import Replica, read_body
 from xl_export.serve.shared import SharedStreams
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -93,18 +94,14 @@ class Streams:
             if request.method == "DELETE":
                 return JSONResponse({"deleted": await self._replica.delete(name)})
             if request.method != "POST" or not name:
-                return _refusal(404, f"there is nothing here; send POST {PATH}NAME.")
+                raise RefusedError(f"there is nothing here; send POST {PATH}NAME.", status=404)
             declared = request.headers.get("content-length", "")
-            answer = await self._replica.answer(name, await parsed(request.stream(), declared))
+            answer = await self._replica.answer(name, await read_body(request.stream(), declared))
             return JSONResponse(answer, headers={"x-replica": self._id})
-        except TooLargeError as error:
-            return _refusal(413, str(error))
+        except RefusedError as refusal:
+            return refusal.response()
         except UserError as error:
-            return _refusal(400, str(error))
-        except ConflictError as error:
-            return _refusal(409, str(error))
-        except UnavailableError as error:
-            return _refusal(503, str(error), {"Retry-After": f"{error.retry_after:.0f}"})
+            return RefusedError(str(error)).response()
 
     def check_health(self) -> None:
         """Ray replaces a replica for which this raises."""
@@ -114,10 +111,6 @@ class Streams:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor has failed
             self._replica.stop()
-
-
-def _refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": {"message": sentence}}, status_code=status, headers=headers)
 
 
 def application(arguments: dict[str, Any]) -> Any:

@@ -10,113 +10,69 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from runtimes.base.errors import UserError
-from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
-from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
+from xl_export.serve.http.base.body import decoded, decoding_error, too_large
+from xl_export.serve.http.base.description import doc
+from xl_export.serve.http.base.encoding import encoding
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.workers import finished
+from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
 from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
 
 LOG = logging.getLogger(__name__)
 RETRY_WRITING = 10.0  # seconds after which a folder that could not be written may be again
 ALL = 1 << 40  # answers that may be unread: they are collected until a request is done
 MOST_TOKENS = 1 << 16  # of a request
-MOST_INTEGER = (1 << 63) - 1
 BODY_BYTES = 1 << 22
+LIMITS = Limits(prompt_tokens=MOST_TOKENS)
+ANYTHING = msgspec.json.Decoder()
 STOPS = "the replica stops; ask again."
 
 
-class ConflictError(Exception):
+class ConflictError(RefusedError):
     """The stream is not at the position that the request says."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=409, param="position", code="other_position")
 
-class TooLargeError(UserError):
-    """The body of a request is larger than a replica reads."""
 
-
-class UnavailableError(Exception):
-    """The request was not done, and may be asked again in so many seconds."""
+class UnavailableError(RefusedError):
+    """The request was not done, and may be sent again in so many seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+        super().__init__(message, status=503, retry_after=retry_after)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """The body of a request: feed tokens or a text to a stream, and then draw tokens.
+class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """The body of a request: feed tokens or a text to a stream, and then draw tokens."""
 
-    position: how many tokens the stream has had; 0 begins it. score: whether log p of each fed token is
-    wanted. max_tokens: to draw; 0 only feeds. A setting of sampling that is missing is the model's own. The
-    others are as in `xl_export.serve.core.task.Drawing`.
-    """
-
-    position: int
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    score: bool = False
-    max_tokens: int = 0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int = 0
-    stop: list[str] = field(default_factory=list)
-
-    @classmethod
-    def parse(cls, body: object) -> Ask:
-        """The request in parsed JSON; raises UserError for anything else."""
-        if not isinstance(body, dict):
-            raise UserError("the body is no JSON object; see docs/guides/ray.md.")
-        kinds: dict[str, Any] = {one.name: one.type for one in fields(cls)}
-        for name, value in body.items():
-            if name not in kinds:
-                raise UserError(f"the body has {name!r:.60}; expected some of {', '.join(kinds)}.")
-            if not _fits(value, kinds[name]):
-                raise UserError(f"{name} is {value!r:.60}; expected {kinds[name]}, integers of 64 bits.")
-        if "position" not in body:
-            raise UserError("the body has no position; give how many tokens the stream has had, at first 0.")
-        ask = cls(**body)
-        if bool(ask.text) == bool(ask.tokens):
-            raise UserError("give either text or tokens, and at least one character or token.")
-        if not 0 <= ask.max_tokens <= MOST_TOKENS or len(ask.tokens) > MOST_TOKENS:
-            raise _too_many_tokens()
-        return ask
+    position: Annotated[int, doc("How many tokens the stream has had; 0 begins it.")]
+    text: Annotated[str | None, doc("A text that is fed next.")] = None
+    tokens: Annotated[list[int] | None, doc("Token ids that are fed next.")] = None
+    score: Annotated[bool, doc("Whether the log-probability of each fed token is returned.")] = False
+    max_tokens: Annotated[int, doc("How many tokens are drawn then, and fed.")] = 0
+    # Another replica that does the request draws the same tokens.
+    seed: Annotated[int | None, doc("The same seed draws the same tokens.")] = 0
 
 
-def _too_many_tokens() -> UserError:
-    return UserError(f"a request has at most {MOST_TOKENS:,} tokens; send several.")
+async def read_body(parts: AsyncIterable[bytes], declared: str) -> object:
+    """The body of a request as JSON says it. No more of a large one is read than shows that it is too large.
 
-
-def _fits(value: object, kind: str) -> bool:
-    kind = kind.removesuffix(" | None")
-    if kind.startswith("list"):
-        inner = "str" if "str" in kind else "int"
-        return isinstance(value, list) and all(_fits(item, inner) for item in value)
-    if type(value) is int:
-        return kind in ("int", "float") and -MOST_INTEGER <= value <= MOST_INTEGER
-    return type(value).__name__ == kind
-
-
-async def parsed(parts: AsyncIterable[bytes], declared: str) -> object:
-    """The body of a request in parsed JSON. No more of a large one is read than what shows that it is.
-
-    declared: its length as the client says it, or nothing. Raises UserError.
+    declared: its length as the client says it, or nothing. Raises RefusedError.
     """
     size = int(declared) if declared.isdecimal() else 0
     content = bytearray()
@@ -126,11 +82,8 @@ async def parsed(parts: AsyncIterable[bytes], declared: str) -> object:
             if len(content) > BODY_BYTES:
                 break
     if max(size, len(content)) > BODY_BYTES:
-        raise TooLargeError(f"the body has more than {BODY_BYTES:,} bytes; send several requests.")
-    try:
-        return await asyncio.to_thread(json.loads, content)
-    except (ValueError, RecursionError) as error:
-        raise UserError("the body is not JSON; send a JSON object.") from error
+        raise too_large(BODY_BYTES)
+    return await asyncio.to_thread(finished, decoded(content, ANYTHING, LIMITS))
 
 
 class Replica:
@@ -163,10 +116,22 @@ class Replica:
 
         The answer to a request that was done already, and whose client asks again, is what it was. A request
         that has begun is done also where its client leaves and this is cancelled: it asks again. Raises
-        UserError, ConflictError where the stream is elsewhere, and UnavailableError.
+        RefusedError, ConflictError if the stream is at another position, and UnavailableError.
         """
-        ask = Ask.parse(body)
-        asked = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        self._loop = asyncio.get_running_loop()
+        try:
+            ask = msgspec.convert(body, StreamRequest)
+        except msgspec.ValidationError as error:
+            raise RefusedError(decoding_error(error, StreamRequest)) from None
+        if bool(ask.text) == bool(ask.tokens):
+            raise RefusedError(
+                "give either text or tokens, and at least one character or token.", param="text"
+            )
+        if not 0 <= ask.max_tokens <= MOST_TOKENS:
+            raise RefusedError(
+                f"max_tokens is {ask.max_tokens}; expected 0 to {MOST_TOKENS}.", param="max_tokens"
+            )
+        asked = hashlib.sha256(msgspec.json.encode(ask, order="deterministic")).hexdigest()
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._alone(name))
             begun = asyncio.create_task(self._within(stack.pop_all(), name, ask, asked))
@@ -175,7 +140,7 @@ class Replica:
         return await asyncio.shield(begun)
 
     async def _within(
-        self, alone: contextlib.AsyncExitStack, name: str, ask: Ask, asked: str
+        self, alone: contextlib.AsyncExitStack, name: str, ask: StreamRequest, asked: str
     ) -> dict[str, Any]:
         """The answer, and then the stream is left to other requests."""
         async with alone:
@@ -194,7 +159,7 @@ class Replica:
             if not self._users[name]:
                 del self._users[name], self._busy[name]
 
-    async def _answer(self, name: str, ask: Ask, asked: str) -> dict[str, Any]:
+    async def _answer(self, name: str, ask: StreamRequest, asked: str) -> dict[str, Any]:
         before = await asyncio.to_thread(self._current, name)
         if before is not None and before.asked == asked:
             return before.answer
@@ -204,11 +169,13 @@ class Replica:
                 f"the stream {name} has had {position} tokens and the request says {ask.position}; send the "
                 "tokens from there, or begin another stream."
             )
+        vocab, what = self._session.vocab, "text" if ask.text else "tokens"
+        steps = encoding(vocab, ask.text or ask.tokens or "", what=what, param=what, limits=LIMITS)
         task = Task(
-            tokens=await asyncio.to_thread(self._tokens, ask),
+            tokens=await asyncio.to_thread(finished, steps),
             state=None if before is None else before.state,
             score=ask.score,
-            drawing=self._drawing(ask),
+            drawing=drawing_of(ask, self._session, ask.max_tokens) if ask.max_tokens else None,
             keep=True,
             cached=False,
         )
@@ -263,21 +230,6 @@ class Replica:
         """Whether the engine's thread runs."""
         return self._engine.alive
 
-    def _tokens(self, ask: Ask) -> np.ndarray:
-        """The tokens that are fed, int64 [N]; raises UserError for too many, and for unknown ones."""
-        what = "text" if ask.text else "tokens"
-        tokens = encode_prompt(self._session.vocab, ask.text or ask.tokens, what=what)
-        if len(tokens) > MOST_TOKENS:
-            raise _too_many_tokens()
-        return tokens
-
-    def _drawing(self, ask: Ask) -> Drawing | None:
-        if not ask.max_tokens:
-            return None
-        settings = {name: getattr(ask, name) for name in SETTINGS}
-        sampler = self._session.sampler.replaced(**settings)
-        return Drawing(max_tokens=ask.max_tokens, sampler=sampler, seed=ask.seed, stop=tuple(ask.stop))
-
     def _current(self, name: str) -> SharedStream | None:
         """The stream as the folder has it; what is in RAM is taken where its version is the same."""
         held = self._ram.get(name)
@@ -293,9 +245,8 @@ class Replica:
 
     async def _done(self, task: Task) -> list[Answer]:
         """All answers to a task."""
-        self._loop = asyncio.get_running_loop()
         collected: list[Answer] = []
-        future = self._loop.create_future()
+        future = asyncio.get_running_loop().create_future()
         self._answers[task] = collected, future
         try:
             self._engine.submit(task)
