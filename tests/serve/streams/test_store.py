@@ -35,7 +35,7 @@ from xl_export.serve.streams.facts import (
     TooManyStreamsError,
 )
 from xl_export.serve.streams.folder import StreamFolder
-from xl_export.serve.streams.operation import Operation
+from xl_export.serve.streams.index import Operation
 from xl_export.serve.streams.store import StreamStore
 
 Open = Callable[..., StreamStore]

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from xl_export.serve.streams.facts import FullStoreError
-from xl_export.serve.streams.unwritten import Unwritten
+from xl_export.serve.streams.index import Unwritten
 
 
 def test_a_tenant_has_half_of_the_places_and_nobody_more_than_all() -> None:

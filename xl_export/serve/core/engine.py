@@ -228,11 +228,12 @@ class Engine:
                 runs, self._commands, self._entering = list(self._submitted.values()), [], 0
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
-        self._flush()
-        # Whoever is woken by a delivery wants Python's lock. So it goes out when the next step, which does
-        # not need the lock, is about to begin. It goes out now where much happens before that step: while
-        # tasks wait for a row, rows may be moved first; where no row decodes, pieces of prompts are chosen
-        # first, or there is no next step. So a server with a queue holds nothing back.
+        if self._undelivered:  # no step has sent it
+            self._flush()
+        # Every wake-up contends for Python's lock. So the answers go out when the next step, which does not
+        # need the lock, is about to begin. They go out now if much happens before that step: rows may be
+        # moved while tasks wait for one, and if no row decodes, pieces of prompts are chosen, or there is no
+        # next step. So a server with a queue holds nothing back.
         self._undelivered = delivery
         if not scheduler.rows.decoding or scheduler.queue.count:
             self._flush()
@@ -252,7 +253,7 @@ class Engine:
                 scheduler.resume(run)
 
     def _flush(self) -> None:
-        """Delivers what the last iteration has said, once."""
+        """Delivers the answers of the last iteration, once."""
         undelivered, self._undelivered = self._undelivered, []
         if undelivered:
             self._send(undelivered)

@@ -126,9 +126,11 @@ class Scheduler:
     def iterate(self) -> Delivery:
         """Advances every row that may advance, and gives what is new for the clients."""
         self.iterations += 1
-        self._place()
+        if self.queue.count:
+            self._place()
         runs, logits = self._decode()
-        self._feed()
+        if len(self.rows.runs) > self.rows.decoding:
+            self._feed()
         self._draw(runs, logits)
         return self.delivery()
 
@@ -276,7 +278,7 @@ class Scheduler:
         self.drawn += len(tokens)
         for account, count in draws.accounts:
             account.served += count
-        log_probs, likely = draws.log_probs(logits, tokens)
+        log_probs, likely = draws.log_probs(logits, tokens) if draws.scored else ({}, {})
         # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
         drawn = zip(draws.places, tokens, strict=True)
         for row, ((run, note, text, plain, end, most), token) in enumerate(drawn):

@@ -130,7 +130,7 @@ class Application:
                 )
 
     async def _answer(self, exchange: Exchange, wanted: Operation) -> None:
-        if wanted.query or wanted.queue:
+        if wanted.query or wanted.body is not None:
             exchange.refuse_parameters(wanted.query)
         if wanted.queue:
             self._server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")

@@ -1,19 +1,35 @@
-"""The streams of a store: which there are, which of their states are in RAM, and which snapshots are old."""
+"""The streams of a store, which of their states are in RAM, and operations on them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
 
+import numpy as np
+
+from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import ClosedStoreError, StoreFacts, StoreSettings, StreamFacts
+from xl_export.serve.streams.facts import (
+    ClosedStoreError,
+    DamagedStreamError,
+    FullStoreError,
+    JournalError,
+    StoreFacts,
+    StoreSettings,
+    StreamFacts,
+    UnreadableError,
+)
 from xl_export.serve.streams.folder import StreamFolder
 
 LOG = logging.getLogger(__name__)
+SHARE = 0.5  # of the operations, that one tenant with a name may have, so that the others are not kept out
 
 
 @dataclass
@@ -136,3 +152,136 @@ class StreamIndex:
             self.written += 1
         except Exception as error:
             LOG.warning("the snapshot of %s was not written (%s); its journal is kept", stream.id, error)
+
+
+class Operation:
+    """One operation on a stream, from `StreamStore.begin`. One thread at a time may use it."""
+
+    def __init__(self, index: StreamIndex, stream: Stream) -> None:
+        self._index, self.stream = index, stream
+
+    def end(self) -> None:
+        """Lets others use the stream."""
+        with self._index.lock:
+            self.stream.busy = False
+
+    @property
+    def facts(self) -> StreamFacts:
+        """What is known of the stream, as it is once this operation has ended."""
+        return replace(facts_of(self.stream), busy=False)
+
+    def ready(self) -> StreamState | None:
+        """The stream as it is now, where it is in RAM; uses no disk, and waits for nobody who does."""
+        with self._index.lock:
+            state = self.stream.state
+            if state is not None:  # from here on it stays, also where another thread was taking it out
+                self._index.in_ram(self.stream.id, state)
+        return state
+
+    def load(self) -> tuple[StreamState, list[np.ndarray]]:
+        """A state of the stream, and the appends that have to be fed to it, each as one task, to get the
+        stream as it is now; uses the disk. Call `caught_up` after them. Raises DamagedStreamError.
+        """
+        index, stream = self._index, self.stream
+        with stream.lock:
+            if stream.state is not None:
+                self._hold(stream.state)
+                return stream.state, []
+            try:
+                state = stream.folder.read(index.session, key=index.key)
+            except UserError as error:
+                LOG.error("the stored stream in %s is damaged: %s", stream.folder.path, error)
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise UnreadableError(stream.id) from error
+                raise DamagedStreamError(stream.id) from error
+            index.read += 1
+            appended = list(stream.folder.appended)
+            if not appended:
+                self._hold(state)
+        index.make_room()
+        return state, appended
+
+    def caught_up(self, state: StreamState) -> None:
+        """The stream as it is now was computed from what `load` gave; uses the disk, to make room."""
+        with self.stream.lock:
+            assert state.position == self.stream.folder.position
+            self._hold(state)
+        self._index.make_room()
+
+    def commit(self, state: StreamState, *, appended: np.ndarray | None = None) -> None:
+        """The stream is now in this state, and the disk has it when this returns; uses the disk.
+
+        appended: int64 [N], where the operation fed these tokens to the state before, as one task, and did
+        nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
+        """
+        index, folder = self._index, self.stream.folder
+        with self.stream.lock:
+            index.refuse_closed()
+            few = appended is not None and folder.num_appended + len(appended) <= index.settings.replayed
+            if few and appended is not None:
+                if len(appended):
+                    folder.append(appended)
+            else:
+                folder.replace(state, key=index.key)
+                index.written += 1
+            assert folder.position == state.position, (folder.position, state.position)
+            self._hold(state)  # under the lock: whoever writes a snapshot now must not write an older state
+        index.make_room()
+
+    def snapshot(self) -> BinaryIO:
+        """The snapshot of the stream as an open file, which stays what it is; `load` and what follows it come
+        first. Uses the disk. Raises JournalError where nobody has loaded a stream that needs it.
+        """
+        with self.stream.lock:
+            if self.stream.folder.appended:
+                if self.stream.state is None:
+                    raise JournalError(self.stream.id, self.stream.folder.num_appended)
+                self._index.refuse_closed()
+                self.stream.folder.replace(self.stream.state, key=self._index.key)
+                self._index.written += 1
+            return self.stream.folder.open_snapshot()
+
+    def _hold(self, state: StreamState) -> None:
+        """Keeps the state in RAM, as the one that was used last."""
+        self.stream.state = state
+        with self._index.lock:
+            self._index.in_ram(self.stream.id, state)
+
+
+class Unwritten:
+    """Counts the operations that give a stream a new state, each from before its first work until that state
+    is on the disk. So a disk that is slower than the model cannot fill the memory with finished states.
+    """
+
+    def __init__(self, max_bytes: int, *, row_bytes: int) -> None:
+        """row_bytes: of one state. One operation is always let in."""
+        self._most, self._own = max(1, max_bytes // max(row_bytes, 1)), Counter[str]()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def one(self, tenant: str = "") -> Iterator[None]:
+        """While the block runs, the tenant has one operation more.
+
+        Raises FullStoreError where there are too many, or where a tenant with a name has its share of them.
+        """
+        with self._lock:
+            running, own = self._own.total(), self._own[tenant]
+            if running >= self._most:
+                raise self._full(f"{running:,} operations on streams")
+            if tenant and own >= max(1, int(SHARE * self._most)):
+                raise self._full(f"{own:,} operations of this tenant on streams")
+            self._own[tenant] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._own[tenant] -= 1
+                if not self._own[tenant]:
+                    del self._own[tenant]
+
+    def _full(self, what: str) -> FullStoreError:
+        return FullStoreError(
+            f"{what} run or wait for the disk, as many as this server has memory for (--waiting-memory); "
+            "send the request again after the seconds of Retry-After."
+        )

@@ -31,11 +31,9 @@ from xl_export.serve.streams.facts import (
     no_stream,
 )
 from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import Damaged, Stream, StreamIndex, facts_of
-from xl_export.serve.streams.operation import Operation
+from xl_export.serve.streams.index import Damaged, Operation, Stream, StreamIndex, Unwritten, facts_of
 from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unserved import UnservedStreams, stored
-from xl_export.serve.streams.unwritten import Unwritten
 
 IDENTITY = 32  # digits of the identity of an artefact that name the folder of its streams
 _New = tuple[str, dict[str, object]]  # the name and the facts of a stream that is to be made

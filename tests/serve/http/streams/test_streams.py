@@ -22,7 +22,7 @@ from runtimes.contract.vocabulary import decode
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created, restored, straight
 from xl_export.serve.streams.facts import StoreSettings
-from xl_export.serve.streams.operation import Operation
+from xl_export.serve.streams.index import Operation
 
 
 def test_surprisals_equal_evaluation(kept: Running, session: Session, tokens: np.ndarray) -> None:

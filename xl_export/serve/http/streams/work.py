@@ -32,7 +32,7 @@ from xl_export.serve.http.streams.documents import (
     tokens_of,
 )
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
-from xl_export.serve.streams.operation import Operation
+from xl_export.serve.streams.index import Operation
 from xl_export.serve.streams.unserved import Holds
 
 Document = dict[str, Any]
