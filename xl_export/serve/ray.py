@@ -33,26 +33,29 @@ PATH = "/streams/"
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What `serve run` takes as NAME=VALUE.
+    """What `serve run` accepts as NAME=VALUE."""
 
-    model: an artefact with ring memory, at the same path on every machine. streams: a folder or a URL that
-    all of them write to. replicas, most_replicas: the fewest, which is also how many there are at first, and
-    the most; without the second their number stays. Ray adds replicas when for add_seconds each had more than
-    `rows` requests, and removes some when for remove_seconds fewer would have been enough. leave_seconds: how
-    long a replica that is removed may go on with the requests that it has. rows, queue: of each replica.
-    threads: CPUs of each. ram_bytes: of streams that each keeps in RAM.
-    """
-
+    #: An artefact with ring memory, at the same path on every machine.
     model: str
+    #: A folder or a URL that all replicas write to.
     streams: str
+    #: The fewest, which is also how many there are at first.
     replicas: int = 1
+    #: The most; without it their number is fixed.
     most_replicas: int | None = None
+    #: Ray adds replicas when each had more than `rows` requests for so long.
     add_seconds: int = 30
+    #: Ray removes some when fewer would have been enough for so long.
     remove_seconds: int = 600
+    #: How long a replica that is removed may finish its requests.
     leave_seconds: int = 120
+    #: Of each replica.
     rows: int = 32
+    #: Of each replica.
     queue: int = 1024
+    #: CPUs of each replica.
     threads: int = 1
+    #: Of streams that each replica keeps in RAM.
     ram_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:

@@ -216,7 +216,7 @@ class Replica:
         return answer
 
     async def delete(self, name: str) -> bool:
-        """Removes a stream, after the requests that use it; False where there was none."""
+        """Removes a stream, after the requests that use it; False if there was none."""
         async with self._alone(name):
             self._ram.pop(name, None)
             return await asyncio.to_thread(self._streams.delete, name)
@@ -266,7 +266,7 @@ class Replica:
     def _deliver(self, delivery: Delivery) -> None:
         """Called on the engine's thread, once a step."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._spread, delivery)
 
     def _spread(self, delivery: Delivery) -> None:

@@ -34,7 +34,7 @@ VERSION_BYTES = 64
 LOCKS = 64  # files; streams of one hash share one
 RACES = (409, 412)  # HTTP: two requests write one object at this moment; there is one already
 NO_REFUSALS = (
-    "the store of the streams failed to write an object only where there is none ({}), and it was written "
+    "the store of the streams failed to write an object only if there is none ({}), and it was written "
     "without that condition; of two replicas that begin one stream at the same moment, the later one undoes "
     "the other."
 )
@@ -75,7 +75,7 @@ class SharedStreams:
 
     @staticmethod
     def prepare(folder: str) -> None:
-        """Makes the folder and its key where there is none; call it once before the replicas start."""
+        """Makes the folder and its key if there is none; call it once before the replicas start."""
         with _usable(folder):
             system, root = fsspec.core.url_to_fs(folder)
             system.makedirs(root, exist_ok=True)
@@ -86,14 +86,14 @@ class SharedStreams:
                     Path(file).chmod(0o600)
 
     def version(self, name: str) -> str | None:
-        """The version of a stream; None where there is no such stream."""
+        """The version of a stream; None if there is no such stream."""
         try:
             return bytes(self._system.cat_file(self._file(name), 0, VERSION_BYTES)).decode("ascii", "replace")
         except FileNotFoundError:
             return None
 
     def read(self, name: str) -> SharedStream | None:
-        """The stream; None where there is none. Raises ArtefactError for a file that was altered."""
+        """The stream; None if there is none. Raises ArtefactError for a file that was altered."""
         try:
             content = bytes(self._system.cat_file(self._file(name)))
         except FileNotFoundError:
@@ -158,7 +158,7 @@ class SharedStreams:
             warnings.warn(NO_REFUSALS.format(first_line(error)), RuntimeWarning, stacklevel=2)
 
     def delete(self, name: str) -> bool:
-        """Removes a stream; False where there was none."""
+        """Removes a stream; False if there was none."""
         file = self._file(name)
         with self._alone(name):
             try:

@@ -129,10 +129,10 @@ class Engine:
                 self._command("resume", run)
 
     def stop(self, *, within: float) -> None:
-        """Ends all tasks as `stopped`, with their states where they are kept, and takes no more.
+        """Ends all tasks as `stopped`, with their states if they are kept, and admits no more.
 
         Returns when the engine's thread has ended, but after `within` seconds at the latest: a step cannot be
-        interrupted, and what is left to say is said when it is over.
+        interrupted, and the answers that are left is said when it is over.
         """
         with self._changed:
             self._stopping = True
@@ -223,7 +223,7 @@ class Engine:
             if commands:
                 self._apply(commands)
             delivery = scheduler.stop() if stopping else scheduler.iterate()
-        except Exception as error:  # a fault of this project: its tasks end, and the engine goes on
+        except Exception as error:  # a fault of this project: its tasks end, and the engine continues
             with self._changed:  # whatever a command has brought, or would bring, ends as well
                 runs, self._commands, self._entering = list(self._submitted.values()), [], 0
             scheduler.fail_all(error, runs)

@@ -57,11 +57,14 @@ def piece_after(fed: int, count: int, segment: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The next tokens of one run. length: of them. width: in which they are fed. verb: of the session."""
+    """The next tokens of one run."""
 
     run: Running
+    #: Of the tokens.
     length: int
+    #: In which they are fed.
     width: int
+    #: Of the session.
     verb: Verb
 
     def goes_with(self, other: Piece) -> bool:
@@ -150,7 +153,7 @@ def step_of(session: Session, pieces: Sequence[Piece], memory: Memory) -> np.nda
 
 
 def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
-    """Notes the session's answer to a piece in its run; None where the model's answer is not a number."""
+    """Notes the session's answer to a piece in its run; None if the model's answer is not a number."""
     run, task, length = piece.run, piece.run.task, piece.length
     fed = task.tokens[run.fed : run.fed + length]
     log_probs: np.ndarray | None = None

@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def free(self) -> int:
-        """How many rows nobody has."""
+        """How many rows are free."""
         return self.memory.batch - len(self.runs)
 
     def part(self, first: int, last: int) -> Memory:

@@ -94,7 +94,7 @@ class Scheduler:
             self._close(run, reason)
 
     def stop(self) -> Delivery:
-        """Ends all runs as `stopped`, and gives what is left to say."""
+        """Ends all runs as `stopped`, and gives the answers that are left."""
         for run in list(self.runs.values()):
             self.cancel(run, "stopped")
         self._decode()
@@ -188,7 +188,7 @@ class Scheduler:
     # Steps.
 
     def _step(self, runs: Sequence[Running], compute: Callable[[Memory], np.ndarray]) -> np.ndarray | None:
-        """The answer of the session to a step of neighbouring rows; None where it failed, with its tasks."""
+        """The answer of the session to a step of neighbouring rows; None if it failed, with its tasks."""
         first, last = runs[0].row, runs[-1].row + 1
         self.steps += 1
         began, self.delivery_seconds = time.perf_counter(), 0.0
@@ -330,7 +330,7 @@ class Scheduler:
         try:
             if run.task.keep:
                 state = self._state(run)
-        except Exception as fault:  # no memory for a copy, or a failing step: nobody else is concerned
+        except Exception as fault:  # no memory for a copy, or a failing step: other tasks are not concerned
             LOG.error("the state of a stream could not be kept", exc_info=fault)
             reason, error = "failed", fault_sentence(fault)
         self._end(run, reason, state=state, error=error)

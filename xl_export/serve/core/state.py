@@ -13,19 +13,17 @@ from runtimes.contract.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """A stream as it was after its last fed token.
+    """A stream as it was after its last fed token."""
 
-    memory: one row, owned by this state, which nobody steps: the engine copies it into a row. logits: float32
-    [V], of the token after the last one; None at the start of a stream, and after a rewind. tail: int64
-    [0..T + 1], the ids of the last fed tokens, the newest last: a decoder goes on from them, and a rewind
-    feeds one of them again. written: one more than the highest stream position whose slot was ever written.
-    Padding on the right is written too, so this may be more than `position`; it bounds how far the stream
-    can be rewound.
-    """
-
+    #: One row, owned by this state and never stepped: the engine copies it into a row.
     memory: Memory = field(repr=False)
+    #: float32 [V], of the token after the last one; None at the start of a stream, and after a rewind.
     logits: np.ndarray | None = field(repr=False)
+    #: int64 [0..T + 1], the ids of the last fed tokens, the newest last: a decoder continues from them, and a
+    #: rewind feeds one of them again.
     tail: np.ndarray = field(repr=False)
+    #: One more than the highest stream position whose slot was ever written. Padding on the right is written
+    #: too, so this may be more than `position`; it bounds how far the stream can be rewound.
     written: int
 
     @property

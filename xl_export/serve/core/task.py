@@ -28,46 +28,49 @@ NO_ROOM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """How a task draws its tokens.
+    """How a task draws its tokens."""
 
-    max_tokens: at least 1. seed, index: the numbers are those of `default_rng([seed, index])`, as in
-    `runtimes.tasks.generate`, where the index is the row. stop: strings that end the text and are no part of
-    it. bias: added to the logits of token ids before anything else. ends: whether the vocabulary's token for
-    the end of a document ends the task. prompt: the token ids before the first drawn one, for
-    `repetition_penalty`; None where they are the tokens of the task.
-    """
-
+    #: At least 1.
     max_tokens: int
     sampler: Sampler = field(default_factory=Sampler)
+    #: With `index`: the numbers are those of `default_rng([seed, index])`, as in `runtimes.tasks.generate`,
+    #: where the index is the row.
     seed: int = 0
     index: int = 0
+    #: Strings that end the text and are not part of it.
     stop: tuple[str, ...] = ()
+    #: Added to the logits of token ids before anything else.
     bias: Mapping[int, float] = field(default_factory=dict)
+    #: Whether the vocabulary's token for the end of a document ends the task.
     ends: bool = True
+    #: The token ids before the first drawn one, for `repetition_penalty`; None if they are the tokens of the
+    #: task.
     prompt: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """The work of one row: feed tokens, then draw tokens. A task is known by its object, not by its content.
+    """The work of one row: feed tokens, then draw tokens. Tasks are compared by identity."""
 
-    tokens: int64 [N], fed first, cut by `N` and `segment` alone. It may be empty where `state` has logits.
-    state: where the stream goes on; None starts a text at position 0. score: whether log p of each fed token
-    is wanted; it is unknown for the first token where `state` has no logits. top: how many of the likeliest
-    tokens are wanted beside each log p. drawing: None only feeds. keep: whether the state at the end is
-    wanted; then every drawn token is fed, the last one too. cached: whether a prefix of `tokens` may come
-    from the prefix cache, and its snapshots be kept there; a state or `score` excludes both. tenant: whose
-    task it is. bulk: whether it yields to tasks that people wait for.
-    """
-
+    #: int64 [N], fed first; how they are cut depends only on `N` and `segment`. It may be empty if `state`
+    #: has logits.
     tokens: np.ndarray
+    #: Where the stream continues; None starts a text at position 0.
     state: StreamState | None = None
+    #: Whether log p of each fed token is wanted; it is unknown for the first token if `state` has no logits.
     score: bool = False
+    #: How many of the likeliest tokens are wanted with each log p.
     top: int = 0
+    #: None only feeds.
     drawing: Drawing | None = None
+    #: Whether the state at the end is wanted; then every drawn token is fed, the last one too.
     keep: bool = False
+    #: Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state
+    #: or `score` excludes both.
     cached: bool = True
+    #: Whose task it is.
     tenant: str = ""
+    #: Whether it yields to tasks that people wait for.
     bulk: bool = False
 
 
@@ -81,44 +84,43 @@ class Likeliest:
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """Some of the task's own tokens were fed, or found in the prefix cache: one piece where `Task.score`, and
+    """Some of the task's own tokens were fed, or found in the prefix cache: one piece if `Task.score`, and
     otherwise all pieces that no answer has reported yet.
-
-    count: of the tokens. cached: how many of them were found. log_probs: float32 [count] in nats where
-    `Task.score`, NaN where a token's is not known; None otherwise. likeliest: where `Task.top`.
     """
 
+    #: Of the tokens.
     count: int
+    #: How many of them were found in the cache.
     cached: int = 0
+    #: float32 [count] in nats if `Task.score`, NaN for an unknown one; None otherwise.
     log_probs: np.ndarray | None = None
+    #: If `Task.top`.
     likeliest: Likeliest | None = None
 
 
 @dataclass(slots=True)  # freezing it would take half of the time that a token costs here
 class Drawn:
-    """One drawn token; nobody changes it once it is delivered. It has no hash, because it is not frozen.
-
-    text: what it adds to the text, without what may become a stop string. log_prob: under the model at
-    temperature 1 without bias, where `Task.score` or `Task.top`.
-    """
+    """One drawn token, which does not change once it is delivered. It is not frozen, so it has no hash."""
 
     token: int
+    #: What it adds to the text, without what may become a stop string.
     text: str
+    #: Under the model at temperature 1 without bias, if `Task.score` or `Task.top`.
     log_prob: float | None = None
     likeliest: Likeliest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The last answer of every task, whatever happened. text: what was held back for a stop string.
-
-    state: of the stream after all tokens that the answers have reported, where `Task.keep`; for `cancelled`
-    and `stopped` too. error: one sentence, where the reason is `failed`, or the engine itself has cancelled.
-    """
+    """The last answer of every task, whatever happened."""
 
     reason: Reason
+    #: What was held back for a stop string.
     text: str = ""
+    #: Of the stream after all tokens that the answers have reported, if `Task.keep`; for `cancelled` and
+    #: `stopped` too.
     state: StreamState | None = field(default=None, repr=False)
+    #: One sentence, if the reason is `failed`, or the engine itself has cancelled.
     error: str = ""
 
 

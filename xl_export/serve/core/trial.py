@@ -43,7 +43,7 @@ def refuse_unserved(session: Session) -> None:
 
 
 def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -> str | None:
-    """None where a row gets bitwise the same numbers in every batch that an engine of these settings steps;
+    """None if a row gets bitwise the same numbers in every batch that an engine of these settings steps;
     otherwise a sentence that says what the trial found.
 
     rows: those of the engine, before any stream is in them. The trial steps them as the engine will, so it

@@ -56,7 +56,7 @@ class Address:
         return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
 
     def bind(self) -> socket.socket:
-        """A socket at that address, which does not listen yet; raises ConfigError where it is taken."""
+        """A socket at that address, which does not listen yet; raises ConfigError if it is taken."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family)
         try:
@@ -126,7 +126,7 @@ def configured(server: Server) -> uvicorn.Config:
 
 
 class Web(uvicorn.Server):
-    """uvicorn, which waits for streams before it tells the application to stop. So the signal itself ends
+    """uvicorn, which waits for streams before it stops the application. So the signal itself ends
     them.
     """
 
@@ -143,7 +143,7 @@ class Web(uvicorn.Server):
             await self._ending
         if self.server_state.tasks:  # they were cancelled; what they log at their end belongs to the log
             await asyncio.wait(self.server_state.tasks, timeout=CUT)
-        for connection in list(self.server_state.connections):  # with answers that nobody takes
+        for connection in list(self.server_state.connections):  # whose clients do not read
             connection.transport.abort()
         await asyncio.sleep(0)
 
@@ -262,8 +262,8 @@ def fitted(limits: Limits) -> tuple[Limits, int]:
 
 
 def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:
-    """`serve` in an event loop of its own, uvloop where it is installed. It raises the limit of open files,
-    and says in the log how many connections fit into it, and how many threads each model has.
+    """`serve` in an event loop of its own, uvloop if it is installed. It raises the limit of open files,
+    and logs how many connections fit into it, and how many threads each model has.
     """
     server.limits, files = fitted(server.limits)
     server.sockets.most = server.limits.sockets

@@ -92,7 +92,7 @@ class PrefixCache:
 
     def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
         """How many of these tokens, from the first on, a kept state has been fed, and that state, which
-        nobody may change; 0 and None where nothing is known.
+        nobody may change; 0 and None if nothing is known.
         """
         with self._lock:
             for length, key in reversed(list(self._keys(tokens, self._begin(tenant)))):

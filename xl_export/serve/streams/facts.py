@@ -59,21 +59,21 @@ class TooManyStreamsError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """The bounds of a store.
+    """The bounds of a store."""
 
-    ram_bytes: of the states that stay in RAM while they are idle. streams, tenant_bytes: the most that one
-    tenant may have. unwritten_bytes: of the states of operations that run or wait for the disk. replayed: of
-    the tokens of appends, how many a stream may be ahead of its snapshot; so many are fed again after a kill.
-    flush: whether each new stream and each change of one is on the disk before it is answered, so that it
-    also survives a loss of power. That costs milliseconds an append on most disks; without it the system
-    writes appends within seconds, and a kill of the server loses none.
-    """
-
+    #: Of the states that stay in RAM while they are idle.
     ram_bytes: int = 1 << 30
+    #: The most streams of one tenant.
     streams: int = 10_000
+    #: The most bytes of the streams of one tenant.
     tenant_bytes: int = 1 << 36
+    #: Of the states of operations that run or wait for the disk.
     unwritten_bytes: int = 4 << 30
+    #: How many appended tokens a stream may be ahead of its snapshot; so many are fed again after a kill.
     replayed: int = 1024
+    #: Whether each new stream and each change of one is on the disk before it is answered, so that it also
+    #: survives a loss of power. That costs milliseconds for each append on most disks. Without it the system
+    #: writes appends within seconds, and a kill of the server loses none.
     flush: bool = False
 
     def __post_init__(self) -> None:
@@ -84,33 +84,40 @@ class StoreSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFacts:
-    """What a client may know of its stream. created, used: seconds since 1970. in_ram: whether the next
-    operation need not read the disk. busy: whether an operation runs.
-    """
+    """What a client may know of its stream."""
 
     id: str
     owner: str
     position: int
+    #: Seconds since 1970.
     created: float
+    #: Seconds since 1970.
     used: float
+    #: Whether the next operation need not read the disk.
     in_ram: bool
+    #: Whether an operation runs.
     busy: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """What a store holds and has done. damaged: folders of streams that cannot go on; `streams` are the
-    others. ram_bytes: of idle states. snapshot_bytes, journal_bytes: of the files of all streams; forks may
-    share the bytes of a snapshot on the disk, and each counts them. read, written: whole snapshots.
-    """
+    """What a store holds and has done."""
 
+    #: Without damaged ones.
     streams: int
+    #: Folders of streams that cannot continue.
     damaged: int
+    #: Idle states in RAM.
     in_ram: int
+    #: Of idle states.
     ram_bytes: int
+    #: Of the snapshots of all streams. Forks may share the bytes of one on the disk, and each counts them.
     snapshot_bytes: int
+    #: Of the journals of all streams.
     journal_bytes: int
+    #: Whole snapshots that were read.
     read: int
+    #: Whole snapshots that were written.
     written: int
 
 

@@ -86,7 +86,7 @@ class StreamFolder:
     @staticmethod
     def open(path: Path, *, flush: bool = False) -> tuple[StreamFolder, dict[str, Any]]:
         """The folder that a server left, however it ended, and the facts in it. What a kill left unfinished
-        is removed. Raises ArtefactError where it is no whole stream.
+        is removed. Raises ArtefactError if it is no whole stream.
         """
         facts = read_json(path / FACTS)
         found = sorted(
@@ -218,7 +218,7 @@ class StreamFolder:
 
 
 def flush_folder(path: Path) -> None:
-    """Brings the names in a folder to the disk; raises OSError where the disk refuses."""
+    """Brings the names in a folder to the disk; raises OSError if the disk refuses."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -50,10 +50,11 @@ class Stream:
 @dataclass(frozen=True)
 class Damaged:
     """A folder that holds no whole stream. It is left as it is, and counts for its owner, until the operator
-    of the server removes it. owner: None where that cannot be read either.
+    of the server removes it.
     """
 
     id: str
+    #: None if that cannot be read either.
     owner: str | None
 
     def concerns(self, owner: str) -> bool:
@@ -114,7 +115,7 @@ class StreamIndex:
             raise ClosedStoreError("the server has ended, and the stream stays as it was; ask again later.")
 
     def in_ram(self, name: str, state: StreamState | None) -> None:
-        """Counts the bytes of a stream in RAM as those used last; None where it has left."""
+        """Counts the bytes of a stream in RAM as those used last; None if it has left."""
         self._ram_bytes -= self._ram.pop(name, 0)
         if state is not None:
             self._ram[name] = state.num_bytes
@@ -171,7 +172,7 @@ class Operation:
         return replace(facts_of(self.stream), busy=False)
 
     def ready(self) -> StreamState | None:
-        """The stream as it is now, where it is in RAM; uses no disk, and waits for nobody who does."""
+        """The stream as it is now, where it is in RAM; uses no disk, and does not wait for the disk."""
         with self._index.lock:
             state = self.stream.state
             if state is not None:  # from here on it stays, also where another thread was taking it out
@@ -231,7 +232,7 @@ class Operation:
 
     def snapshot(self) -> BinaryIO:
         """The snapshot of the stream as an open file, which stays what it is; `load` and what follows it come
-        first. Uses the disk. Raises JournalError where nobody has loaded a stream that needs it.
+        first. Uses the disk. Raises JournalError if nobody has loaded a stream that needs it.
         """
         with self.stream.lock:
             if self.stream.folder.appended:
@@ -263,7 +264,7 @@ class Unwritten:
     def one(self, tenant: str = "") -> Iterator[None]:
         """While the block runs, the tenant has one operation more.
 
-        Raises FullStoreError where there are too many, or where a tenant with a name has its share of them.
+        Raises FullStoreError if there are too many, or where a tenant with a name has its share of them.
         """
         with self._lock:
             running, own = self._own.total(), self._own[tenant]

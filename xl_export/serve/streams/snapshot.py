@@ -40,7 +40,7 @@ FACTS_BYTES = 1 << 16  # of a header, beside the logits and the tail: its tensor
 def server_key(folder: Path) -> bytes:
     """The secret with which a server signs its snapshots: 32 random bytes in a file of its state folder.
 
-    The file is made where there is none, readable by its owner alone. Servers that shall take each other's
+    The file is made if there is none, readable by its owner alone. Servers that shall take each other's
     snapshots have copies of one file. Raises ConfigError for a file that others may read.
     """
     path = folder / KEY_FILE
@@ -84,7 +84,7 @@ def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
     """Writes a stream to a signed file, atomically.
 
     Nobody steps the memory of a state. So several threads may write one, and an engine may read it meanwhile.
-    Raises UserError where the disk is full, and StreamError for a memory with values that are not finite.
+    Raises UserError if the disk is full, and StreamError for a memory with values that are not finite.
     """
     logits = b"" if state.logits is None else np.ascontiguousarray(state.logits, "<f4").tobytes()
     notes = {

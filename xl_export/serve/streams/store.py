@@ -159,7 +159,7 @@ class StreamStore:
 
     def begin(self, name: str, owner: str) -> Operation:
         """An operation on a stream: until its `end` nobody else uses the stream. Without a `commit` the
-        stream stays as it was. Raises NoStreamError, and BusyStreamError where another operation runs.
+        stream stays as it was. Raises NoStreamError, and BusyStreamError if another operation runs.
         """
         stream = self._owned(name, owner)
         with self._index.lock:
@@ -221,7 +221,7 @@ class StreamStore:
         return count, count * self._index.row_bytes
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
-        """The snapshot of a stream as an open file; uses the disk. Raises JournalError where that needs the
+        """The snapshot of a stream as an open file; uses the disk. Raises JournalError if that needs the
         model.
         """
         with self.operation(name, owner) as operation:
@@ -253,7 +253,7 @@ class StreamStore:
         return stream
 
     def refuse_more(self, owner: str, *, making: bool = False) -> None:
-        """Raises TooManyStreamsError where a tenant has as many streams as it may have.
+        """Raises TooManyStreamsError if a tenant has as many streams as it may have.
 
         making: whether one more is being made from now on.
         """

@@ -59,7 +59,7 @@ class UnservedStreams:
 
     @staticmethod
     def read(path: Path) -> UnservedStreams | None:
-        """The streams in a folder; None where another process is using them. Uses the disk."""
+        """The streams in a folder; None if another process is using them. Uses the disk."""
         try:
             with only_writer(path, doing="listing streams"):
                 return UnservedStreams(path, stored(path))

@@ -16,7 +16,7 @@ FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
 COUNTED = 1 << 17  # bytes of a body whose values are counted before they are made
 WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fraction of a millisecond
-FIELDS = 8  # values that belong to one list or object, beside token ids
+FIELDS = 8  # values of one list or object, without token ids
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
 KINDS = {  # how messages name msgspec's types
@@ -43,7 +43,7 @@ def decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits
 
 def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
     """Raises RefusedError for a large body with more values than any request has that is served. Making them
-    would hold Python's lock for seconds. Strings are skipped, in parts so that other threads go on.
+    would hold Python's lock for seconds. Strings are skipped, in parts so that other threads can run.
     """
     if isinstance(body, str):
         body = body.encode()

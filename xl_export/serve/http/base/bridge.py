@@ -66,7 +66,7 @@ class Bridge:
         """Called on the engine's thread, once a step."""
         try:
             self._loop.call_soon_threadsafe(self._spread, batch)
-        except RuntimeError:  # the loop is closed, so nobody waits for an answer
+        except RuntimeError:  # the loop is closed, so no task waits for an answer
             return
 
     def _spread(self, batch: Delivery) -> None:

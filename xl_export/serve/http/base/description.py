@@ -50,7 +50,7 @@ REFUSALS = {
 ALWAYS, WITH_KEY, WITH_BODY = (403, 500), (401, 429), (400, 408, 413)
 HEADERS = {
     "X-Request-Id": {
-        "description": "The id of the request in the server's log; the client's own, where it sent one.",
+        "description": "The id of the request in the server's log; the client's own, if it sent one.",
         "schema": TEXT,
     },
     "Retry-After": {

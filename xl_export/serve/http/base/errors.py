@@ -69,7 +69,7 @@ class RefusedError(Exception):
 
 
 class ClientLeftError(Exception):
-    """The client closed its connection, so nobody reads an answer."""
+    """The client closed its connection, so there is no reader."""
 
 
 def stopping() -> RefusedError:
@@ -93,7 +93,7 @@ def busy(retry_after: float) -> RefusedError:
 
 
 def refuse_failure(ended: Ended) -> None:
-    """Raises RefusedError where a task ended because of the server."""
+    """Raises RefusedError if a task ended because of the server."""
     if ended.reason == "failed":
         raise RefusedError(ended.error or "the engine failed; see the log.", status=500, code="engine_failed")
     if ended.reason == "cancelled" and ended.error:  # by the engine, and not because the server stops

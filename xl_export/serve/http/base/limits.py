@@ -15,37 +15,41 @@ SMALL_BODY = 1 << 16  # bytes of a request or a WebSocket that do not count amon
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that one request may take, and how long a client may take for it.
+    """The most that one request may use, and how long a client may take for it."""
 
-    body_bytes: of one request. bodies_bytes: of all requests that are served at once and of all messages of
-    WebSockets that are not answered, but for the first `SMALL_BODY` of each request and each WebSocket; a
-    single body may be larger. message_bytes: of one message of a WebSocket. prompt_tokens: of all prompts of
-    a request together. max_tokens: that one choice draws. log_probs: that one answer holds, where each token
-    counts once for itself and once for each of the likeliest beside it; also the tokens of all choices of an
-    answer that is not streamed. choices: prompts times `n` or `best_of`. texts: of one request to score.
-    requests: that are served or wait at once; each operation on a WebSocket counts as one. sockets:
-    WebSockets that are open at once. tenant_share: of requests, of sockets and of bodies_bytes that one
-    tenant may have. connections: that are open at once. header_bytes: of the head of a request; between two
-    parts of its body, and after it, as many. header_seconds, body_seconds: until a request has arrived.
-    stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was sent, it is
-    disconnected.
-    """
-
+    #: Of the body of one request.
     body_bytes: int = 16 << 20
+    #: Of the bodies of all requests that are served at once and of all messages of WebSockets that are not
+    #: answered, without the first `SMALL_BODY` of each; a single body may be larger.
     bodies_bytes: int = 256 << 20
+    #: Of one message of a WebSocket.
     message_bytes: int = 1 << 20
+    #: Of all prompts of a request together.
     prompt_tokens: int = 1 << 20
+    #: Tokens that one choice draws.
     max_tokens: int = 1 << 17
+    #: That one answer holds: each token counts once for itself and once for each of the likeliest next to it.
+    #: Also the tokens of all choices of an answer that is not streamed.
     log_probs: int = 1 << 19
+    #: Prompts times `n` or `best_of`.
     choices: int = 128
+    #: Of one request to score.
     texts: int = 4096
+    #: That are served or wait at once; each operation on a WebSocket counts as one.
     requests: int = 2048
+    #: WebSockets that are open at once.
     sockets: int = 2048
+    #: Of requests, of sockets and of bodies_bytes, for one tenant with a name.
     tenant_share: float = 0.5
+    #: That are open at once.
     connections: int = 4096
+    #: Of the head of a request; as many between two parts of its body, and after it.
     header_bytes: int = 1 << 16
+    #: Until the head of a request has arrived.
     header_seconds: float = 10.0
+    #: Until its body has arrived.
     body_seconds: float = 60.0
+    #: A client that accepted nothing, or next to nothing, for so long is disconnected.
     stalled_seconds: float = 120.0
 
     def __post_init__(self) -> None:
@@ -107,7 +111,7 @@ class BodyBytes:
         return Account(self, tenant)
 
     def change(self, tenant: str, count: int) -> None:
-        """Counts more bytes, or fewer; raises RefusedError where they would be too many, or more than the
+        """Counts more bytes, or fewer; raises RefusedError if they would be too many, or more than the
         share of a tenant with a name.
         """
         total, own = self.total + count, self._own[tenant] + count

@@ -35,7 +35,7 @@ class Metrics:
         self._registry.register(self)
 
     def of(self, model: str) -> Figures:
-        """The figures of the model of that name; they go on when it is reloaded."""
+        """The figures of the model of that name; they continue when it is reloaded."""
         return self._models.setdefault(model, Figures())
 
     def text(self) -> bytes:
@@ -81,7 +81,7 @@ class Metrics:
         )
         for model, figures in self._models.items():
             total = Histogram(QUEUED)
-            for histogram in figures.queued:  # an engine that drains counts beside the one in its place
+            for histogram in figures.queued:  # an engine that drains counts in addition to its successor
                 total.add(histogram)
             queued.add_metric((model,), total.buckets(), total.sum)
         yield queued

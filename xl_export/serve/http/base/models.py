@@ -54,7 +54,7 @@ async def on_thread(function: Callable[..., Result], *arguments: object) -> Resu
             result = function(*arguments)
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for it
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits for it
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="xl-export blocking", daemon=True).start()

@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._lock = threading.Lock()  # an engine says its faults on its own thread
+        self._lock = threading.Lock()  # an engine reports faults on its own thread
 
     def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
         """One line with the time, the level, the name of the event, and its fields without those that are
@@ -46,7 +46,7 @@ class Log:
         now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
         known = {name: value for name, value in fields.items() if value is not None}
         line = msgspec.json.encode({"time": now, "level": level, "event": event, **known})
-        with self._lock, suppress(OSError, ValueError):  # nobody reads the log any more
+        with self._lock, suppress(OSError, ValueError):  # the log has no reader any more
             self._stream.write(line.decode() + "\n")
             self._stream.flush()
 
@@ -131,7 +131,7 @@ class Server:
         return self.models[name]
 
     def unserved_streams(self) -> list[Holds]:
-        """Where the streams are that no model of this server can go on with."""
+        """Where the streams are that no model of this server can continue."""
         return self.stores.others([model.store for model in self.models.values()])
 
     def refuse_when_full(self, tenant: str, *, bulk: bool = False) -> None:
@@ -152,7 +152,7 @@ class Server:
     async def reload(self, name: str) -> Model:
         """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
 
-        Requests that use the old one go on with it. Raises UserError, and changes nothing, where the artefact
+        Requests that use the old one finish on it. Raises UserError, and changes nothing, where the artefact
         cannot be opened, or where too many replaced versions still serve: each keeps its memory.
         """
         async with self._reloading:

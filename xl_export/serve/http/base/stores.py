@@ -69,7 +69,7 @@ class Stores:
     """Opens the store of each artefact once, and closes it with the last model that uses it."""
 
     def __init__(self, folder: Path, settings: StoreSettings) -> None:
-        """folder: for everything that outlives the server; it is made where there is none. Uses the disk."""
+        """folder: for everything that outlives the server; it is made if there is none. Uses the disk."""
         self._folder, self._settings, self._key = folder / "streams", settings, server_key(folder)
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}

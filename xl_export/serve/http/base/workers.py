@@ -63,7 +63,7 @@ class _Job:
             else:
                 self.future.set_result(result)
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for it
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits for it
             self.loop.call_soon_threadsafe(settle)
 
 
@@ -83,7 +83,7 @@ class Workers:
         self._changed = threading.Condition()
 
     async def run(self, tenant: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The result of a function or, where it is a generator, what it returns at its end. Cancelling this
+        """The result of a function or, if it is a generator, what it returns at its end. Cancelling this
         coroutine drops the job before its next turn.
         """
         # No variable holds the future: an error in it would hold this frame, and the frame the future.
@@ -127,7 +127,7 @@ class Workers:
             return job
 
     def _turn(self) -> str | None:
-        """The tenant whose turn it is; None where nothing waits that may run now."""
+        """The tenant whose turn it is; None if nothing waits that may run now."""
         may_run = (name for name in self._waiting if not name or self._running[name] < self._share)
         return next(may_run, None)
 
@@ -144,7 +144,7 @@ DISK = Workers("disk", min(32, (os.cpu_count() or 1) + 4))
 async def aside(
     size: int, tenant: str, function: Callable[..., Steps[Result]], *arguments: Any, **named: Any
 ) -> Result:
-    """What a function of something of that size returns: at once where it is small, and otherwise from a
+    """What a function of something of that size returns: at once if it is small, and otherwise from a
     thread, so that no other client waits for it. tenant: whose work it is.
     """
     if size < INLINE:

@@ -40,7 +40,7 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
 
 
 class _Prompt:
-    """A prompt while it is fed. fed: tokens so far. log_probs: of its tokens, where they are wanted."""
+    """A prompt while it is fed. fed: tokens so far. log_probs: of its tokens, if they are wanted."""
 
     def __init__(self, tokens: np.ndarray, log_probs: LogProbs | None) -> None:
         self.tokens, self.log_probs = tokens, log_probs

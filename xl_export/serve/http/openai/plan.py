@@ -22,7 +22,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_document
 from xl_export.serve.http.base.workers import Steps
 
-MOST_LIKELIEST = 20  # tokens beside each one
+MOST_LIKELIEST = 20  # tokens for each one
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_BIASES, LARGEST_BIAS = 1024, 100.0
 DEFAULT_TOKENS = 16  # as OpenAI's
@@ -100,24 +100,27 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a request asks for, checked.
+    """What a request asks for, checked."""
 
-    prompts: token ids of each. texts: of each prompt, where it is repeated. drawing: of the first
-    choice; None draws nothing. n: choices of a prompt that are returned, of `best_of` that are drawn.
-    log_probs: how many of the likeliest tokens are wanted beside each token; None for no log-probabilities.
-    as_ids: whether these tokens are named by their ids.
-    """
-
+    #: Token ids of each prompt.
     prompts: list[np.ndarray]
+    #: The text of each prompt if it is repeated.
     texts: list[str]
+    #: Of the first choice; None draws nothing.
     drawing: Drawing | None
+    #: Choices of a prompt that are returned.
     n: int
+    #: Choices of a prompt that are drawn.
     best_of: int
+    #: How many of the likeliest tokens are wanted for each token; None for no log-probabilities.
     log_probs: int | None
+    #: Whether tokens are named by their ids.
     as_ids: bool
     echo: bool
     stream: bool
+    #: Whether a last event has the usage.
     usage: bool
+    #: Whether each event has the usage.
     each_usage: bool
 
     @property
@@ -140,7 +143,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
     best_of = _within("best_of", body.best_of, n, n, limits.choices)
     if stream and best_of > n:
         raise RefusedError(
-            f"best_of is {best_of} and n is {n}, and the best are known at the end alone; leave out stream.",
+            f"best_of is {best_of} and n is {n}, and the best are only known at the end; leave out stream.",
             param="best_of",
         )
     max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, limits.max_tokens)

@@ -302,7 +302,7 @@ def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:
 
 
 def _wanted(vocab: Vocab, wanted: bool, token: int | None, option: str, place: str) -> int | None:
-    """The token that is put before or after a text; None where that is not wanted."""
+    """The token that is put before or after a text; None if that is not wanted."""
     if wanted and token is None:
         raise RefusedError(
             f"{option} needs a token that stands {place} a text, and the {vocab.kind} vocabulary of this "

@@ -127,7 +127,7 @@ OPERATIONS = [
 
 
 def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Steps[bytes]:
-    """The ids of a text, and their own texts where they are asked for: a `Tokenized` as JSON."""
+    """The ids of a text, and their own texts if they are asked for: a `Tokenized` as JSON."""
     ids: list[int] = []
     if body.prompt:
         ids = (yield from encoding(vocab, body.prompt, what="prompt", param="prompt")).tolist()
@@ -178,7 +178,7 @@ def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:
 
 
 def _text(vocab: Vocab, token: int) -> str:
-    """The text of a token, or its id where its text cannot be decoded here."""
+    """The text of a token, or its id if its text cannot be decoded here."""
     try:
         return decode(vocab, [token])
     except UserError:

@@ -157,7 +157,7 @@ class Writer:
         return Choice(prompt, index, b"data: " + facts + b'{"index":%d,"text":' % index)
 
     def begin(self, choice: Choice, prompt_log_probs: LogProbs | None) -> Steps[bytes]:
-        """What comes before the first token of a choice: the prompt, where it is to be repeated."""
+        """What comes before the first token of a choice: the prompt, if it is to be repeated."""
         plan, choice.begun = self._plan, True
         text = plan.texts[choice.prompt]
         wanted = plan.log_probs is not None
@@ -178,7 +178,7 @@ class Writer:
         return EVENT + (yield from json_steps(self._document(choice, text, own, None))) + END
 
     def drawn(self, choice: Choice, drawn: Drawn) -> bytes:
-        """One more token: an event, or nothing where there is nothing to tell yet."""
+        """One more token: an event, or nothing if there is nothing to tell yet."""
         choice.tokens += 1
         self._drawn += 1
         if (collected := choice.log_probs) is not None and drawn.log_prob is not None:
@@ -197,7 +197,7 @@ class Writer:
     def straight(self, choice: Choice, write: Callable[[bytes], bool]) -> Pass | None:
         """A function that does what `drawn` does with a token of a begun choice, and writes the event.
 
-        It returns False where the client has to be waited for. None where events are not all alike.
+        It returns False if the client has to be waited for. None if events are not all alike.
         """
         if choice.log_probs is not None or self._plan.each_usage:
             return None
@@ -297,7 +297,7 @@ class LogProbs:
     def add(
         self, token: int, log_prob: float, ids: np.ndarray | None = None, log_probs: np.ndarray | None = None
     ) -> None:
-        """One token. log_prob: NaN where it is not known, as that of the first token of a text is not."""
+        """One token. log_prob: NaN if it is not known, as that of the first token of a text is not."""
         text = self._decode(token)
         known = not math.isnan(log_prob)
         self._tokens.append(_id_name(token) if self._as_ids else text)

@@ -105,7 +105,7 @@ def tokens_of(
         )
     if body.alternatives and not body.surprisal:
         raise RefusedError(
-            "alternatives are given beside surprisals; leave surprisal out, or set it to true.",
+            "alternatives are returned with surprisals; leave surprisal out, or set it to true.",
             param="alternatives",
         )
     given: Any = body.tokens if body.text is None else body.text
@@ -316,7 +316,7 @@ class TokenReport:
             self.count += 1
 
     def _named(self, ids: np.ndarray, log_probs: np.ndarray) -> list[dict[str, Any]] | None:
-        """The likeliest tokens at one place; None where nothing comes before it."""
+        """The likeliest tokens at one place; None if nothing comes before it."""
         if math.isnan(log_probs[0]):
             return None
         pairs = zip(ids[: self._alternatives].tolist(), log_probs[: self._alternatives].tolist(), strict=True)

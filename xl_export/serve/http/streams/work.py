@@ -39,7 +39,7 @@ Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
 TOKEN_WORK = 16  # how much more work a token with its surprisal is than a byte of text
-KEPT: set[asyncio.Task[Any]] = set()  # event loops forget tasks that nobody keeps
+KEPT: set[asyncio.Task[Any]] = set()  # event loops keep no reference to tasks
 
 
 class StreamWork:
@@ -190,14 +190,14 @@ class StreamWork:
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
-        """An operation on a stream, which is at this position, where one is given."""
+        """An operation on a stream, which is at this position, if one is given."""
         with self._store.operation(name, self.tenant) as operation, self._store.unwritten.one(self.tenant):
             if position is not None and operation.facts.position != position:
                 raise ElsewhereError(operation.facts.position, position)
             yield operation
 
     async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
-        """The tokens that a body appends; a long text is encoded on a thread, and holds nobody up."""
+        """The tokens that a body appends; a long text is encoded on a thread, and delays no other client."""
         vocab = self._model.session.vocab
         size = len(body.text or body.tokens or ())
         return await aside(size, self.tenant, tokens_of, body, vocab, self._limits, needed=needed)
