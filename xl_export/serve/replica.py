@@ -25,8 +25,8 @@ from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.body import decoded, decoding_error, too_large
-from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import encoding
+from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.workers import finished

@@ -1,4 +1,4 @@
-"""The application: all operations, who may use them, and how each request ends."""
+"""The application: all endpoints, who may use them, and how each request ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http import operation, page
-from xl_export.serve.http.base.description import Operation, description
+from xl_export.serve.http import page, status
+from xl_export.serve.http.base.endpoint import Endpoint, description
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.keys import Tenant
@@ -50,44 +50,44 @@ async def refused(exchange: Exchange) -> Response:
 
 
 async def described(exchange: Exchange) -> Response:
-    """The description of all operations."""
+    """The description of all endpoints."""
     return json(DESCRIPTION)
 
 
-OPERATIONS = [
-    *operation.OPERATIONS,
-    *completions.OPERATIONS,
-    *tokens.OPERATIONS,
-    *score.OPERATIONS,
-    *streams.OPERATIONS,
-    *page.OPERATIONS,
+ENDPOINTS = [
+    *status.ENDPOINTS,
+    *completions.ENDPOINTS,
+    *tokens.ENDPOINTS,
+    *score.ENDPOINTS,
+    *streams.ENDPOINTS,
+    *page.ENDPOINTS,
     *(
-        Operation(method=method, path=path, handler=refused)
+        Endpoint(method=method, path=path, handler=refused)
         for path in REFUSED
         for method in ("GET", "POST", "DELETE")
     ),
-    Operation(method="GET", path="/openapi.json", handler=described, is_open=True),
+    Endpoint(method="GET", path="/openapi.json", handler=described, is_open=True),
 ]
-DESCRIPTION = description(OPERATIONS, version=version("xl-export"))
+DESCRIPTION = description(ENDPOINTS, version=version("xl-export"))
 
 
 class Application:
-    """What uvicorn calls for each request. Finds out whose request it is and which operation it asks for,
+    """What uvicorn calls for each request. Finds out whose request it is and which endpoint it asks for,
     refuses strangers, and notes how the request ends.
     """
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._fixed: dict[str, list[Operation]] = {}
-        self._variable: dict[str, list[Operation]] = {}
-        for each in OPERATIONS:
+        self._fixed: dict[str, list[Endpoint]] = {}
+        self._variable: dict[str, list[Endpoint]] = {}
+        for each in ENDPOINTS:
             paths = self._variable if "{" in each.path else self._fixed
             paths.setdefault(each.path, []).append(each)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, began = self._server, time.monotonic()
         exchange = Exchange(server, scope, receive, send)
-        wanted: Operation | None = None
+        wanted: Endpoint | None = None
         try:
             wanted, refusal = self._find(exchange)
             self._admit(exchange, wanted)
@@ -114,7 +114,7 @@ class Application:
             await exchange.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
             exchange.stack.close()
-            # Counted by the path of the operation, so that strangers cannot add paths.
+            # Counted by the path of the endpoint, so that strangers cannot add paths.
             path = "other" if wanted is None else wanted.path
             server.metrics.answered[path, str(exchange.status or 499)] += 1
             if path not in UNLOGGED:
@@ -129,7 +129,7 @@ class Application:
                     **exchange.note,
                 )
 
-    async def _answer(self, exchange: Exchange, wanted: Operation) -> None:
+    async def _answer(self, exchange: Exchange, wanted: Endpoint) -> None:
         if wanted.query or wanted.body is not None:
             exchange.refuse_parameters(wanted.query)
         if wanted.queue:
@@ -139,7 +139,7 @@ class Application:
         if response is not None:
             await exchange.respond(response)
 
-    def _admit(self, exchange: Exchange, wanted: Operation | None) -> None:
+    def _admit(self, exchange: Exchange, wanted: Endpoint | None) -> None:
         """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
         server = self._server
         _refuse_foreign(exchange.headers, server.hosts)
@@ -156,22 +156,22 @@ class Application:
             load = server.sockets if exchange.scope["type"] == "websocket" else server.requests
             exchange.stack.enter_context(load.one(tenant.name))
 
-    def _find(self, exchange: Exchange) -> tuple[Operation | None, RefusedError | None]:
-        """The operation that a request asks for, after its variables were noted; or, for a path or a method
-        that does not exist, the refusal, and an operation with that path if there is one.
+    def _find(self, exchange: Exchange) -> tuple[Endpoint | None, RefusedError | None]:
+        """The endpoint that a request asks for, after its variables were noted; or, for a path or a method
+        that does not exist, the refusal, and an endpoint with that path if there is one.
         """
         path, method = exchange.path, _method(exchange.scope)
         same = self._fixed.get(path, [])
         for each in same:
             if method == each.method or (method == "HEAD" and each.method == "GET"):
                 return each, None
-        for operations in self._variable.values():
-            if match := operations[0].pattern.fullmatch(path):
-                for each in operations:
+        for endpoints in self._variable.values():
+            if match := endpoints[0].pattern.fullmatch(path):
+                for each in endpoints:
                     if method == each.method or (method == "HEAD" and each.method == "GET"):
                         exchange.params = match.groupdict()
                         return each, None
-                same = same or operations
+                same = same or endpoints
         methods = {each.method for each in same} - {"WEBSOCKET"}
         if methods and method != "WEBSOCKET":
             return same[0], _no_method(path, method, methods | ({"HEAD"} if "GET" in methods else set()))
@@ -222,10 +222,10 @@ def _no_method(path: str, method: str, methods: set[str]) -> RefusedError:
 
 
 def _advice(path: str) -> str:
-    """What to do if no operation has the path of a request, in the imperative."""
+    """What to do if no endpoint has the path of a request, in the imperative."""
     if "//" in path:
         return "a part of the path is empty, as if the id of a stream were missing"
-    paths = {_like(each.path, path) for each in OPERATIONS}
+    paths = {_like(each.path, path) for each in ENDPOINTS}
     near = [
         each for each in get_close_matches(path, paths, n=2, cutoff=0.85) if each != path and ".." not in each
     ]
@@ -233,6 +233,6 @@ def _advice(path: str) -> str:
 
 
 def _like(template: str, path: str) -> str:
-    """The path of an operation with the parts of a request's path in place of its variables."""
+    """The path of an endpoint with the parts of a request's path in place of its variables."""
     parts = zip_longest(template.split("/"), path.split("/")[: template.count("/") + 1], fillvalue="")
     return "/".join(given if part.startswith("{") else part for part, given in parts)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from starlette.responses import FileResponse, Response
 
-from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.endpoint import Endpoint
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.web.files import PAGE, web_files
@@ -45,9 +45,9 @@ async def part(exchange: Exchange) -> Response:
 
 
 # They need no API key; what the page asks for then does.
-OPERATIONS = [
-    Operation(method="GET", path="/", handler=index, is_open=True),
-    Operation(method="GET", path="/page/{name}", handler=part, is_open=True),
+ENDPOINTS = [
+    Endpoint(method="GET", path="/", handler=index, is_open=True),
+    Endpoint(method="GET", path="/page/{name}", handler=part, is_open=True),
 ]
 
 

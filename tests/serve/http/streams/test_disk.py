@@ -19,7 +19,7 @@ from runtimes import Session, UserError
 from runtimes.contract.tensors import row_bytes
 from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_streams import until
-from tests.serve.http.test_operation import ANNA, BERT, bearer
+from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.streams import folder

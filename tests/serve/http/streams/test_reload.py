@@ -17,7 +17,7 @@ from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection, head, wait_for
-from tests.serve.http.test_operation import ANNA, BERT
+from tests.serve.http.test_status import ANNA, BERT
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import INLINE

@@ -12,7 +12,7 @@ from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import LIMITS, Keeping, owned
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection, head, wait_for
-from tests.serve.http.test_operation import ANNA, BERT, bearer
+from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.limits import Load

@@ -47,8 +47,8 @@ def test_the_unread_answers_of_a_failed_task_do_not_pause_it(session: Session) -
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2, unread=2), deliver=clients.deliver)
     engine.submit(task := endless())
-    scheduler, feed = engine._scheduler, engine._scheduler._feed
-    scheduler._feed = lambda: fails() if scheduler.drawn else feed()  # type: ignore[method-assign]
+    scheduler, draw = engine._scheduler, engine._scheduler._draw
+    scheduler._draw = lambda *given: fails() if scheduler.drawn else draw(*given)  # type: ignore[method-assign]
     engine.start()
     assert reasons(clients, task) == ["failed"]
     engine.stop(within=60)

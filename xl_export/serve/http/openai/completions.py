@@ -11,8 +11,8 @@ from runtimes.base.errors import UserError
 from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Inbox
-from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.encoding import json_steps
+from xl_export.serve.http.base.endpoint import Endpoint
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.models import Model
@@ -239,8 +239,8 @@ class Completion:
         )
 
 
-OPERATIONS = [
-    Operation(
+ENDPOINTS = [
+    Endpoint(
         method="POST",
         path="/v1/completions",
         handler=completions,

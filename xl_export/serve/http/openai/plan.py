@@ -16,8 +16,8 @@ from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.generate import refuse_empty_stops
 from xl_export.serve.core.task import Drawing
-from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import encoding, texts_of
+from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_document
 from xl_export.serve.http.base.workers import Steps

@@ -21,8 +21,8 @@ from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Inbox
-from xl_export.serve.http.base.description import Operation, doc
 from xl_export.serve.http.base.encoding import json_steps, texts_of
+from xl_export.serve.http.base.endpoint import Endpoint, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
@@ -103,8 +103,8 @@ async def score(exchange: Exchange, body: ScoreBody) -> None:
     await exchange.while_connected(Scoring(rows, body.tokens, model, exchange).run())
 
 
-OPERATIONS = [
-    Operation(
+ENDPOINTS = [
+    Endpoint(
         method="POST",
         path="/v1/score",
         handler=score,

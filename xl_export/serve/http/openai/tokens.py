@@ -10,8 +10,8 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
-from xl_export.serve.http.base.description import Operation, doc
 from xl_export.serve.http.base.encoding import encoding, json_steps, texts_of
+from xl_export.serve.http.base.endpoint import Endpoint, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.workers import Steps
@@ -95,8 +95,8 @@ async def info(exchange: Exchange) -> Response:
     return json(tokenizer_info(vocab, server.limits.prompt_tokens))
 
 
-OPERATIONS = [
-    Operation(
+ENDPOINTS = [
+    Endpoint(
         method="POST",
         path="/tokenize",
         handler=tokenize,
@@ -105,7 +105,7 @@ OPERATIONS = [
         answer=Tokenized,
         refused=(404, 503),
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path="/detokenize",
         handler=detokenize,
@@ -114,7 +114,7 @@ OPERATIONS = [
         answer=Detokenized,
         refused=(404, 503),
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/tokenizer_info",
         handler=info,

@@ -12,8 +12,8 @@ import numpy as np
 
 from xl_export.serve.core.task import Drawn, Ended
 from xl_export.serve.http.base.bridge import Pass
-from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import TokenTexts, json_steps
+from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.exchange import DONE, END, EVENT, event
 from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import Plan

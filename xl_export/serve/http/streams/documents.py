@@ -11,8 +11,8 @@ import numpy as np
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Likeliest, Reason
-from xl_export.serve.http.base.description import doc
 from xl_export.serve.http.base.encoding import TokenTexts, encoding
+from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_log_probs
 from xl_export.serve.http.base.workers import Steps

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import msgspec
 from starlette.responses import Response
 
-from xl_export.serve.http.base.description import WITH_BODY, Operation
 from xl_export.serve.http.base.encoding import json_steps
+from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoint
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.models import Model
@@ -220,8 +220,8 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
         ) from error
 
 
-OPERATIONS = [
-    Operation(
+ENDPOINTS = [
+    Endpoint(
         method="POST",
         path="/v1/streams",
         handler=create,
@@ -233,7 +233,7 @@ OPERATIONS = [
         link=("id", "/stream/id"),
         refused=WRITES,
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/v1/streams",
         handler=list_all,
@@ -242,7 +242,7 @@ OPERATIONS = [
         answer=StreamList,
         refused=(404, 503),
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path="/v1/streams/restore",
         handler=restore,
@@ -254,7 +254,7 @@ OPERATIONS = [
         link=("id", "/id"),
         refused=WRITES,
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path=ONE,
         handler=facts,
@@ -262,7 +262,7 @@ OPERATIONS = [
         answer=StreamDocument,
         refused=(404, 410, 503),
     ),
-    Operation(
+    Endpoint(
         method="DELETE",
         path=ONE,
         handler=delete,
@@ -270,7 +270,7 @@ OPERATIONS = [
         answer=DeletedStream,
         refused=WRITES,
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path=f"{ONE}/append",
         handler=append,
@@ -280,7 +280,7 @@ OPERATIONS = [
         answer=AppendResult,
         refused=WRITES,
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path=f"{ONE}/continue",
         handler=continue_,
@@ -292,7 +292,7 @@ OPERATIONS = [
         last_event=ContinueResult,
         refused=WRITES,
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path=f"{ONE}/rewind",
         handler=rewind,
@@ -301,7 +301,7 @@ OPERATIONS = [
         answer=StreamDocument,
         refused=WRITES,
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path=f"{ONE}/fork",
         handler=fork,
@@ -311,7 +311,7 @@ OPERATIONS = [
         link=("id", "/id"),
         refused=(*WRITES, *WITH_BODY),  # a body is read, and refused where it asks for something
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path=f"{ONE}/snapshot",
         handler=snapshot,
@@ -319,5 +319,5 @@ OPERATIONS = [
         content="application/octet-stream",
         refused=WRITES,
     ),
-    Operation(method="WEBSOCKET", path=f"{ONE}/ws", handler=conversation),
+    Endpoint(method="WEBSOCKET", path=f"{ONE}/ws", handler=conversation),
 ]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
-from xl_export.serve.http.base.description import Operation, doc
+from xl_export.serve.http.base.endpoint import Endpoint, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.models import Model
@@ -150,8 +150,8 @@ async def reload(exchange: Exchange) -> Response:
     return json(facts(fresh, server.limits.prompt_tokens))
 
 
-OPERATIONS = [
-    Operation(
+ENDPOINTS = [
+    Endpoint(
         method="GET",
         path="/health",
         handler=health,
@@ -160,7 +160,7 @@ OPERATIONS = [
         instead={503: Health},
         is_open=True,
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/ready",
         handler=ready,
@@ -169,21 +169,21 @@ OPERATIONS = [
         instead={503: Ready},
         is_open=True,
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/metrics",
         handler=metrics,
         summary="Figures for Prometheus.",
         content="text/plain",
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/v1/server",
         handler=figures,
         summary="The figures of each model as JSON.",
         answer=ServerFigures,
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/v1/models",
         handler=models,
@@ -191,7 +191,7 @@ OPERATIONS = [
         answer=ModelList,
         link=("name", "/data/0/id"),
     ),
-    Operation(
+    Endpoint(
         method="GET",
         path="/v1/models/{name}",
         handler=model,
@@ -199,7 +199,7 @@ OPERATIONS = [
         answer=ModelDocument,
         refused=(404, 503),
     ),
-    Operation(
+    Endpoint(
         method="POST",
         path="/admin/models/{name}/reload",
         handler=reload,

@@ -19,8 +19,8 @@ from runtimes.contract.spec import SPEC
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
 from xl_export.serve.http import serving
-from xl_export.serve.http.app import OPERATIONS
-from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.app import ENDPOINTS
+from xl_export.serve.http.base.endpoint import Endpoint
 from xl_export.serve.http.base.keys import keys_of
 
 ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
@@ -147,14 +147,14 @@ def test_a_fault_of_a_route_is_answered_as_the_description_says(
     assert "the route burns" in faults[0]["traceback"]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
-def test_every_operation_that_is_not_open_needs_a_key(keyed: Running, operation: Operation) -> None:
-    if operation.method == "WEBSOCKET":
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
+def test_every_endpoint_that_is_not_open_needs_a_key(keyed: Running, endpoint: Endpoint) -> None:
+    if endpoint.method == "WEBSOCKET":
         return  # see test_socket.py
-    url = keyed.at + operation.path.replace("{name}", "icon.svg")
+    url = keyed.at + endpoint.path.replace("{name}", "icon.svg")
     for headers in ({}, bearer("wrong-0123456789abcdef"), {"Authorization": f"Basic {ANNA}"}):
-        answer = keyed.client.request(operation.method, url, headers=headers)
-        if operation.is_open:
+        answer = keyed.client.request(endpoint.method, url, headers=headers)
+        if endpoint.is_open:
             assert answer.status_code == 200
         else:
             assert answer.status_code == 401

@@ -1,4 +1,4 @@
-"""Operations, and `/openapi.json`: what can be asked and what is answered, as the types of bodies say it."""
+"""Endpoints, and `/openapi.json`: what can be asked and what is answered, as the types of bodies say it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def doc(text: str) -> msgspec.Meta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One method of one path: how it is routed, read, answered and described. The tables of operations are
+class Endpoint:
+    """One method of one path: how it is routed, read, answered and described. The tables of endpoints are
     the only place that knows paths and methods.
     """
 
@@ -77,7 +77,7 @@ class Operation:
     path: str
     #: Answers an exchange; it gets the body as well if there is one. What it returns is sent.
     handler: Callable[..., Awaitable[Response | None]]
-    #: For the description; operations without a summary are not described.
+    #: For the description; endpoints without a summary are not described.
     summary: str = ""
     #: The parameters of the query string.
     query: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Operation:
     status: int = 200
     #: The types of answers with other statuses that are not errors in the usual form.
     instead: Mapping[int, Any] = field(default_factory=dict)
-    #: The statuses of refusals that this operation has in addition to those that all of its kind have.
+    #: The statuses of refusals that this endpoint has in addition to those that all of its kind have.
     refused: tuple[int, ...] = ()
     #: The variable of other paths that the answer names, and where in the answer it is.
     link: tuple[str, str] | None = None
@@ -127,19 +127,19 @@ class Operation:
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
 
-def description(operations: Sequence[Operation], *, version: str) -> dict[str, Any]:
-    """The OpenAPI document of these operations, without those that have no summary."""
-    operations = [each for each in operations if each.summary]
-    bodies = {each.body for each in operations if each.body is not None}
+def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
+    """The OpenAPI document of these endpoints, without those that have no summary."""
+    endpoints = [each for each in endpoints if each.summary]
+    bodies = {each.body for each in endpoints if each.body is not None}
     answers = {
         kind
-        for each in operations
+        for each in endpoints
         for kind in (each.answer, each.event, each.last_event, *each.instead.values())
         if kind
     }
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _document(operation, operations)
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _document(endpoint, endpoints)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -164,57 +164,57 @@ def _schemas(types: Iterable[Any]) -> dict[str, Any]:
     return msgspec.json.schema_components(ordered, ref_template=SCHEMA)[1]
 
 
-def _document(operation: Operation, operations: Sequence[Operation]) -> dict[str, Any]:
+def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "operationId": operation.name,
-        "summary": operation.summary,
-        "responses": _responses(operation, operations),
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "responses": _responses(endpoint, endpoints),
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": TEXT} for name in operation.parameters
+        {"name": name, "in": "path", "required": True, "schema": TEXT} for name in endpoint.parameters
     ]
     parameters += [
-        {"name": name, "in": "query", "required": False, "schema": TEXT} for name in operation.query
+        {"name": name, "in": "query", "required": False, "schema": TEXT} for name in endpoint.query
     ]
     if parameters:
         document["parameters"] = parameters
-    if operation.body is not None:
-        content = {"application/json": {"schema": _named(operation.body)}}
+    if endpoint.body is not None:
+        content = {"application/json": {"schema": _named(endpoint.body)}}
         document["requestBody"] = {"required": True, "content": content}
-    elif operation.file:
+    elif endpoint.file:
         document["requestBody"] = {"required": True, "content": {BINARY: {}}}
-    if operation.is_open:
+    if endpoint.is_open:
         document["security"] = []
     return document
 
 
-def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[str, Any]:
-    schema = _named(operation.answer) if operation.answer else TEXT
-    content: dict[str, Any] = {operation.content: {} if operation.content == BINARY else {"schema": schema}}
-    text = operation.summary
-    if operation.event:
+def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    schema = _named(endpoint.answer) if endpoint.answer else TEXT
+    content: dict[str, Any] = {endpoint.content: {} if endpoint.content == BINARY else {"schema": schema}}
+    text = endpoint.summary
+    if endpoint.event:
         event = {"type": "object", "required": ["data"], "properties": {"data": TEXT}}
         content["text/event-stream"] = {"schema": event}
-        text += f" With `stream`, events come, each a `data:` line with a {operation.event.__name__}"
-        if operation.last_event:
-            text += f", the last one with a {operation.last_event.__name__}"
+        text += f" With `stream`, events come, each a `data:` line with a {endpoint.event.__name__}"
+        if endpoint.last_event:
+            text += f", the last one with a {endpoint.last_event.__name__}"
         text += ", and then `data: [DONE]`. Where the server fails, the last one has an Error."
     success = _response(text, content)
-    if operation.link is not None:
-        parameter, place = operation.link
+    if endpoint.link is not None:
+        parameter, place = endpoint.link
         success["links"] = {
             other.name: {"operationId": other.name, "parameters": {parameter: f"$response.body#{place}"}}
-            for other in operations
+            for other in endpoints
             if parameter in other.parameters
         }
-    found = {operation.status: success}
-    for status, kind in operation.instead.items():
+    found = {endpoint.status: success}
+    for status, kind in endpoint.instead.items():
         text = HTTPStatus(status).phrase
         found[status] = _response(text, {"application/json": {"schema": _named(kind)}})
-    statuses = {*ALWAYS, *operation.refused} | (set() if operation.is_open else {*WITH_KEY})
-    if operation.body is not None or operation.file:
+    statuses = {*ALWAYS, *endpoint.refused} | (set() if endpoint.is_open else {*WITH_KEY})
+    if endpoint.body is not None or endpoint.file:
         statuses |= {*WITH_BODY}
-    if operation.query:
+    if endpoint.query:
         statuses.add(400)
     for status in statuses - found.keys():
         found[status] = {"$ref": RESPONSE.format(name=f"Refused{status}")}
