@@ -6,12 +6,12 @@ import contextlib
 
 import pytest
 
-from xl_export.serve.streams.facts import FullStoreError
-from xl_export.serve.streams.index import Unwritten
+from xl_export.serve.core.admission import Quota
+from xl_export.serve.streams.facts import FullStoreError, full_store
 
 
 def test_a_tenant_has_half_of_the_places_and_nobody_more_than_all() -> None:
-    unwritten = Unwritten(4096, row_bytes=1000)  # four operations
+    unwritten = Quota(4, refusal=full_store)
     with contextlib.ExitStack() as running:
         anna = [running.enter_context(unwritten.one("anna")) for _ in range(2)]
         with pytest.raises(FullStoreError, match="2 operations of this tenant on streams run or wait"):
@@ -29,7 +29,7 @@ def test_a_tenant_has_half_of_the_places_and_nobody_more_than_all() -> None:
 
 
 def test_a_single_place_is_anybodys() -> None:
-    unwritten = Unwritten(1, row_bytes=1000)
+    unwritten = Quota(1, refusal=full_store)
     with unwritten.one("anna"), pytest.raises(FullStoreError):
         unwritten.one("bert").__enter__()
     with unwritten.one("bert"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.settings import EngineSettings
@@ -40,6 +41,58 @@ class TooManyError(UserError):
             f"{count} tasks are wanted at once and this engine takes at most {most}; ask for fewer."
         )
         self.most = most
+
+
+class Quota:
+    """Counts things that all tenants share. A tenant with a name may have only a part of them, so that it
+    does not shut out the others. Its methods may be called on any thread.
+
+    refusal: makes the error of `one` from how many there are, and whether these are the tenant's own.
+    """
+
+    def __init__(
+        self, most: int, *, share: float = 0.5, refusal: Callable[[int, bool], Exception] | None = None
+    ) -> None:
+        #: Of all tenants together.
+        self.most = most
+        #: How many there are.
+        self.total = 0
+        self._share, self._refusal = share, refusal
+        self._own: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def has_room(self, tenant: str) -> bool:
+        """Whether the tenant may have one more."""
+        return self.total < self.most and (not tenant or self._own[tenant] < self._most_of_one)
+
+    def add(self, tenant: str, count: int = 1) -> None:
+        """The tenant has so many more, or fewer."""
+        with self._lock:
+            self._add(tenant, count)
+
+    @contextmanager
+    def one(self, tenant: str = "") -> Iterator[None]:
+        """While the block runs, the tenant has one more. Raises the refusal if it may not have it."""
+        with self._lock:
+            if not self.has_room(tenant):
+                assert self._refusal is not None
+                of_tenant = self.total < self.most
+                raise self._refusal(self._own[tenant] if of_tenant else self.total, of_tenant)
+            self._add(tenant, 1)
+        try:
+            yield
+        finally:
+            self.add(tenant, -1)
+
+    @property
+    def _most_of_one(self) -> int:
+        return max(1, int(self.most * self._share))
+
+    def _add(self, tenant: str, count: int) -> None:
+        self.total += count
+        self._own[tenant] += count
+        if not self._own[tenant]:
+            del self._own[tenant]
 
 
 class Admission:

@@ -6,7 +6,7 @@ People come before bulk, and a tenant who was served less comes before one who h
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from runtimes.tasks.sample import Penalties
-from xl_export.serve.core.admission import Reservation
+from xl_export.serve.core.admission import Quota, Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Fed, Reason, Task
 
@@ -45,7 +45,7 @@ class Running:
         #: The memory of its stream, if it gave up a row or has not had one yet.
         self.memory: Memory | None = None if state is None else state.memory
         #: Where its memory is counted, if that is a copy of a row that it gave up.
-        self.copied: Copies | None = None
+        self.copied: Quota | None = None
         #: How many of the task's tokens were fed.
         self.fed = 0
         #: As in `StreamState`, of the pieces; drawn tokens are written without padding.
@@ -143,43 +143,6 @@ class Account:
     def queue(self, bulk: bool) -> deque[Running]:
         """The tasks that wait, the next one first."""
         return self.bulk if bulk else self.people
-
-
-class Copies:
-    """Counts the copies of rows that were given up for one reason, within a budget of bytes.
-
-    One copy is always allowed. shared: whether one tenant with a name may have half of the budget only, so
-    that it leaves room to others.
-    """
-
-    def __init__(self, row_bytes: int, most_bytes: int, *, shared: bool) -> None:
-        self._most, self._shared = max(1, most_bytes // max(1, row_bytes)), shared  # 0 bytes: no memory
-        self._of: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return self._of.total()
-
-    def has_room(self, tenant: str) -> bool:
-        """Whether a copy of a row of this tenant may be kept."""
-        most = max(1, self._most // 2) if self._shared and tenant else self._most
-        return len(self) < self._most and self._of[tenant] < most
-
-    def add(self, run: Running) -> None:
-        """Counts the copy of a run's row, until `remove`."""
-        self._of[run.task.tenant] += 1
-        run.copied = self
-
-    @staticmethod
-    def remove(run: Running) -> None:
-        """Notes that a run has no copy any more, if it had one."""
-        if run.copied is not None:
-            run.copied._of[run.task.tenant] -= 1
-            run.copied._of += Counter()  # forgets tenants without a copy
-            run.copied = None
-
-    def clear(self) -> None:
-        """Forgets all copies."""
-        self._of.clear()
 
 
 class Queue:

@@ -12,6 +12,7 @@ import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.pieces import (
     Cache,
     Piece,
@@ -22,7 +23,7 @@ from xl_export.serve.core.pieces import (
     take_in,
 )
 from xl_export.serve.core.rows import Rows
-from xl_export.serve.core.running import Copies, Queue, Running
+from xl_export.serve.core.running import Queue, Running
 from xl_export.serve.core.sampling import Draws
 from xl_export.serve.core.settings import QUEUED, EngineSettings, Histogram
 from xl_export.serve.core.state import StreamState
@@ -53,9 +54,10 @@ class Scheduler:
         self.rows, self.queue = Rows(session, settings.rows), Queue()
         tensors = self.rows.memory.tensors.values()
         self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
+        copies = max(1, settings.state_bytes // max(1, self.row_bytes))  # one is always allowed
         # Two budgets: slow clients, who fill theirs, do not keep others from a row.
-        self.paused_copies = Copies(self.row_bytes, settings.state_bytes, shared=True)
-        self.preempted_copies = Copies(self.row_bytes, settings.state_bytes, shared=False)
+        self.paused_copies = Quota(copies, share=0.5)
+        self.preempted_copies = Quota(copies, share=1.0)
         #: The tasks that have not ended.
         self.runs: dict[Task, Running] = {}
         #: Those that wait for their clients.
@@ -113,14 +115,15 @@ class Scheduler:
         for run in [*self.runs.values(), *runs]:
             if run.ended:
                 continue
-            run.row, run.memory, run.copied, run.ended = -1, None, None, True
+            self._forget_memory(run)
+            run.row, run.ended = -1, True
             self.ended["failed"] += 1
             self._emit(
                 run, Ended(reason="failed", error=f"the server failed ({fault_line(error)}); ask again.")
             )
         self.rows.clear()
         self.queue = Queue()
-        for gathered in (self.runs, self.paused, self._ready, self.paused_copies, self.preempted_copies):
+        for gathered in (self.runs, self.paused, self._ready):
             gathered.clear()
 
     def iterate(self) -> Delivery:
@@ -171,14 +174,17 @@ class Scheduler:
         else:
             self._ready.append(run)
 
-    def _give_up_row(self, run: Running, copies: Copies) -> None:
+    def _give_up_row(self, run: Running, copies: Quota) -> None:
         """Takes a run out of its row, with its memory."""
         run.memory = self.rows.taken_out(run)
-        copies.add(run)
+        copies.add(run.task.tenant)
+        run.copied = copies
         self._leave_row(run)
 
     def _forget_memory(self, run: Running) -> None:
-        Copies.remove(run)
+        if run.copied is not None:
+            run.copied.add(run.task.tenant, -1)
+            run.copied = None
         run.memory = None
 
     def _leave_row(self, run: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 from itertools import zip_longest
@@ -87,13 +88,9 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, began = self._server, time.monotonic()
         exchange = Exchange(server, scope, receive, send)
-        wanted: Endpoint | None = None
+        wanted = self._find(exchange)
         try:
-            wanted, refusal = self._find(exchange)
             self._admit(exchange, wanted)
-            if refusal is not None:
-                raise refusal
-            assert wanted is not None
             await self._answer(exchange, wanted)
         except RefusedError as error:
             await exchange.refuse(error)
@@ -114,10 +111,8 @@ class Application:
             await exchange.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
             exchange.stack.close()
-            # Counted by the path of the endpoint, so that strangers cannot add paths.
-            path = "other" if wanted is None else wanted.path
-            server.metrics.answered[path, str(exchange.status or 499)] += 1
-            if path not in UNLOGGED:
+            server.metrics.answered[wanted.path, str(exchange.status or 499)] += 1
+            if wanted.path not in UNLOGGED:
                 server.log.event(
                     "request",
                     id=exchange.id,
@@ -139,12 +134,11 @@ class Application:
         if response is not None:
             await exchange.respond(response)
 
-    def _admit(self, exchange: Exchange, wanted: Endpoint | None) -> None:
+    def _admit(self, exchange: Exchange, wanted: Endpoint) -> None:
         """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
         server = self._server
         _refuse_foreign(exchange.headers, server.hosts)
-        is_open = wanted is not None and wanted.is_open
-        tenant = Tenant() if is_open and server.keys else exchange.key_tenant()
+        tenant = Tenant() if wanted.is_open and server.keys else exchange.key_tenant()
         if tenant is None:
             raise RefusedError(
                 "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
@@ -152,34 +146,27 @@ class Application:
                 code="invalid_api_key",
             )
         exchange.tenant = tenant
-        if not is_open:  # a WebSocket that does nothing is no request
-            load = server.sockets if exchange.scope["type"] == "websocket" else server.requests
-            exchange.stack.enter_context(load.one(tenant.name))
+        if not wanted.is_open:  # a WebSocket that does nothing is no request
+            open_now = server.sockets if exchange.scope["type"] == "websocket" else server.requests
+            exchange.stack.enter_context(open_now.one(tenant.name))
 
-    def _find(self, exchange: Exchange) -> tuple[Endpoint | None, RefusedError | None]:
-        """The endpoint that a request asks for, after its variables were noted; or, for a path or a method
-        that does not exist, the refusal, and an endpoint with that path if there is one.
+    def _find(self, exchange: Exchange) -> Endpoint:
+        """The endpoint that a request asks for, after its variables were noted; or one that refuses a path or
+        a method that does not exist.
         """
         path, method = exchange.path, _method(exchange.scope)
-        same = self._fixed.get(path, [])
-        for each in same:
-            if method == each.method or (method == "HEAD" and each.method == "GET"):
-                return each, None
+        same_path = self._fixed.get(path, [])
+        for each in same_path:
+            if each.answers(method):
+                return each
         for endpoints in self._variable.values():
             if match := endpoints[0].pattern.fullmatch(path):
                 for each in endpoints:
-                    if method == each.method or (method == "HEAD" and each.method == "GET"):
+                    if each.answers(method):
                         exchange.params = match.groupdict()
-                        return each, None
-                same = same or endpoints
-        methods = {each.method for each in same} - {"WEBSOCKET"}
-        if methods and method != "WEBSOCKET":
-            return same[0], _no_method(path, method, methods | ({"HEAD"} if "GET" in methods else set()))
-        if same:
-            advice = "connect to it with a WebSocket" if not methods else "send a request of HTTP"
-        else:
-            advice = _advice(path)
-        return None, RefusedError(f"there is nothing at {path!r:.200}; {advice}.", status=404)
+                        return each
+                same_path = same_path or endpoints
+        return _missing(path, method, same_path)
 
 
 def _method(scope: Scope) -> str:
@@ -215,10 +202,23 @@ def _without_port(host: str) -> str:
     return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
-def _no_method(path: str, method: str, methods: set[str]) -> RefusedError:
-    listed = sorted(methods)
-    sentence = f"{path} does not answer {method}; send {' or '.join(listed)}."
-    return RefusedError(sentence, status=405, allow=", ".join(listed))
+def _missing(path: str, method: str, same_path: Sequence[Endpoint]) -> Endpoint:
+    """Refuses a request for a path, or for a method of a path, that does not exist."""
+    methods = sorted({each.method for each in same_path} - {"WEBSOCKET"})
+    if "GET" in methods:
+        methods.append("HEAD")
+
+    async def refuse(exchange: Exchange) -> Response:
+        if methods and method != "WEBSOCKET":
+            sentence = f"{path} does not answer {method}; send {' or '.join(sorted(methods))}."
+            raise RefusedError(sentence, status=405, allow=", ".join(sorted(methods)))
+        advice = "connect to it with a WebSocket" if same_path and not methods else _advice(path)
+        raise RefusedError(f"there is nothing at {path!r:.200}; {advice}.", status=404)
+
+    # Requests are counted by the path of an endpoint, so that strangers cannot add paths.
+    if not same_path:
+        return Endpoint(method=method, path="other", handler=refuse)
+    return Endpoint(method=method, path=same_path[0].path, handler=refuse, is_open=same_path[0].is_open)
 
 
 def _advice(path: str) -> str:

@@ -124,3 +124,12 @@ class StoreFacts:
 def no_stream(name: str) -> NoStreamError:
     """The error for a stream that is not there, or belongs to somebody else."""
     return NoStreamError(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
+
+
+def full_store(count: int, of_tenant: bool) -> FullStoreError:
+    """The error for one operation too many that holds a state that is not on the disk yet."""
+    whose = " of this tenant" if of_tenant else ""
+    return FullStoreError(
+        f"{count:,} operations{whose} on streams run or wait for the disk, as many as this server has memory "
+        "for (--waiting-memory); send the request again after the seconds of Retry-After."
+    )

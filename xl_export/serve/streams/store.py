@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 from runtimes.base.files import writing
 from runtimes.base.lock import only_writer
 from runtimes.contract.session import Session
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
     BusyStreamError,
@@ -28,10 +29,11 @@ from xl_export.serve.streams.facts import (
     StoreSettings,
     StreamFacts,
     TooManyStreamsError,
+    full_store,
     no_stream,
 )
 from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import Damaged, Operation, Stream, StreamIndex, Unwritten, facts_of
+from xl_export.serve.streams.index import Damaged, Operation, Stream, StreamIndex, facts_of
 from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unserved import UnservedStreams, stored
 
@@ -70,7 +72,11 @@ class StreamStore:
         """
         self._elsewhere = elsewhere
         self._index = StreamIndex(session, key=key, settings=settings)
-        self.unwritten = Unwritten(settings.unwritten_bytes, row_bytes=self._index.row_bytes)
+        # Operations that give a stream a new state, each from before its first work until that state is on
+        # the disk: a disk that is slower than the model must not fill the memory with finished states.
+        self.unwritten = Quota(
+            max(1, settings.unwritten_bytes // max(self._index.row_bytes, 1)), refusal=full_store
+        )
         self._path = folder / session.identity[:IDENTITY]
         self._making: Counter[str] = Counter()  # streams of each owner that are being made
         self._stack = contextlib.ExitStack()

@@ -13,9 +13,10 @@ from tests.serve.http.streams.conftest import LIMITS, Keeping, owned
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection, head, wait_for
 from tests.serve.http.test_status import ANNA, BERT, bearer
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import keys_of
-from xl_export.serve.http.base.limits import Load
+from xl_export.serve.http.base.limits import too_many
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +66,15 @@ def test_slow_bodies_of_one_tenant_leave_half_of_the_requests_to_others(shared: 
 
 
 def test_all_tenants_together_have_no_more_than_there_are() -> None:
-    load = Load("requests", 4, 0.5)
+    load = Quota(4, refusal=too_many("requests"))
     with contextlib.ExitStack() as held:
         for tenant in ("anna", "anna", "bert", ""):
             held.enter_context(load.one(tenant))
         for tenant in ("bert", ""):
             with pytest.raises(RefusedError, match="the server has 4 requests"), load.one(tenant):
                 pass
-    load = Load("requests", 2, 0.5)
+    load = Quota(2, refusal=too_many("requests"))
     with load.one(""), load.one(""):  # a server without keys has one client, who may have all
         assert load.total == 2
-    with Load("requests", 1, 0.5).one("anna"):
+    with Quota(1).one("anna"):
         pass

@@ -12,7 +12,6 @@ from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.admission import Admission, Busy, TooManyError
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.running import Copies
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Drawing, Task
 
@@ -165,7 +164,7 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.submit(*slow)
     driver.iterate(30)
     scheduler = driver.scheduler
-    assert (len(scheduler.paused), len(scheduler.paused_copies), scheduler.rows.free) == (1, 1, 2)
+    assert (len(scheduler.paused), scheduler.paused_copies.total, scheduler.rows.free) == (1, 1, 2)
     ends = [driver.ended(each) for each in slow if each not in scheduler.runs]
     assert [end.reason for end in ends] == ["cancelled"] * 3
     assert all("takes no answers" in end.error for end in ends)
@@ -176,18 +175,14 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.submit(other := Task(tokens=np.arange(3), tenant="b"))
     driver.iterate(3)
     assert driver.ended(other).reason == "length"
-    assert (scheduler.preempted, len(scheduler.paused_copies)) == (
+    assert (scheduler.preempted, scheduler.paused_copies.total) == (
         1,
         1,
-    )  # slow clients block no row
+    )
     driver.cancel(slow[0])
     driver.run()
-    assert (len(scheduler.paused_copies), len(scheduler.preempted_copies)) == (0, 0)
-    assert not scheduler.paused_copies._of, "no tenant is remembered for ever"
-
-
-def test_rows_without_memory_may_all_be_copied() -> None:
-    assert Copies(0, 1 << 20, shared=True).has_room("anna")
+    assert (scheduler.paused_copies.total, scheduler.preempted_copies.total) == (0, 0)
+    assert not scheduler.paused_copies._own, "no tenant is remembered for ever"
 
 
 def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Session) -> None:
@@ -197,9 +192,9 @@ def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Sessi
     driver.iterate(2)
     driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=9), tenant=f"b{n}") for n in (3, 4)))
     driver.iterate(2)
-    assert (driver.scheduler.preempted, len(driver.scheduler.preempted_copies)) == (1, 1)
+    assert (driver.scheduler.preempted, driver.scheduler.preempted_copies.total) == (1, 1)
     driver.run()
-    assert len(driver.scheduler.preempted_copies) == 0
+    assert driver.scheduler.preempted_copies.total == 0
 
 
 def test_the_slow_clients_of_one_tenant_leave_room_to_those_of_another(session: Session) -> None:

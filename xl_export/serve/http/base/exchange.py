@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -133,20 +133,27 @@ class Exchange:
         """What a function of the body returns; see `workers.aside`."""
         return await aside(self.size, self.tenant.name, function, *arguments)
 
-    async def parts(self, most: int, refusal: Callable[[int], RefusedError]) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises the refusal of a size as soon as it is known to be over `most`."""
+    async def parts(self, most: int, refusal: Callable[[int], RefusedError]) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives; use `aclosing`. Raises the refusal of a size as soon as that is known
+        to be over `most`.
+        """
         self._refuse_declared(most, refusal)
         size, more_comes = 0, True
-        while more_comes:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeftError
-            part: bytes = message.get("body", b"")
-            more_comes = message.get("more_body", False)
-            size += len(part)
-            if size > most:
-                raise refusal(size)
-            yield part
+        message: Message = {}
+        part = b""
+        try:
+            while more_comes:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeftError
+                part = message.get("body", b"")
+                more_comes = message.get("more_body", False)
+                size += len(part)
+                if size > most:
+                    raise refusal(size)
+                yield part
+        finally:  # see `_whole`
+            message, part = {}, b""
 
     def _refuse_declared(self, most: int, refusal: Callable[[int], RefusedError]) -> None:
         """Refuses a body whose declared length is too large before any of it is read."""
@@ -160,9 +167,10 @@ class Exchange:
         account = self.server.bodies.account(self.tenant.name)
         self.stack.callback(account.close)
         try:
-            async for part in self.parts(most, lambda size: too_large(most)):
-                account.change(len(part))
-                body += part
+            async with contextlib.aclosing(self.parts(most, lambda size: too_large(most))) as parts:
+                async for part in parts:
+                    account.change(len(part))
+                    body += part
             return body
         except BaseException:
             # An error and the frames that it passed hold each other until the garbage collector comes by.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from runtimes.base.errors import ConfigError
@@ -58,44 +57,19 @@ class Limits:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; expected a positive number.")
 
 
-class Load:
-    """Counts open requests or WebSockets, so that no tenant shuts out all others.
+def too_many(what: str) -> Callable[[int, bool], RefusedError]:
+    """Makes the refusal of one request or WebSocket too many; see `Quota`. what: their name in messages."""
 
-    what: their name in messages. most: of all tenants together. share: of them, for one tenant with a name.
-    """
-
-    def __init__(self, what: str, most: int, share: float) -> None:
-        self._what, self.most, self._share = what, most, share
-        self.total = 0
-        self._own: Counter[str] = Counter()
-
-    @contextmanager
-    def one(self, tenant: str) -> Iterator[None]:
-        """While the block runs, there is one more. Raises RefusedError if there are too many, or if a tenant
-        with a name has its share of them.
-        """
-        own = max(1, int(self.most * self._share))
-        if self.total >= self.most:
-            raise self._full(f"the server has {self.total:,}")
-        if tenant and self._own[tenant] >= own:
-            raise self._full(f"the tenant has {own:,}")
-        self.total += 1
-        self._own[tenant] += 1
-        try:
-            yield
-        finally:
-            self.total -= 1
-            self._own[tenant] -= 1
-            if not self._own[tenant]:
-                del self._own[tenant]
-
-    def _full(self, who: str) -> RefusedError:
+    def refusal(count: int, of_tenant: bool) -> RefusedError:
         return RefusedError(
-            f"{who} {self._what} at once and may have no more; ask again when one of them has ended.",
+            f"the {'tenant' if of_tenant else 'server'} has {count:,} {what} at once and may have no more; "
+            "ask again when one of them has ended.",
             status=429,
             code="too_many",
             retry_after=1,
         )
+
+    return refusal
 
 
 class BodyBytes:
@@ -106,9 +80,9 @@ class BodyBytes:
         self._own_most = max(int(self._most * limits.tenant_share), limits.body_bytes)
         self._own: Counter[str] = Counter()
 
-    def account(self, tenant: str) -> Account:
+    def account(self, tenant: str) -> BodyAccount:
         """What one request, or one WebSocket, of this tenant holds."""
-        return Account(self, tenant)
+        return BodyAccount(self, tenant)
 
     def change(self, tenant: str, count: int) -> None:
         """Counts more bytes, or fewer; raises RefusedError if they would be too many, or more than the
@@ -129,7 +103,7 @@ class BodyBytes:
             del self._own[tenant]
 
 
-class Account:
+class BodyAccount:
     """The bytes of one request or WebSocket. The first `SMALL_BODY` of them do not count: nobody is refused a
     question because others send books.
     """

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.settings import QUEUED, Histogram
 from xl_export.serve.http.base.bridge import Figures
-from xl_export.serve.http.base.limits import Load
 from xl_export.serve.http.base.models import Model
 
 PREFIX = "xl_export_"
@@ -25,7 +25,7 @@ class Metrics:
     models: those that are served now. requests, sockets: what is open now.
     """
 
-    def __init__(self, models: Mapping[str, Model], requests: Load, sockets: Load) -> None:
+    def __init__(self, models: Mapping[str, Model], requests: Quota, sockets: Quota) -> None:
         self._served = models
         self._requests = requests
         self._sockets = sockets

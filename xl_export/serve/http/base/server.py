@@ -16,10 +16,11 @@ from typing import Any, TextIO
 import msgspec
 
 from runtimes.base.errors import ConfigError, UserError
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.bridge import refusing
 from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
-from xl_export.serve.http.base.limits import BodyBytes, Limits, Load
+from xl_export.serve.http.base.limits import BodyBytes, Limits, too_many
 from xl_export.serve.http.base.metrics import Metrics
 from xl_export.serve.http.base.models import Model, Source, on_thread
 from xl_export.serve.http.base.stores import Stores
@@ -88,8 +89,9 @@ class Server:
         self.stores: Stores
         #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
-        self.requests = Load("requests", self.limits.requests, self.limits.tenant_share)
-        self.sockets = Load("WebSockets", self.limits.sockets, self.limits.tenant_share)
+        share = self.limits.tenant_share
+        self.requests = Quota(self.limits.requests, share=share, refusal=too_many("requests"))
+        self.sockets = Quota(self.limits.sockets, share=share, refusal=too_many("WebSockets"))
         self.bodies = BodyBytes(self.limits)
         self.metrics = Metrics(self.models, self.requests, self.sockets)
         self.stopping = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -201,8 +202,8 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
 
     async def write() -> None:
         with open(path, "xb") as file:
-            async for part in exchange.parts(most, refusal):
-                if part:
+            async with contextlib.aclosing(exchange.parts(most, refusal)) as parts:
+                async for part in parts:
                     await on_disk(exchange.tenant.name, file.write, part)
 
     try:
