@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.cases.registry import CASES, Case, find_case, refuse_unsuitable_options
-from benchmarks.compare import compare, find_results, read_results
-from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
+from benchmarks import documents
+from benchmarks.case import FILE, Case
+from benchmarks.cases import CASES
+from benchmarks.compare import compare, find_results
+from benchmarks.configs import checked_threads
 from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
-from runtimes.base.errors import ConfigError, needs
-from runtimes.cli.group import Group
-from runtimes.cli.options import json_option, show, text_as_progress
+from benchmarks.plot import check_plot, plot, write_pictures
+from benchmarks.render import terminal
+from benchmarks.runs import History, Run, read_results
+from runtimes.cli.group import Group, Subgroup
+from runtimes.cli.options import json_option, show
 
-PACKAGES = ("onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm")
-SMALL = "small"
-FILE = click.Path(path_type=Path)
+ROOT = Path(__file__).parent.parent
 
 
-class Cases(Group):
+class Shortcuts(Group):
     """A group in which the name of a case is a command too: `decode` means `run decode`."""
 
     def resolve_command(
@@ -34,7 +35,7 @@ class Cases(Group):
         return super().resolve_command(ctx, ["run", *args] if is_case else args)
 
 
-@click.group(cls=Cases, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Shortcuts, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Measure what this project claims.
 
@@ -47,154 +48,125 @@ def main() -> None:
 def list_command() -> None:
     """List the cases, one line each; --plot can draw those marked so."""
     for case in CASES.values():
-        click.echo(f"{case.name:<16}{case.summary}{' (--plot)' if case.plots else ''}")
+        click.echo(f"{case.name:<16}{case.summary}{' (--plot)' if case.draw else ''}")
 
 
-@main.command("run")
-@click.argument("cases", nargs=-1, required=True, metavar="CASE...")
-@click.option(
-    "--config",
-    help=f"The size of the model: {SMALL} (default), enwik8-base (some minutes), wt103-base or enwik8-large.",
-)
-@click.option(
-    "--threads", type=int, help="CPU threads of every side; by default all CPUs that this process may use."
-)
-@click.option("--repeats", type=int, help="Timed calls of each side; the default depends on case and size.")
-@click.option(
-    "--attention-lengths", help="Lengths in tokens, such as 64,128,256; the default depends on the size."
-)
-@click.option(
-    "--mem-len", type=int, help="Length of the memory in tokens (M); the default depends on the size."
-)
-@click.option(
-    "--operators",
-    type=click.Choice(["standard", "fused"]),
-    help="What computes a step: ONNX Runtime's own operators (default), or the fused operator for the CPU, "
-    "which is built first.",
-)
-@click.option("--kernel", "old_operators", type=click.Choice(["standard", "fused"]), hidden=True)
-@click.option(
-    "--run",
-    "trained",
-    type=FILE,
-    help="precision: a trained run, whose quality is measured too; by default the weights are random.",
-)
-@click.option(
-    "--minutes",
-    type=float,
-    help="architectures, recipes: CPU minutes for the steps of each model, of all threads together; 3 by "
-    "default. serve: minutes of mixed load; 2 by default.",
-)
-@click.option(
-    "--tokens",
-    type=click.IntRange(1000, 1 << 24),
-    help="serve: the tokens of its longest stream; 20,000 by default.",
-)
-@click.option(
-    "--before",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
-    help="serve: another checkout of this project, which the part stall measures in turns with this one.",
-)
-@click.option(
-    "--corpora",
-    type=FILE,
-    help="recipes: the folder with enwik8, text8 and Penn Treebank, or pieces of them.",
-)
-@click.option("--out", type=FILE, help="recipes: the folder for datasets and runs.")
-@click.option(
-    "--text",
-    type=FILE,
-    help="architectures, autocast-loss: the text to train on, plain or compressed with gzip; the built-in "
-    "one by default.",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(1, 100),
-    help="architectures: runs of each model; autocast-loss: pairs of runs; 2 by default.",
-)
-@click.option(
-    "--reference",
-    "references",
-    multiple=True,
-    type=FILE,
-    help="architectures, training: a folder with the public code of Transformer-XL or adaptive-span, which "
-    "is trained too; may be repeated.",
-)
-@click.option(
-    "--only",
-    "--rows",
-    "names",
-    multiple=True,
-    help="architectures, recipes, validation: this model only; serve: this part only; gpu: this side only, "
-    "with * for any text; may be repeated.",
-)
-@click.option(
-    "--parts",
-    type=FILE,
-    help="text-quality: the folder that examples/stories/prepare.py has written. music-memory: the one that "
-    "examples/music/prepare.py keeps beside its dataset.",
-)
-@click.option(
-    "--artefact",
-    type=FILE,
-    help="text-quality, music-memory: the artefact; README.md in examples/stories or examples/music says how "
-    "it is made. By default the one in that folder of this checkout, if it is there.",
-)
-@click.option(
-    "--history",
-    type=FILE,
-    help="The file that results are appended to. Default: CASE.jsonl in benchmarks/history/ of a checkout "
-    "of this project, and in ./benchmark-history/ elsewhere.",
-)
-@click.option("--csv", "csv_to", type=FILE, help="Also write the rows of all cases to this CSV file.")
-@click.option("--plot", "plot_to", type=FILE, help="Also draw the result to this PNG file; for one case.")
-@click.option(
-    "--force", is_flag=True, help="Let --csv and --plot replace a file that this command did not write."
-)
-@json_option
-def run_command(
-    cases: tuple[str, ...],
+class CaseCommands(MutableMapping[str, click.Command]):
+    """A command for each case, made when it is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        return command_of(CASES[name])
+
+    def __iter__(self) -> Any:
+        return iter(CASES)
+
+    def __len__(self) -> int:
+        return len(CASES)
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        raise TypeError("cases are declared in benchmarks/cases")
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("cases are declared in benchmarks/cases")
+
+
+RUN_HELP = """Check and then measure CASE, print its table, and append the result to the history.
+
+The table shows the limits of the machine too. The name of a case does the same without `run`: python -m
+benchmarks decode.
+"""
+main.add_command(Subgroup("run", commands=CaseCommands(), help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]"))
+
+
+def command_of(case: Case) -> click.Command:
+    """The command that measures a case, with its own options first."""
+    options = [make() for make in case.options]
+    options += [
+        click.Option(
+            ["--threads"],
+            type=int,
+            help="CPU threads of every side; by default all that this process may use.",
+        ),
+        click.Option(
+            ["--history"],
+            type=FILE,
+            help=f"The file that the result is appended to. Default: {case.name}.jsonl in "
+            "benchmarks/history/ of a checkout of this project, and in ./benchmark-history/ elsewhere.",
+        ),
+        click.Option(["--csv", "csv_to"], type=FILE, help="Also write the rows to this CSV file."),
+    ]
+    if case.draw:
+        options.append(
+            click.Option(["--plot", "plot_to"], type=FILE, help="Also draw the result to this PNG file.")
+        )
+    replaced = "--csv and --plot" if case.draw else "--csv"
+    options.append(
+        click.Option(
+            ["--force"], is_flag=True, help=f"Let {replaced} replace a file that this command did not write."
+        )
+    )
+    command = click.Command(
+        case.name,
+        params=list(options),
+        callback=lambda **given: measure(case, **given),
+        help=f"{case.summary[:1].upper()}{case.summary[1:]}.",
+        short_help=case.summary,
+    )
+    return json_option(command)
+
+
+def measure(
+    case: Case,
+    *,
     threads: int | None,
-    old_operators: str | None,
     history: Path | None,
     csv_to: Path | None,
-    plot_to: Path | None,
     force: bool,
     as_json: bool,
-    **options: Any,
+    plot_to: Path | None = None,
+    **given: Any,
 ) -> None:
-    """Check and then measure each CASE, print its table, and append the result to the history.
-
-    The table shows the limits of the machine too. The name of a case alone does the same: python -m
-    benchmarks decode. With --json, each case ends with its result on one line.
-    """
-    chosen, given = [find_case(name) for name in dict.fromkeys(cases)], threads
-    threads = checked_threads(given)
-    options["operators"] = options["operators"] or old_operators
-    options = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
-    for case in chosen:
-        refuse_unsuitable_options(case, options)
-        _refuse_unknown_names(case, options)
+    """Measures one case; the result is printed, drawn, and appended to the history."""
+    options = {name: value for name, value in given.items() if value not in (None, ())}
+    used = checked_threads(threads)
     if plot_to:
-        _check_plot(plot_to, chosen, force=force)
+        check_plot(plot_to, force=force)
     if csv_to:
         check_csv(csv_to, force=force)
-    own = {"default_threads": given is None}  # which not every case takes
-    documents = [
-        _measure(
-            case,
-            options | {name: value for name, value in own.items() if name in case.takes},
-            threads,
-            history,
-            plot_to,
-            as_json,
-        )
-        for case in chosen
-        if not _skipped(case)
-    ]
-    if csv_to and documents:
-        write_csv(csv_to, documents)
+    if reason := case.unavailable():
+        click.echo(f"{case.name} is skipped: {reason}")
+        return
+    from benchmarks.history import begin  # needs ONNX Runtime
+
+    settings = dict(options)
+    config = case.size(settings)
+    result = begin(
+        case.name, config, threads=used, file=history, engine=case.engine, precision=case.precision
+    )
+    if case.resumable:
+        earlier = read_results(result.file) if result.file.is_file() else []
+        settings["before"] = [row for document in earlier for row in document["rows"]]
+        settings["keep"] = lambda row: result.finish([row.to_json()])
+    sizes = {"config": config} if "config" in options else {}
+    progress = lambda line: click.echo(line, err=True)  # noqa: E731
+    rows = case.run(**sizes, **settings, threads=threads, progress=progress)
+    result = result.remeasured()
+    document = (result.document if case.resumable else result.finish)([row.to_json() for row in rows])
+    # A claim is about a size as it is. It is not judged if an option changes more than the repeats.
+    changed = any(
+        name not in ("config", "repeats") and value != getattr(config, name, None)
+        for name, value in options.items()
+    )
+    title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
+    table = terminal(case, Run(document), judged=not changed)
+    show(document, [title, *result.machine_lines, "", *table], as_json=as_json)
+    click.echo(f"appended to {result.file}", err=True)
+    if csv_to:
+        write_csv(csv_to, [document])
         click.echo(f"written to {csv_to}", err=True)
+    if plot_to:
+        plot(plot_to, case, rows, title=title)
+        click.echo(f"drawn to {plot_to}", err=True)
 
 
 @main.command("compare")
@@ -220,7 +192,7 @@ def compare_command(before: str, after: str, history: Path | None, as_json: bool
 
 @main.command("tables")
 @click.option(
-    "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 where a document differs."
+    "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if a document differs."
 )
 @click.option("--list", "only_list", is_flag=True, help="Print the names that markers may have.")
 @click.option(
@@ -233,21 +205,18 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
 
     A document contains a table between `<!-- table: NAME -->` and `<!-- end of table -->`.
     """
-    from benchmarks.tables import markers, registry
-    from benchmarks.tables.runs import History
-
     if only_list:
-        for kind, names in (("table", registry.TABLES), ("figure", registry.FIGURES)):
+        for kind, names in (("table", documents.table_names()), ("figure", documents.FIGURES)):
             for name in names:
                 click.echo(f"{kind:<8}{name}")
         return
-    folder = folder or Path(__file__).parent.parent
+    folder = folder or ROOT
     history = History.load(folder / "benchmarks" / "history")
     if not only_check:
-        for name in markers.write_tables(folder, history):
+        for name in documents.write_tables(folder, history):
             click.echo(f"written: {name}")
         return
-    differing = markers.differing(folder, history)
+    differing = documents.differing(folder, history)
     for name in differing:
         click.echo(f"differs from the history: {name}")
     if differing:
@@ -255,98 +224,15 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
         raise SystemExit(1)
 
 
+@main.command("pictures")
+def pictures_command() -> None:
+    """Draw the pictures of the documents from the history, each for light and for dark pages."""
+    history = History.load(ROOT / "benchmarks" / "history")
+    for path in write_pictures(ROOT / "docs" / "images", history):
+        click.echo(f"drawn: {path.relative_to(ROOT)}")
+
+
 main.add_command(gpu_report_command)
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value of an option as the cases take it; raises ConfigError where it cannot be measured."""
-    checks: dict[str, Callable[[Any], Any]] = {
-        "config": load_config,
-        "repeats": lambda repeats: checked_repeats(repeats, 1),
-        "minutes": checked_minutes,
-        "attention_lengths": parse_lengths,
-    }
-    return checks[name](value) if name in checks else value
-
-
-def _refuse_unknown_names(case: Case, options: dict[str, Any]) -> None:
-    """Raises ConfigError for a name that is none of this case; each case has names of its own."""
-    if "names" in options:
-        with needs("cpu,export", *PACKAGES):
-            import_module(case.module).chosen(options["names"])
-
-
-def _check_plot(path: Path, chosen: list[Case], *, force: bool) -> None:
-    drawn = [case.name for case in CASES.values() if case.plots]
-    if len(chosen) != 1 or chosen[0].name not in drawn:
-        raise ConfigError(
-            f"--plot draws one case, and can draw {', '.join(drawn)}; measure one of these alone."
-        )
-    from benchmarks.plot import check_plot
-
-    check_plot(path, force=force)
-
-
-def _skipped(case: Case) -> bool:
-    """Whether the case cannot be measured on this machine; the reason is printed."""
-    if not case.may_skip:
-        return False
-    with needs("cpu,export", *PACKAGES):
-        reason = import_module(case.module).unavailable()
-    if reason:
-        click.echo(f"{case.name} is skipped: {reason}")
-    return reason is not None
-
-
-def _measure(
-    case: Case,
-    options: dict[str, Any],
-    threads: int,
-    history: Path | None,
-    plot_to: Path | None,
-    as_json: bool,
-) -> dict[str, Any]:
-    """The result of one case, which is also printed, drawn and appended to the history."""
-    with needs("cpu,export", *PACKAGES):
-        module = import_module(case.module)
-        from benchmarks.history import begin
-    options = dict(options)
-    if "trained" in options:
-        options["config"] = module.size_of(options["trained"])
-    takes_config = "config" in case.takes
-    config = options.pop("config", load_config(SMALL)) if takes_config else module.described()
-    # A claim is about a configuration as it is. It is not judged where an option changes more than repeats.
-    changed = any(
-        name != "repeats" and value != getattr(config, name, None) for name, value in options.items()
-    )
-    claims = {} if changed else {name: getattr(config, name) for name in case.claims}
-    result = begin(
-        case.name, config, threads=threads, file=history, engine=case.engine, precision=case.precision
-    )
-    if case.resumable:
-        earlier = read_results(result.file) if result.file.is_file() else []
-        options["before"] = [row for document in earlier for row in document["rows"]]
-        options["keep"] = lambda row: result.finish([row.to_json()])
-    rows = module.run(
-        *([config] if takes_config else []),
-        threads=threads,
-        progress=lambda line: click.echo(line, err=True),
-        **options,
-    )
-    result = result.remeasured()
-    title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
-    with text_as_progress(as_json):
-        for line in (title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
-            click.echo(line)
-    document = (result.document if case.resumable else result.finish)([row.to_json() for row in rows])
-    click.echo(f"appended to {result.file}", err=as_json)
-    if plot_to:
-        from benchmarks.plot import plot
-
-        plot(plot_to, case.name, rows, title=title)
-        click.echo(f"drawn to {plot_to}", err=True)
-    show(document, [], as_json=as_json)
-    return document
 
 
 if __name__ == "__main__":

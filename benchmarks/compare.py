@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.registry import CASES
-from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import read_bytes
+from benchmarks.cases import CASES
+from benchmarks.runs import Document, read_results
+from runtimes.base.errors import ConfigError
 from runtimes.base.records import to_json
 
 SHORTEST = 4  # characters of a commit or date
 MACHINE = ("cpu", "cpus", "system", "memory_bytes")
-Document = dict[str, Any]
 Key = tuple[str, str, int, str]  # case, configuration, threads, and what names the row
 
 
@@ -135,28 +133,6 @@ def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison
     changes.sort(key=lambda change: (change.case, change.config, change.threads))
     unmatched.sort(key=lambda row: (row.case, row.config, row.threads))
     return Comparison(changes=changes, unmatched=unmatched, warnings=list(dict.fromkeys(warnings)))
-
-
-def read_results(path: Path) -> list[Document]:
-    """The lines of a history file; raises ArtefactError where one is not a result."""
-    documents = []
-    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
-        try:
-            document = json.loads(line)
-            facts = [
-                document[name]
-                for name in ("case", "time", "config", "threads", "rows", "machine", "versions")
-            ]
-            fits = all(isinstance(x, dict) for x in (*facts[5:], *facts[4]))
-            fits = fits and isinstance(facts[3], int) and all(isinstance(x, str) for x in facts[:3])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            fits = False
-        if not fits:
-            raise ArtefactError(
-                f"line {number} of {path} is not a result of `python -m benchmarks run`; give another file."
-            )
-        documents.append(document)
-    return documents
 
 
 def _newest(documents: Sequence[Document]) -> dict[Key, tuple[Document, Document]]:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.machine import HostClock, commit, history_folder, machine_facts, versions
+from benchmarks.machine import BUSY, HostClock, commit, history_folder, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
 from runtimes.base.files import writing
 from runtimes.base.records import to_json
 
-BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
 STOLEN = 0.01  # the share of steal time from which on a note tells of it; nothing is refused
 
 

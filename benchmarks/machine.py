@@ -18,6 +18,7 @@ CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
+BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
 WAITING = ("OMP_WAIT_POLICY", SPIN)
 
 

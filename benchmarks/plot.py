@@ -1,23 +1,29 @@
-"""Draws the results of the cases sliding-window, decode, latency and recipes."""
+"""Draws results: of one run as a PNG file, and the pictures of the documents from the history."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.output import refuse_other_file
+from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
 
 if TYPE_CHECKING:
+    from benchmarks.case import Case
+    from benchmarks.cases.growing_cache import Row as GrowingRow
     from benchmarks.cases.latency import Row as LatencyRow
     from benchmarks.cases.learning.recipes import Row as RecipeRow
     from benchmarks.cases.sliding_window import Row
-    from benchmarks.steps import Row as StepRow
+    from benchmarks.cases.steps import Row as StepRow
+    from benchmarks.runs import History, Run
 
 SIDES = {"fixed memory": "memory of fixed length", "growing cache": "key/value cache that grows"}
 WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
+FIXED, GROWING = "fixed memory", "growing cache"
 SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
 
 
@@ -27,19 +33,14 @@ def check_plot(path: Path, *, force: bool = False) -> None:
     refuse_other_file(path, is_own=_is_own_picture, option="--plot", force=force)
 
 
-def plot(path: Path, case: str, rows: Sequence[Any], *, title: str) -> None:
+def plot(path: Path, case: Case, rows: Sequence[Any], *, title: str) -> None:
     """Writes the picture of the rows of a case to a PNG file."""
+    assert case.draw is not None
     figure = new_figure(11, 4.8)
     set_title(figure, title)
-    draw: dict[str, Callable[[Any, Sequence[Any]], None]] = {
-        "sliding-window": _sliding_window,
-        "decode": _decode,
-        "latency": _latency,
-        "recipes": _recipes,
-    }
-    draw[case](figure, rows)
+    case.draw(figure, rows)
     for axes in figure.axes:
-        plain_axes(axes, markers=4 if case == "latency" else 1)
+        plain_axes(axes, legend=bool(axes.get_legend_handles_labels()[0]))
     save_figure(figure, path, software=SOFTWARE)
 
 
@@ -50,7 +51,7 @@ def _is_own_picture(path: Path) -> bool:
     return head.startswith(b"\x89PNG") and b"Software\x00" + SOFTWARE.encode() in head
 
 
-def _sliding_window(figure: Any, rows: Sequence[Row]) -> None:
+def draw_sliding_window(figure: Any, rows: Sequence[Row]) -> None:
     """The time per token of both sides, and its ratio, against attention length."""
     latency, ratio = figure.subplots(1, 2)
     _draw_latency(latency, rows)
@@ -60,7 +61,7 @@ def _sliding_window(figure: Any, rows: Sequence[Row]) -> None:
         _label_lengths(axes, [row.attention_length for row in rows])
 
 
-def _decode(figure: Any, rows: Sequence[StepRow]) -> None:
+def draw_decode(figure: Any, rows: Sequence[StepRow]) -> None:
     """The time per token of both sides against memory length."""
     axes, lengths = figure.subplots(), [row.mem_len for row in rows]
     for label, colour, timings in (
@@ -75,7 +76,7 @@ def _decode(figure: Any, rows: Sequence[StepRow]) -> None:
     _label_lengths(axes, lengths)
 
 
-def _latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
+def draw_latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
     """The time of every token, in order."""
     axes = figure.subplots()
     for row, colour in zip(rows, (SEGMENT, WINDOW), strict=True):
@@ -91,7 +92,7 @@ def _latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
     axes.set_title(f"Time of each of {len(rows[0].milliseconds):,} consecutive tokens{outside}", fontsize=10)
 
 
-def _recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
+def draw_recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
     """Training loss and validation of each recipe against the tokens that it was trained on."""
     across = len(rows) if len(rows) <= 3 else 2
     down = -(-len(rows) // across)
@@ -191,3 +192,148 @@ def _label_lengths(axes: Any, lengths: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theme:
+    """The colours of a picture of the documents."""
+
+    suffix: str  # of the file's name
+    text: str
+    pale: str  # grid, and what is less important
+    first: str  # this project
+    second: str  # what it is compared with
+    third: str
+
+
+THEMES = (
+    Theme(suffix="", text="#1f2937", pale="#6b7280", first="#1d4ed8", second="#c2410c", third="#6b7280"),
+    Theme(suffix="-dark", text="#e5e7eb", pale="#9ca3af", first="#7aa2ff", second="#fb923c", third="#9ca3af"),
+)
+LIGHT = THEMES[0]
+
+
+def write_pictures(folder: Path, history: History) -> list[Path]:
+    """Draws the pictures of the documents as SVG files, each in both themes; returns their paths."""
+    from benchmarks.summaries import growing_cache, server_rates
+
+    paths = []
+    for theme in THEMES:
+        figure = new_figure(8, 3.5)
+        _draw_growing(figure, growing_cache(history), theme)
+        paths.append(_save_svg(figure, folder / f"growing-cache{theme.suffix}.svg"))
+        figure = new_figure(8, 3.3)
+        _draw_serving(figure, server_rates(history), theme)
+        paths.append(_save_svg(figure, folder / f"serving{theme.suffix}.svg"))
+    return paths
+
+
+def draw_growing_cache(figure: Any, rows: Sequence[GrowingRow]) -> None:
+    """Milliseconds and megabytes against the tokens so far."""
+    _draw_positions(figure, [row.to_json() for row in rows], LIGHT)
+
+
+def _draw_growing(figure: Any, run: Run, theme: Theme) -> None:
+    _draw_positions(figure, run.rows, theme)
+    model, machine = run.document["model"], run.document["machine"]
+    longest = max(row["position"] for row in run.rows)
+    figure.suptitle(
+        f"What one more token costs, after 0 to {longest:,} tokens",
+        fontsize=12.5,
+        fontweight="bold",
+        color=theme.text,
+    )
+    figure.supxlabel(
+        f"Sampled at {len(run.rows)} lengths by filling the memory. Same weights and kernel on both sides: "
+        f"{model['layers']} layers, D {model['d_model']}, fp32,\none thread of {_short(machine['cpu'])}, "
+        f"CPU time, medians. The fixed memory keeps {run.rows[0]['mem_len']} tokens, the cache keeps all.",
+        fontsize=8,
+        color=theme.pale,
+    )
+
+
+def _short(cpu: str) -> str:
+    return cpu.replace("(R)", "").replace(" Processor", "")
+
+
+def _draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -> None:
+    time, space = figure.subplots(1, 2)
+    lengths = [row["position"] / 1000 for row in rows]
+    for axes, title, unit, scale, of in (
+        (time, "time per token", "ms", 1.0, lambda row, side: row[side]["median"]),
+        (space, "memory of one stream", "MB", 1e-6, lambda row, side: row[f"{side}_bytes"]),
+    ):
+        for side, label, colour in (("growing", GROWING, theme.second), ("fixed", FIXED, theme.first)):
+            values = [of(row, side) * scale for row in rows]
+            axes.plot(lengths, values, "o-", ms=4, lw=2, color=colour)
+            grows = side == "growing"
+            axes.annotate(
+                f"{label}: {values[-1]:,.3g} {unit}",
+                (lengths[-1], values[-1]),
+                xytext=(-14, 0) if grows else (0, 8),
+                textcoords="offset points",
+                ha="right",
+                va="center" if grows else "bottom",
+                color=colour,
+                fontsize=10,
+                fontweight="bold",
+            )
+        axes.set_title(f"{title} ({unit})", loc="left", fontsize=10.5, color=theme.text)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(-1, lengths[-1] * 1.02)
+        axes.set_xlabel("thousand tokens read so far", fontsize=9, color=theme.text)
+        _themed(axes, theme)
+
+
+def _draw_serving(figure: Any, rates: Mapping[tuple[str, int], Mapping[str, float]], theme: Theme) -> None:
+    """Bars of tokens per second for each number of streams, at the larger size."""
+    size = "enwik8-base"
+    streams = [count for name, count in rates if name == size]
+    sides = {
+        "xl-export serve": theme.first,
+        "llama.cpp's server": theme.second,
+        "onnxruntime-genai": theme.third,
+    }
+    figure.suptitle(
+        "Tokens per second of a server, 41 million parameters, fp32, two CPUs",
+        fontsize=12.5,
+        fontweight="bold",
+        color=theme.text,
+    )
+    for axes, count in zip(figure.subplots(1, len(streams)), streams, strict=True):
+        found = rates[size, count]
+        for at, (side, colour) in enumerate(sides.items()):
+            if side in found:
+                axes.barh(-at, found[side], color=colour, height=0.7)
+                axes.annotate(
+                    f"{side}  {found[side]:,.0f}",
+                    (0, -at),
+                    xytext=(6, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=9.5,
+                    fontweight="bold",
+                    color="#ffffff" if theme is LIGHT else "#111827",
+                )
+        title = "one stream" if count == 1 else f"{count} streams"
+        axes.set_title(title, loc="left", fontsize=10.5, color=theme.text)
+        axes.set_yticks([])
+        _themed(axes, theme)
+        axes.spines["left"].set_visible(False)
+
+
+def _themed(axes: Any, theme: Theme) -> None:
+    axes.grid(True, axis="y", color=theme.pale, alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=theme.text, labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(theme.pale)
+
+
+def _save_svg(figure: Any, path: Path) -> Path:
+    """Writes a figure with a transparent background; the same figure gives the same bytes."""
+    import matplotlib
+
+    with atomic_file(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "xl-export"}):
+        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
+    return path

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import Case, Column, config_option, megabytes, milliseconds, whole
 from benchmarks.child import in_child
 from benchmarks.configs import BenchmarkConfig, checked_threads
-from benchmarks.measure import Limits, Timing
+from benchmarks.measure import Timing
 from benchmarks.models import random_weights, write_run
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -61,15 +62,18 @@ def run(
     return rows
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text; at least: reading the weights once from memory."""
-    lines = ["form    seconds  at least  MB at most  MB of weights  times"]
-    for row in rows:
-        peak, times = "unknown", ""
-        if row.peak_bytes is not None:
-            peak, times = f"{row.peak_bytes / 1e6:.0f}", f"{row.peak_bytes / row.weight_bytes:.1f}"
-        seconds, least = row.export.median / 1e3, limits.read_milliseconds(row.weight_bytes) / 1e3
-        weights = f"{row.weight_bytes / 1e6:.0f}"
-        line = f"{row.form:6}  {seconds:<7.3g}  {least:<8.2g}  {peak:10}  {weights:13}  {times}"
-        lines.append(line.rstrip())
-    return lines
+CASE = Case(
+    name="export",
+    summary="time and peak memory of an export, which includes the comparison with PyTorch",
+    run=run,
+    keys=("form",),
+    columns=(
+        Column("form of memory", lambda row, run: f"`{row['form']}`"),
+        Column("memory, tokens", whole("mem_len")),
+        Column("seconds", milliseconds("export", scale=1e-3)),
+        Column("peak memory, MB", lambda row, run: megabytes(row["peak_bytes"])),
+        Column("weights, MB", lambda row, run: megabytes(row["weight_bytes"])),
+    ),
+    options=(config_option,),
+    published=lambda history: [history.newest("export", "enwik8-large")],
+)

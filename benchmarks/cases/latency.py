@@ -24,10 +24,24 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.arithmetic import step_bytes
 from benchmarks.baselines.growing import Growing, check_growing, pytorch_logits
+from benchmarks.case import (
+    Case,
+    Claim,
+    Column,
+    Line,
+    config_option,
+    mem_len_option,
+    number,
+    repeats_option,
+    words,
+)
 from benchmarks.checked_sessions import Operators
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Reader, TimesReading
+from benchmarks.measure import Reader, TimesReading
 from benchmarks.models import random_weights, write_artefact
+from benchmarks.plot import draw_latency
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run as Measured
 from runtimes import open_session
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -173,29 +187,48 @@ def in_turns(
     return [(tuple(ms), tuple(memory)) for ms, memory in zip(times, rates, strict=True)]
 
 
-def table(rows: Sequence[Row], limits: Limits, *, latency_claim: float | None = None) -> list[str]:
-    """The rows as text, and whether the claim holds where there is one."""
-    lines = [
-        "               ms per token                                            median of the",
-        "side           p50      p90      p99      slowest  jitter   at least   first 100  last 100",
+def _timing(name: str) -> Callable[[Figures, Measured], str]:
+    return lambda row, run: number(row["token"][name])
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    row = lines[0].row
+    return [
+        f"{row['token']['repeats']:,} consecutive tokens on each side, after {row['mem_len']:,} tokens of "
+        "memory."
     ]
-    for row in rows:
-        figures = (row.median, row.percentile(90), row.percentile(99), max(row.milliseconds), row.jitter)
-        lines.append(
-            f"{row.side:13}  {'  '.join(f'{x:<7.3g}' for x in figures)}  "
-            f"{limits.read_milliseconds(row.num_bytes):<9.3g}  {row.medians[0]:<9.3g}  {row.medians[-1]:.3g}"
-        )
-    if (reading := rows[0].reading) is not None:
-        lines.append(
-            f"beside the memory's rate, a token with fixed memory takes {reading.middle:.2f} times reading "
-            f"({reading.low:.2f} to {reading.high:.2f})"
-        )
-    if latency_claim is not None:
-        fixed = rows[0]
-        slow = sum(x > latency_claim * fixed.median for x in fixed.milliseconds)
-        verdict = "holds" if slow == 0 else f"MISSED by {slow} tokens"
-        lines.append(
-            f"claim: with fixed memory no token takes more than {latency_claim:g} times the median: "
-            f"{verdict}, slowest {max(fixed.milliseconds) / fixed.median:.2f} times"
-        )
-    return lines
+
+
+def _slowest(lines: Sequence[Line]) -> float:
+    token = lines[0].row["token"]
+    return float(token["slowest"] / token["median"])
+
+
+CASE = Case(
+    name="latency",
+    summary="1,000 consecutive tokens with fixed memory against a key/value cache that grows",
+    run=run,
+    keys=("side",),
+    columns=(
+        Column("side", words("side")),
+        Column("median, ms", _timing("median")),
+        Column("90 % within, ms", lambda row, run: number(row["p90"])),
+        Column("99 % within, ms", lambda row, run: number(row["p99"])),
+        Column("slowest, ms", _timing("slowest")),
+        Column("median of the first 100", lambda row, run: number(row["medians"][0])),
+        Column("median of the last 100", lambda row, run: number(row["medians"][-1])),
+        Column("at least, ms", lambda row, run: number(run.reading(row["num_bytes"]))),
+    ),
+    notes=_notes,
+    claims=(
+        Claim(
+            limit="latency_claim",
+            text="with fixed memory no token takes more than {limit:g} times the median",
+            found="the slowest took {value:.2f} times the median",
+            value=_slowest,
+        ),
+    ),
+    options=(config_option, repeats_option, mem_len_option),
+    published=lambda history: [history.newest("latency", "enwik8-base")],
+    draw=draw_latency,
+)

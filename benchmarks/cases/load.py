@@ -13,9 +13,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.case import (
+    Case,
+    Column,
+    config_option,
+    megabytes,
+    milliseconds,
+    number,
+    repeats_option,
+    words,
+)
 from benchmarks.child import in_child
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Timing
+from benchmarks.measure import Timing
 from benchmarks.models import random_weights, write_artefact
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -87,16 +97,21 @@ def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
     return Timing(median=median(times), fastest=min(times), slowest=max(times), repeats=len(times))
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. at least: the time of reading weights and memory once."""
-    lines = [
-        "                ms                                         MB",
-        "side            imports  open     first token  at least    resident  weights and memory",
-    ]
-    for row in rows:
-        resident = "unknown" if row.resident_bytes is None else f"{row.resident_bytes / 1e6:.0f}"
-        lines.append(
-            f"{row.side:14}  {row.imports.median:<7.4g}  {row.open.median:<7.4g}  {row.token.median:<11.4g}  "
-            f"{limits.read_milliseconds(row.needed_bytes):<10.3g}  {resident:8}  {row.needed_bytes / 1e6:.0f}"
-        )
-    return lines
+CASE = Case(
+    name="load",
+    summary="from opening to the first token, and the memory that stays in use: artefact against run",
+    run=run,
+    keys=("side",),
+    columns=(
+        Column("side", words("side")),
+        Column("imports, ms", milliseconds("imports")),
+        Column("opening, ms", milliseconds("open")),
+        Column("first token, ms", milliseconds("token")),
+        Column("at least, ms", lambda row, run: number(run.reading(row["needed_bytes"]))),
+        Column("resident MB", lambda row, run: megabytes(row["resident_bytes"])),
+        Column("weights and memory, MB", lambda row, run: megabytes(row["needed_bytes"])),
+    ),
+    notes=lambda lines: ["At least: reading weights and memory once, at the measured rate."],
+    options=(config_option, repeats_option),
+    published=lambda history: [history.newest("load", "enwik8-large")],
+)

@@ -15,10 +15,24 @@ from typing import Any, get_args
 import numpy as np
 
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
+from benchmarks.case import (
+    Case,
+    Claim,
+    Column,
+    Line,
+    config_option,
+    decimal,
+    mem_len_option,
+    milliseconds,
+    number,
+    operators_option,
+    repeats_option,
+)
 from benchmarks.checked_sessions import Operators, open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads, load_config
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_weights, write_artefact
+from benchmarks.runs import operators as operators_of
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.base.records import to_json
@@ -52,7 +66,7 @@ class Row:
 
 
 def run(
-    config: BenchmarkConfig | str,
+    config: BenchmarkConfig,
     *,
     mem_len: int | None = None,
     threads: int | None = None,
@@ -65,7 +79,6 @@ def run(
     An argument that is None is taken from the configuration. operators: of the ring; the other forms always
     use standard operators.
     """
-    config = load_config(config) if isinstance(config, str) else config
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     weights = random_weights(config.model)
@@ -138,25 +151,33 @@ def _difference(form: Form, answers: np.ndarray, ring: np.ndarray) -> float:
     return worst
 
 
-def table(rows: Sequence[Row], limits: Limits, *, ring_claim: float | None = None) -> list[str]:
-    """The rows as text with both limits of the machine, and whether the claim holds where there is one."""
-    lines = [
-        "                                     at least, ms       at least, ms",
-        "form    ms per token  / ring's time  MB read  reading   M multiply-adds  computing",
-    ]
-    for row in rows:
-        reading = limits.read_milliseconds(row.num_bytes)
-        computing = limits.compute_milliseconds(row.multiply_adds)
-        lines.append(
-            f"{row.form:6}  {row.token.median:<12.3g}  {row.ring_ratio:<12.3g}   "
-            f"{row.num_bytes / 1e6:<7.4g}  {reading:<7.3g}   {row.multiply_adds / 1e6:<15,.4g}  "
-            f"{computing:.3g}"
-        )
-    hidden = next(row for row in rows if row.form == "hidden")
-    if ring_claim is not None:
-        verdict = "holds" if hidden.ring_ratio >= ring_claim else "MISSED"
-        lines.append(
-            f"claim: hidden takes at least {ring_claim:g} times as long as ring: {verdict}, "
-            f"{hidden.ring_ratio:.1f} times"
-        )
-    return lines
+def _hidden(lines: Sequence[Line]) -> float:
+    return next(float(row["ring_ratio"]) for row, _ in lines if row["form"] == "hidden")
+
+
+CASE = Case(
+    name="memory-forms",
+    summary="one token in each of the three forms of memory",
+    run=run,
+    keys=("form", "mem_len", "operators"),
+    columns=(
+        Column("form", lambda row, run: f"`{row['form']}`"),
+        Column("operators", lambda row, run: operators_of(row)),
+        Column("ms per token", milliseconds("token")),
+        Column("times the ring", decimal("ring_ratio")),
+        Column("at least by reading, ms", lambda row, run: number(run.reading(row["num_bytes"]))),
+        Column("at least by computing, ms", lambda row, run: number(run.computing(row["multiply_adds"]))),
+    ),
+    notes=lambda lines: [f"Memory of {lines[0].row['mem_len']:,} tokens."],
+    claims=(
+        Claim(
+            limit="ring_claim",
+            text="`hidden` takes at least {limit:g} times as long as `ring`",
+            found="it took {value:.1f} times as long",
+            value=_hidden,
+            least=True,
+        ),
+    ),
+    options=(config_option, repeats_option, mem_len_option, operators_option),
+    published=lambda history: [history.newest("memory-forms", "enwik8-base", operators="fused")],
+)

@@ -7,7 +7,7 @@ precision is, and nothing about its quality.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,29 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from benchmarks.case import (
+    SMALL,
+    Case,
+    Column,
+    config_option,
+    decimal,
+    file_option,
+    megabytes,
+    mem_len_option,
+    milliseconds,
+    number,
+    operators_option,
+    repeats_option,
+    words,
+)
 from benchmarks.checked_sessions import Operators, open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_weights, write_run
-from runtimes.base.records import to_json
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
+from runtimes.base.errors import ConfigError
+from runtimes.base.records import from_json, to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
 from runtimes.contract.rule import MemoryRule
@@ -41,10 +59,6 @@ PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("int8", "int8"),
 )
 WARM_UP = 10  # tokens before the timed ones of each turn
-HEADER = (
-    "weights      memory  operators  ms per token  at least  times faster  MB on disk  MB per stream  "
-    "bits/token    lost     KL, nats  same likeliest token"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,18 +190,64 @@ def _fill(session: Session, memory: Memory, draw: np.random.Generator) -> None:
             array[:] = draw.standard_normal(array.shape, np.float32)
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text, with the least time by the measured read rate of the machine."""
-    lines = [HEADER]
-    for row in rows:
-        quality = "-             -        -         -"
-        if (m := row.measured) is not None:
-            quality = f"{m.bits_per_token:<12.4f}  {m.bits_lost:<+7.4f}  {m.kl_nats:<8.2g}  {m.agreement:.1%}"
-            judged = verdict(row.precision, row.memory_precision, m)
-            quality += "" if judged.startswith("within") else f"  {judged}"
-        lines.append(
-            f"{row.precision:11}  {row.memory_precision:6}  {row.operators:9}  {row.token.median:<12.3g}  "
-            f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<12.2f}  "
-            f"{row.num_bytes / 1e6:<10.4g}  {row.bytes_per_stream / 1e6:<13.4g}  {quality}"
-        )
-    return lines
+def _measured(row: Figures) -> Measured | None:
+    """The quality of a row; None for random weights, and for fp32."""
+    return from_json(Measured, row["measured"], where="the row") if row.get("measured") else None
+
+
+def _quality(name: str, form: str) -> Callable[[Figures, Run], str]:
+    return lambda row, run: format(getattr(measured, name), form) if (measured := _measured(row)) else ""
+
+
+def _verdict(row: Figures, run: Run) -> str:
+    measured = _measured(row)
+    return verdict(row["precision"], row["memory_precision"], measured) if measured else ""
+
+
+def _size(options: dict[str, Any]) -> BenchmarkConfig:
+    """The size of the run, or of --config."""
+    config: BenchmarkConfig = options.pop("config")
+    if "trained" not in options:
+        return config
+    if config.name != SMALL:
+        raise ConfigError("--run has a size of its own; leave out --config, or leave out --run.")
+    return size_of(options["trained"])
+
+
+CASE = Case(
+    name="precision",
+    summary="one token with weights in each precision, and with memory in fp16 and in int8",
+    run=run,
+    keys=("precision", "memory_precision", "mem_len", "operators"),
+    columns=(
+        Column("weights", words("precision")),
+        Column("memory", words("memory_precision")),
+        Column("ms per token", milliseconds("token")),
+        Column("at least, ms", lambda row, run: number(run.reading(row["read_bytes"]))),
+        Column("times faster than fp32", decimal("speed_up")),
+        Column("MB on disk", lambda row, run: megabytes(row["num_bytes"])),
+        Column("MB per stream", lambda row, run: megabytes(row["bytes_per_stream"])),
+        Column("bits per token", _quality("bits_per_token", ".4f")),
+        Column("bits lost", _quality("bits_lost", "+.4f")),
+        Column("KL, nats", _quality("kl_nats", ".2g")),
+        Column("same likeliest token", _quality("agreement", ".1%")),
+        Column("", _verdict),
+    ),
+    notes=lambda lines: [
+        f"Memory of {lines[0].row['mem_len']:,} tokens, random weights. At least: what the step must read "
+        "and multiply, at the machine's rates, measured before and after. A step that took less fell into a "
+        "moment in which the memory was faster."
+    ],
+    options=(
+        config_option,
+        repeats_option,
+        mem_len_option,
+        operators_option,
+        file_option(
+            "--run trained",
+            "A trained run, whose quality is measured too; by default the weights are random.",
+        ),
+    ),
+    size=_size,
+    published=lambda history: [history.newest("precision", "enwik8-base", operators="fused")],
+)

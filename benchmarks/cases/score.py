@@ -16,11 +16,24 @@ from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.case import (
+    Case,
+    Claim,
+    Column,
+    config_option,
+    decimal,
+    mem_len_option,
+    milliseconds,
+    operators_option,
+    repeats_option,
+    whole,
+    words,
+)
+from benchmarks.cases.steps import filled
 from benchmarks.checked_sessions import Operators, open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_weights, write_artefact
-from benchmarks.steps import filled
 from runtimes import score_texts
 from runtimes.base.errors import ArtefactError
 from runtimes.base.records import to_json
@@ -148,19 +161,26 @@ def _alone(session: Session, stream: np.ndarray, memory: Any) -> np.ndarray:
     return np.concatenate(answers)
 
 
-def table(rows: Sequence[Row], limits: Limits, *, score_claim: float | None = None) -> list[str]:
-    """The rows as text, and whether the claim holds where there is one."""
-    lines = ["side        texts  tokens   ms per token  tokens/s   / one stream"]
-    for row in rows:
-        lines.append(
-            f"{row.side:10}  {row.texts:<5,}  {row.tokens:<7,}  {row.token.median:<12.3g}  "
-            f"{1e3 / row.token.median:<9,.0f}  {row.ratio:.2f}"
-        )
-    if score_claim is not None:
-        ratio = next(row.ratio for row in rows if row.side == "texts")
-        verdict = "holds" if ratio <= score_claim else "MISSED"
-        lines.append(
-            f"claim: a token of many short texts takes at most {score_claim:g} times as long as one of full "
-            f"segments: {verdict}, {ratio:.2f} times"
-        )
-    return lines
+CASE = Case(
+    name="score",
+    summary="many short texts side by side against one stream of as many tokens, and one by one",
+    run=run,
+    keys=("side", "mem_len", "operators"),
+    columns=(
+        Column("side", words("side")),
+        Column("texts", whole("texts")),
+        Column("tokens", whole("tokens")),
+        Column("ms per token", milliseconds("token")),
+        Column("tokens/s", lambda row, run: f"{1e3 / row['token']['median']:,.0f}"),
+        Column("times one stream", decimal("ratio")),
+    ),
+    claims=(
+        Claim(
+            limit="score_claim",
+            text="a token of many short texts takes at most {limit:g} times as long as one of full segments",
+            found="it took {value:.2f} times as long",
+            value=lambda lines: next(row["ratio"] for row, _ in lines if row["side"] == "texts"),
+        ),
+    ),
+    options=(config_option, repeats_option, mem_len_option, operators_option),
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -15,9 +15,21 @@ from typing import Any, get_args
 import numpy as np
 import onnx_ir as ir
 
+from benchmarks.case import (
+    Case,
+    Column,
+    config_option,
+    decimal,
+    mem_len_option,
+    milliseconds,
+    number,
+    repeats_option,
+    whole,
+    words,
+)
 from benchmarks.checked_sessions import open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads, load_config
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_weights, write_run
 from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
@@ -53,7 +65,7 @@ class Row:
 
 
 def run(
-    config: BenchmarkConfig | str,
+    config: BenchmarkConfig,
     *,
     mem_len: int | None = None,
     threads: int | None = None,
@@ -61,7 +73,6 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row for each form and exporter; an argument that is None is taken from the configuration."""
-    config = load_config(config) if isinstance(config, str) else config
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     rows = []
@@ -138,13 +149,20 @@ def _step(session: Session, memory: Memory, length: int) -> Callable[[], Any]:
     return lambda: session.predict(tokens, memory)
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text."""
-    lines = ["form   graph    nodes  export, s  ms per token  / written  ms per segment  nats apart"]
-    for row in rows:
-        kind = "written" if row.exporter == "graph" else "traced"
-        lines.append(
-            f"{row.form:5}  {kind:7}  {row.nodes:<5}  {row.export_seconds:<9.3g}  {row.token.median:<12.3g}  "
-            f"{row.written_ratio:<9.3g}  {row.segment.median:<14.3g}  {row.difference:.1e}"
-        )
-    return lines
+CASE = Case(
+    name="traced",
+    summary="the graph that is written against the one that PyTorch traces: nodes, export, one token",
+    run=run,
+    keys=("form", "exporter"),
+    columns=(
+        Column("form", words("form")),
+        Column("graph", lambda row, run: {"graph": "written", "trace": "traced"}[row["exporter"]]),
+        Column("nodes", whole("nodes")),
+        Column("export, s", lambda row, run: number(row["export_seconds"])),
+        Column("ms per token", milliseconds("token")),
+        Column("times the written graph", decimal("written_ratio")),
+        Column("ms per segment", milliseconds("segment")),
+        Column("nats apart", decimal("difference", ".1e")),
+    ),
+    options=(config_option, repeats_option, mem_len_option),
+)

@@ -15,11 +15,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arithmetic import step_multiply_adds
+from benchmarks.case import (
+    Case,
+    Column,
+    config_option,
+    file_option,
+    milliseconds,
+    number,
+    repeats_option,
+    whole,
+)
 from benchmarks.cases.learning.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.measure import Timing, take_turns
 from benchmarks.references.steps import reference_step
-from benchmarks.references.training import code_folders
+from benchmarks.references.training import REFERENCE_HELP, code_folders
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run as Measured
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -190,16 +202,47 @@ def _tokens(training: Training) -> np.ndarray:
     return np.random.default_rng(0).integers(0, recipe.model.vocab_size, shape)
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. at least: the time of the multiply-adds at the measured rate of the machine, in fp32
-    and for the whole memory. faster: than the public code; without it, than fp32 or whole spans.
-    """
-    lines = ["side             memory  batch  ms per token  at least  / without  faster  tokens/s"]
-    for row in rows:
-        least = limits.compute_milliseconds(row.multiply_adds)
-        faster = "" if row.faster is None else f"{row.faster:.2f}"
-        lines.append(
-            f"{row.side or 'fp32':<15}  {row.mem_len:<6,}  {row.batch:<5}  {row.token.median:<12.4g}  "
-            f"{least:<8.3g}  {row.ratio:<9.2f}  {faster:<6}  {1e3 / row.token.median:,.0f}"
-        )
-    return lines
+SIDES = {
+    None: "fp32",
+    "bf16": "bf16",
+    "spans": "learned spans of 100 tokens, 2 layers",
+    "whole spans": "the same, with every key computed",
+    "reference": "public code of Transformer-XL, fp32",
+    "reference spans": "public code of adaptive spans, fp32",
+}
+
+
+def _faster(row: Figures, run: Measured) -> str:
+    """How many times as fast as the public code, if the run has measured that."""
+    public = "reference spans" if "spans" in (row.get("side") or "") else "reference"
+    if row.get("faster") is None or not any(other.get("side") == public for other in run.rows):
+        return ""
+    return f"{row['faster']:.2f}"
+
+
+CASE = Case(
+    name="training",
+    summary="a training step with memory and without, in bf16, with spans, and of the public code",
+    run=run,
+    keys=("side", "mem_len"),
+    columns=(
+        Column("model", lambda row, run: run.document["config"]),
+        Column("what is trained", lambda row, run: SIDES[row.get("side")]),
+        Column("memory, tokens", whole("mem_len")),
+        Column("ms per trained token", milliseconds("token")),
+        Column("at least, ms", lambda row, run: number(run.computing(row["multiply_adds"]))),
+        Column(
+            "times the cost without memory", lambda row, run: "" if row.get("side") else f"{row['ratio']:.2f}"
+        ),
+        Column("times as fast as the public code", _faster),
+        Column("tokens/s", lambda row, run: f"{1e3 / row['token']['median']:,.0f}"),
+    ),
+    notes=lambda lines: ["At least: the multiply-adds at the measured rate in fp32, for the whole memory."],
+    options=(
+        config_option,
+        repeats_option,
+        file_option("--reference references", REFERENCE_HELP, multiple=True),
+    ),
+    published=lambda history: [history.newest("training", size) for size in ("small", "enwik8-base")],
+    engine="torch",
+)

@@ -16,8 +16,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.case import (
+    Case,
+    Claim,
+    Column,
+    Line,
+    config_option,
+    decimal,
+    mem_len_option,
+    milliseconds,
+    repeats_option,
+    words,
+)
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import REST, Limits, Timing
+from benchmarks.measure import REST, Timing
 from benchmarks.models import random_weights, write_artefact
 from benchmarks.web_sides import CppSide, NodeSide, PythonSide, Side, has_cpp, has_native, missing_for_node
 from runtimes.base.records import to_json
@@ -129,29 +141,51 @@ def _in_turns(sides: Mapping[str, Side], repeats: int) -> dict[str, dict[str, Ti
     }
 
 
-def table(rows: Sequence[Row], limits: Limits, *, web_claim: tuple[float, float] | None = None) -> list[str]:
-    """The rows as text, and whether the claim holds; see `BenchmarkConfig.web_claim`."""
-    lines = ["                     ms per token                     times    largest difference"]
-    lines += ["side                 after 100  after 10,000  ratio   C++      from the reference, nats"]
-    for row in rows:
-        early = f"{row.early.median:<9.3g}" if row.early else f"{'':9}"
-        ratio = f"{row.late.median / row.early.median:<6.2f}" if row.early else f"{'':6}"
-        times = f"{row.times_cpp:<7.2f}" if row.times_cpp else f"{'':7}"
-        lines.append(
-            f"{row.side:19}  {early}  {row.late.median:<12.3g}  {ratio}  {times}  {row.difference:.1e}"
-        )
-    by_side = {row.side: row for row in rows}
-    in_place, copies = by_side[IN_PLACE], by_side[COPIES]
-    if web_claim is not None:
-        most, least = web_claim
-        gain = copies.late.median / in_place.late.median
-        if in_place.times_cpp is not None:
-            lines.append(
-                f"in place takes {in_place.times_cpp:.2f} times as long as C++, and at most {most:g} is "
-                f"claimed: {'holds' if in_place.times_cpp <= most else 'DOES NOT HOLD'}"
-            )
-        lines.append(
-            f"copies take {gain:.2f} times as long as in place, and at least {least:g} is claimed: "
-            f"{'holds' if gain >= least else 'DOES NOT HOLD'}"
-        )
-    return lines
+def _late(lines: Sequence[Line], side: str) -> float | None:
+    return next((float(row["late"]["median"]) for row, _ in lines if row["side"] == side), None)
+
+
+def _times(side: str, other: str) -> Callable[[Sequence[Line]], float | None]:
+    """How many times as long a late token takes on one side as on the other, if both were measured."""
+
+    def ratio_of(lines: Sequence[Line]) -> float | None:
+        one, two = _late(lines, side), _late(lines, other)
+        return None if one is None or two is None else one / two
+
+    return ratio_of
+
+
+CASE = Case(
+    name="web",
+    summary="one token in WebAssembly, in place and with copies, against Node, Python and C++",
+    run=run,
+    keys=("side", "mem_len"),
+    columns=(
+        Column("side", words("side")),
+        Column("ms per token after 100", milliseconds("early")),
+        Column(f"ms per token after {LATE:,}", milliseconds("late")),
+        Column(
+            "late / early",
+            lambda row, run: f"{row['late']['median'] / row['early']['median']:.2f}" if row["early"] else "",
+        ),
+        Column("times C++", decimal("times_cpp")),
+        Column("differs from the reference at most by, nats", decimal("difference", ".1e")),
+    ),
+    claims=(
+        Claim(
+            limit="web_most",
+            text="in place takes at most {limit:g} times as long as C++",
+            found="it took {value:.2f} times as long",
+            value=_times(IN_PLACE, CPP),
+        ),
+        Claim(
+            limit="web_least",
+            text="copies take at least {limit:g} times as long as in place",
+            found="they took {value:.2f} times as long",
+            value=_times(COPIES, IN_PLACE),
+            least=True,
+        ),
+    ),
+    options=(config_option, repeats_option, mem_len_option),
+    unavailable=unavailable,
+)

@@ -64,6 +64,11 @@ def code_folder(project: str, folder: Path) -> Path:
     return found.resolve()
 
 
+REFERENCE_HELP = (
+    "A folder with the public code of Transformer-XL or adaptive-span, which is trained too; may be repeated."
+)
+
+
 def code_folders(folders: Sequence[Path]) -> dict[str, Path]:
     """The folder with the code of each reference; raises ConfigError for a folder that holds none."""
     found: dict[str, Path] = {}

@@ -20,6 +20,7 @@ TINY = BenchmarkConfig(
     latency_claim=1e9,
     streams=(1, 3),
     consecutive=30,
+    growing_positions=(0, 5, 40),
     training_batch=2,
     score_claim=1e9,
     texts=40,

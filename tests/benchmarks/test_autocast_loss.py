@@ -13,14 +13,16 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.learning import autocast_loss
-from benchmarks.tables.autocast_loss import autocast_loss as table_of
-from benchmarks.tables.autocast_loss import half_interval, lines
-from benchmarks.tables.runs import History
+from benchmarks.cases.learning.autocast_loss import half_interval
+from benchmarks.documents import table
+from benchmarks.runs import History
+from tests.benchmarks.shown import in_documents
 from trainer.run.config import TrainConfig
 
 
 def pair(seed: int, fp32: float, bf16: float) -> dict[str, Any]:
-    return {"seed": seed, "steps": 7, "fp32": fp32, "bf16": bf16}
+    text = {"name": "a text", "num_bytes": None}
+    return {"seed": seed, "steps": 7, "fp32": fp32, "bf16": bf16, "text": text}
 
 
 def test_a_pair_differs_in_nothing_but_the_precision(
@@ -54,8 +56,8 @@ def test_a_pair_differs_in_nothing_but_the_precision(
     for row in rows:
         assert 0 < abs(row["bf16"] - row["fp32"]) < 0.05  # they are two trainings, of the same model
     history = History.load(tmp_path)
-    assert table_of(history)[2].startswith("| 2 | 3 |")
-    shared = table_of(History((*history.runs, other_text(history))))
+    assert table("autocast-loss", history)[2].startswith("| 2 | 3 |")
+    shared = table("autocast-loss", History((*history.runs, other_text(history))))
     assert shared[2].startswith("| 1 | 3 |")  # pairs of another text are not mixed with these
 
 
@@ -77,10 +79,17 @@ def test_the_interval_is_that_of_students_t() -> None:
     assert half_interval([0.3]) == math.inf
 
 
-def test_the_mark_is_kept_where_the_whole_interval_is_within_it() -> None:
+def test_the_target_holds_if_the_whole_interval_is_within_it() -> None:
     near = [pair(0, 2.0, 2.0011), pair(1, 2.1, 2.1009), pair(2, 2.2, 2.2010)]
-    assert lines(near)[2] == "| 3 | 7 | 2.1000 | 2.1010 | +0.0010 ± 0.0002 | +0.0009 | +0.0011 | yes |"
+    assert (
+        in_documents("autocast-loss", near)[2]
+        == "| 3 | 7 | 2.1000 | 2.1010 | +0.0010 ± 0.0002 | +0.0009 | +0.0011 | yes |"
+    )
     wide = [pair(0, 2.0, 2.004), pair(1, 2.1, 2.096), pair(2, 2.2, 2.2)]
-    assert lines(wide)[2].endswith("| **not shown** |")
-    assert lines([pair(0, 2.0, 2.0)])[2].endswith("| +0.0000 | +0.0000 | +0.0000 | **not shown** |")
-    assert lines([pair(seed, 2.0, 2.02) for seed in range(3)])[2].endswith("| **not shown** |")
+    assert in_documents("autocast-loss", wide)[2].endswith("| **not shown** |")
+    assert in_documents("autocast-loss", [pair(0, 2.0, 2.0)])[2].endswith(
+        "| +0.0000 | +0.0000 | +0.0000 | **not shown** |"
+    )
+    assert in_documents("autocast-loss", [pair(seed, 2.0, 2.02) for seed in range(3)])[2].endswith(
+        "| **not shown** |"
+    )

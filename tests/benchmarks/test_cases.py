@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import child, plot, steps
+from benchmarks import child, plot
 from benchmarks.__main__ import main
 from benchmarks.baselines import growing
-from benchmarks.cases import export, latency, load, score
-from benchmarks.cases import registry as cases
+from benchmarks.cases import CASES, export, growing_cache, latency, load, score, steps
 from benchmarks.cases.on_gpu import gpu
-from benchmarks.cases.registry import CASES
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Reader, Timing
 from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
+from tests.benchmarks.shown import on_terminal
 
 STEPS = ("decode", "segment", "batch")
 
@@ -48,20 +47,17 @@ def test_list_has_a_line_for_every_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_case_has_the_same_face(name: str) -> None:
-    module = import_module(CASES[name].module)
-    fields = set(module.Row.__dataclass_fields__)
-    assert set(CASES[name].keys) <= fields
-    assert callable(module.run)
-    assert callable(module.table)
-    for claim in CASES[name].claims:
-        assert claim in BenchmarkConfig.__dataclass_fields__
+def test_every_case_declares_fields_and_limits_that_exist(name: str) -> None:
+    case = CASES[name]
+    row = import_module(case.run.__module__).Row
+    assert case.name == name
+    assert set(case.keys) <= set(row.__dataclass_fields__)
+    assert {claim.limit for claim in case.claims} <= set(BenchmarkConfig.__dataclass_fields__)
 
 
-def test_steps_of_several_cases_in_one_run(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+def test_steps_are_measured_and_written_as_csv(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
-    documents = measured(tmp_path, *STEPS, "--csv", table)
-    assert [document["case"] for document in documents] == list(STEPS)
+    documents = [measured(tmp_path, name, "--csv", table)[-1] for name in STEPS]
     shapes = [
         [(row["mem_len"], row["batch"], row["tokens"]) for row in document["rows"]] for document in documents
     ]
@@ -71,8 +67,8 @@ def test_steps_of_several_cases_in_one_run(tiny: BenchmarkConfig, tmp_path: Path
         assert row["multiply_adds"] > 0
     with open(table, newline="") as stream:
         lines = list(csv.DictReader(stream))
-    assert [line["case"] for line in lines] == ["decode", "decode", "segment", "batch", "batch"]
-    assert float(lines[0]["onnxruntime.median"]) == documents[0]["rows"][0]["onnxruntime"]["median"]
+    assert [line["case"] for line in lines] == ["batch", "batch"]
+    assert float(lines[0]["onnxruntime.median"]) == documents[2]["rows"][0]["onnxruntime"]["median"]
 
 
 def test_more_streams_read_more_memory_and_the_weights_once(tiny: BenchmarkConfig, tmp_path: Path) -> None:
@@ -87,7 +83,7 @@ def test_score_compares_with_each_text_alone_and_counts_the_same_tokens(
 ) -> None:
     result = tmp_path / "history.jsonl"
     printed = call("run", "score", "--config", "tiny", "--threads", 1, "--history", result).stdout
-    assert "takes at most 1e+09 times as long as one of full segments: holds" in printed
+    assert "takes at most 1e+09 times as long as one of full segments. Holds: " in printed
     stream, texts, alone = json.loads(result.read_text())["rows"]
     assert [row["side"] for row in (stream, texts, alone)] == ["one stream", "texts", "one by one"]
     assert stream["tokens"] == texts["tokens"] == sum(map(len, score.draw_texts(40, 256)))
@@ -134,19 +130,13 @@ def test_sides_take_turns_of_consecutive_tokens(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
-    from benchmarks.measure import Limits
-
     def row(*milliseconds: float) -> latency.Row:
         return latency.Row(
             side="fixed memory", mem_len=1, milliseconds=milliseconds, num_bytes=1, difference=0.0
         )
 
-    limits = Limits(read_bytes=1e9, multiply_adds=1e9)
-    assert "holds, slowest 2.90 times" in latency.table([row(1, 1, 1, 2.9)], limits, latency_claim=3.0)[-1]
-    assert (
-        "MISSED by 2 tokens, slowest 9.00 times"
-        in latency.table([row(1, 1, 1, 3.1, 9)], limits, latency_claim=3.0)[-1]
-    )
+    for slowest, verdict in ((2.9, "Holds: the slowest took 2.90"), (9, "**MISSED**: the slowest took 9.00")):
+        assert verdict in on_terminal("latency", [row(1, 1, 1, slowest)], config="small")[-1]
     assert row(1, 2, 1, 4).jitter == pytest.approx(5 / 3)
 
 
@@ -176,7 +166,7 @@ def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytes
     monkeypatch.setattr(steps, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     for name in STEPS:
         with pytest.raises(ArtefactError, match="differs from PyTorch"):
-            import_module(CASES[name].module).run(tiny, threads=1)
+            CASES[name].run(tiny, threads=1)
 
 
 @pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
@@ -242,7 +232,7 @@ def test_the_picture_of_latency_says_how_many_tokens_it_leaves_out() -> None:
             for side, ms in zip(plot.SIDES, milliseconds, strict=True)
         ]
         figure = Figure()
-        plot._latency(figure, rows)
+        plot.draw_latency(figure, rows)
         title = figure.axes[0].get_title()
         assert title.startswith(f"Time of each of {len(milliseconds[0])} consecutive tokens")
         assert ("outside" in title) == (what is not None)
@@ -253,10 +243,6 @@ def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     measured(tmp_path, "decode", "--attention-lengths", "8,16", "--plot", tmp_path / "decode.png")
     assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_module_names_follow_from_case_names() -> None:
-    assert cases.find_case("sliding-window").module == "benchmarks.cases.sliding_window"
 
 
 def test_a_machine_without_a_gpu_skips_its_case_and_says_why(
@@ -277,3 +263,22 @@ def test_traced_and_written_graphs_agree_before_they_are_timed(tiny: BenchmarkCo
     ]
     assert all(row["difference"] < 1e-4 and row["nodes"] > 20 for row in rows)
     assert [row["written_ratio"] for row in rows[::2]] == [1, 1]
+
+
+def test_growing_cache_starts_equal_and_then_holds_more(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "growing-cache")
+    rows = {row["position"]: row for row in document["rows"]}
+    assert list(rows) == list(tiny.growing_positions)
+    assert all(row["difference"] < 1e-4 and row["growing"]["median"] > 0 for row in rows.values())
+    assert len({row["fixed_bytes"] for row in rows.values()}) == 1
+    per_token = 4 * 2 * 2 * 2 * 4  # fp32, keys and values, layers, heads, K
+    assert [row["growing_bytes"] for row in rows.values()] == [per_token * at for at in rows]
+
+
+def test_a_wrong_growing_side_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing_cache, "_apart", lambda one, other: 0.5)
+    monkeypatch.setattr(
+        growing_cache, "_cpu_times", lambda *_: pytest.fail("timed in spite of a wrong answer")
+    )
+    with pytest.raises(ArtefactError, match=r"differs from the side with fixed memory by 0\.5 nats"):
+        growing_cache.run(tiny)

@@ -125,10 +125,3 @@ def test_a_named_pipe_is_refused_even_with_force(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["decode", "--csv", str(pipe), "--force"])
     assert result.exit_code == 2
     assert "is not a regular file" in result.stderr
-
-
-def test_the_old_name_of_operators_still_works_and_is_hidden(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    result = measure("--history", tmp_path / "history.jsonl", "--kernel", "standard")
-    assert result.exit_code == 0, result.output
-    assert "--kernel" not in CliRunner().invoke(main, ["run", "--help"]).stdout
-    assert "does not take --operators" in CliRunner().invoke(main, ["latency", "--kernel", "fused"]).stderr

@@ -12,15 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
+from benchmarks.cases import CASES
 from benchmarks.cases.learning import recipes
 from benchmarks.cases.learning.recipes import RECIPES, Job, Recipe, Row, configuration, run
+from benchmarks.documents import table
 from benchmarks.measure import Limits
 from benchmarks.plot import plot
-from benchmarks.tables.recipes import lines
-from benchmarks.tables.recipes import recipes as table_of
-from benchmarks.tables.runs import History, Run
+from benchmarks.runs import History
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import to_json
+from tests.benchmarks.shown import a_run, in_documents
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
 
@@ -83,7 +84,10 @@ def test_a_stopped_run_goes_on_and_a_finished_row_is_not_trained_again(
     assert len(kept) == 1
     assert not (tmp_path / "elsewhere").exists()
     plot(
-        tmp_path / "curves.png", "recipes", [row, dataclasses.replace(row, unit="word")], title="two recipes"
+        tmp_path / "curves.png",
+        CASES["recipes"],
+        [row, dataclasses.replace(row, unit="word")],
+        title="two recipes",
     )
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
@@ -143,14 +147,9 @@ def test_the_table_says_how_often_the_text_was_read_and_gives_words_a_perplexity
     row |= {"corpus": {"name": "b", "sha256": "0" * 64, "tokens": {"train": 500, "valid": 5, "test": 5}}}
     row["budget_seconds"] = 60.0
     cells = "| a | 3.0M | 100 | 0.00 | 4.00 | 1.5 | perplexity 256.0 | perplexity 128.0 | 54.52 |"
-    assert lines([row])[2] == cells
-    machine = {"cpu": "x", "cpus": 2, "memory_bytes": 1, "system": "y"}
-    document = {"case": "recipes", "time": "2026-01-01T00:00:00+00:00", "threads": 1, "versions": {}}
-    document |= {"machine": machine, "commit": "c" * 40}
-    runs = [
-        Run(document | {"rows": [row | {"budget_seconds": budget, "test": 6.0}]}) for budget in (60.0, 30.0)
-    ]
-    assert "perplexity 64.0" in table_of(History(tuple(runs)))[2]
+    assert in_documents("recipes", [row])[2] == cells
+    runs = [a_run("recipes", [row | {"budget_seconds": budget, "test": 6.0}]) for budget in (60.0, 30.0)]
+    assert "perplexity 64.0" in table("recipes", History(tuple(runs)))[2]
 
 
 def test_an_unknown_recipe_and_a_folder_without_the_corpus_are_refused(tmp_path: Path) -> None:

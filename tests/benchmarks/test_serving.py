@@ -19,17 +19,17 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases.registry import find_case
-from benchmarks.cases.serving import llama, parts, relay, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
+from benchmarks.cases import CASES
+from benchmarks.cases.serving import baseline_server, llama, parts, serve
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt, timing
 from benchmarks.cases.serving.events import LoadError
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import CONFIGS, BenchmarkConfig
-from benchmarks.measure import Limits
-from benchmarks.tables.runs import History, Run
-from benchmarks.tables.serving import serve as serve_table
+from benchmarks.documents import NOTHING, table
+from benchmarks.runs import History
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.session import Session
+from tests.benchmarks.shown import a_run, in_documents, on_terminal
 from trainer.model.config import ModelConfig
 from xl_export.serve.http.base import models
 
@@ -91,7 +91,7 @@ def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) 
     """With as much memory behind them, or its tokens would cost less than theirs."""
     bench = bench_of(tiny)
     session = Recorder()
-    bench.raw_loop(cast(Session, session), 2)
+    bench.baseline_loop(cast(Session, session), 2)
     first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
     assert [at for at, _ in session.fed[-(last - first) :]] == [[at, at] for at in range(first, last)]
     assert min(at for positions, _ in session.fed for at in positions) >= 0
@@ -99,13 +99,13 @@ def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) 
 
 def test_a_prompt_is_fed_once_and_in_pieces() -> None:
     session = Recorder()
-    raw_prompt(cast(Session, session), [4, 0, 1, 3, 2, 0], 2)
+    baseline_prompt(cast(Session, session), [4, 0, 1, 3, 2, 0], 2)
     assert session.fed == [([0], [4]), ([2], [1]), ([4], [2])]
 
 
 def test_the_rounds_of_a_loop_are_those_of_a_server_while_prompts_arrive() -> None:
     session = Recorder()
-    seconds = raw_between(cast(Session, session), 2, 4, at=9, prompts=2, pieces=2)
+    seconds = baseline_between(cast(Session, session), 2, 4, at=9, prompts=2, pieces=2)
     assert [positions for positions, _ in session.fed] == [
         [9, 9], [9],  # not timed
         [10, 10], [0], [11, 11], [4],
@@ -152,12 +152,12 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
         assert row["figure"]["fastest"] <= row["figure"]["median"] <= row["figure"]["slowest"]
     split = [rows["overhead", side, 2]["figure"]["median"] for side in ("whole", "engine", "HTTP")]
     assert split[0] == pytest.approx(split[1] + split[2])
-    ratio = rows["throughput", "server over raw loop, 1 thread", 2]
+    ratio = rows["throughput", "server over baseline loop, 1 thread", 2]
     assert ratio["figure"]["median"] > 0
     assert ratio["least"] is None  # the mark is for another size
-    # The relay has given the same tokens, or nothing would have been measured.
-    assert rows["throughput", "relay over raw loop, 1 thread", 2]["figure"]["median"] > 0
-    assert ("overhead", "relay", 1) in rows
+    # The baseline server has given the same tokens, or nothing would have been measured.
+    assert rows["throughput", "baseline server over baseline loop, 1 thread", 2]["figure"]["median"] > 0
+    assert ("overhead", "baseline server", 1) in rows
     assert rows["between", "prompts of 24 arrive, p99", 2]["figure"]["repeats"] > 0
     rounds = rows["between", "the same rounds in a loop, p99", 2]["figure"]
     assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
@@ -189,7 +189,7 @@ def test_other_tokens_than_those_of_generate_are_not_measured(
         )
 
 
-def test_the_table_says_which_marks_are_kept_and_what_was_skipped() -> None:
+def test_the_table_shows_targets_and_what_was_skipped() -> None:
     rows = [
         Row(part="overhead", side="whole", streams=16, unit="µs", figure=timing([12.0, 14.0]), most=15.0),
         Row(part="overhead", side="whole", streams=1, unit="µs", figure=timing([81.0]), most=80.0),
@@ -205,34 +205,18 @@ def test_the_table_says_which_marks_are_kept_and_what_was_skipped() -> None:
         ),
         Row(part="others", side="llama.cpp's server", streams=8, unit="tokens/s", figure=None, note="why"),
     ]
-    assert [row.holds for row in rows] == [True, False, True, None]
-    lines = serve.table(rows, Limits(read_bytes=1e9, multiply_adds=1e9))[1:]
-    assert [word for line in lines for word in ("holds", "MISSED", "skipped: why") if word in line] == [
-        "holds",
-        "MISSED",
-        "holds",
-        "skipped: why",
-    ]
-    run = {
-        "case": "serve",
-        "time": "2026-11-01T10:00:00+00:00",
-        "config": "small",
-        "threads": 2,
-        "rows": [row.to_json() for row in rows],
-        "machine": {"cpu": "A", "cpus": 2, "system": "Linux", "memory_bytes": 1 << 34, "busy_cpus": 0.0},
-        "versions": {},
-        "limits": {"read_bytes": 1e9, "multiply_adds": 1e9},
-        "commit": None,
-    }
-    written = serve_table(History((Run(run),)))
+    written = in_documents("serve", rows, config="small")
     assert "| overhead | small | whole | 16 | 13.0 | 12.0 | 14.0 | µs | at most 15.0: holds |  |" in written
     assert (
         "| overhead | small | whole | 1 | 81.0 | 81.0 | 81.0 | µs | at most 80.0: **MISSED** |  |" in written
     )
     assert written[-1].count("python -m benchmarks run serve") == 1
     assert any(line.endswith("| ratio | at least 0.970: holds | n; 2 threads |") for line in written)
-    assert lines[2].endswith("at least 0.97: holds (n; 2 threads)")
-    assert "no run yet" in serve_table(History(()))[0]
+    assert any(line.endswith("skipped: why |") for line in written)
+    assert any("**MISSED**" in line for line in on_terminal("serve", rows))
+    history = History((a_run("serve", rows, config="small"),))
+    assert table("serve", history)[2:6] == written[2:6]
+    assert table("serve", History(())) == [NOTHING]
 
 
 def test_an_unknown_part_is_refused() -> None:
@@ -283,10 +267,10 @@ def test_the_default_threads_are_those_of_the_server(
 
 def test_rows_of_other_threads_are_not_compared() -> None:
     """A run of another default would look like a change of the code."""
-    assert "threads" in find_case("serve").keys
+    assert "threads" in CASES["serve"].keys
 
 
-def test_a_relay_reads_a_body_that_comes_in_parts_and_a_client_that_leaves_is_an_error() -> None:
+def test_the_baseline_server_reads_a_body_in_parts() -> None:
     near, far = socket.socketpair()
     body = b'{"prompt": [1, 2], "max_tokens": 3}'
     head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -296,9 +280,9 @@ def test_a_relay_reads_a_body_that_comes_in_parts_and_a_client_that_leaves_is_an
             target=lambda: [far.sendall(part) or time.sleep(0.02) for part in parts_of_it]
         )
         sent.start()
-        assert relay._body(near) == {"prompt": [1, 2], "max_tokens": 3}
+        assert baseline_server._body(near) == {"prompt": [1, 2], "max_tokens": 3}
         sent.join()
         far.sendall(head)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(LoadError, match="has left"):
-            relay._body(near)
+            baseline_server._body(near)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks import documents
 from benchmarks.__main__ import main
-from benchmarks.tables import markers, steps
-from benchmarks.tables.architectures import NOTHING
-from benchmarks.tables.registry import FIGURES, TABLES
-from benchmarks.tables.runs import History, Run, sources
+from benchmarks.cases import CASES
+from benchmarks.documents import NOTHING, table
+from benchmarks.runs import History, Run, sources
+from benchmarks.summaries import FIGURES, SUMMARIES
 from runtimes.base.errors import ArtefactError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,12 +58,14 @@ def call(*arguments: object) -> Result:
 
 
 def test_the_documents_of_this_checkout_show_what_the_history_says() -> None:
-    assert markers.differing(ROOT, PUBLISHED) == []
+    assert documents.differing(ROOT, PUBLISHED) == []
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if TABLES[name](PUBLISHED) != [NOTHING]])
+@pytest.mark.parametrize("name", CASES)
 def test_every_table_can_be_made_and_names_its_source(name: str) -> None:
-    lines = TABLES[name](PUBLISHED)
+    lines = table(name, PUBLISHED)
+    if lines == [NOTHING]:
+        return
     columns = lines[0].count("|")
     body = lines[: lines.index("")]
     assert len(body) > 2
@@ -70,6 +73,12 @@ def test_every_table_can_be_made_and_names_its_source(name: str) -> None:
     assert "`python -m benchmarks run " in lines[-1]
     assert "commit `" in lines[-1]
     assert "Python 3" in lines[-1]
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_every_short_table_has_rows(name: str) -> None:
+    header, _, *rows = SUMMARIES[name](PUBLISHED)
+    assert {row.count("|") for row in rows if row.startswith("|")} == {header.count("|")}
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -172,9 +181,9 @@ def test_a_table_without_a_suitable_run_says_what_to_measure() -> None:
 
 def test_a_claim_that_is_missed_is_marked() -> None:
     facts = document()
-    assert "Holds: the slowest took 2.17 times the median" in "\n".join(TABLES["latency"](history(facts)))
+    assert "Holds: the slowest took 2.17 times the median" in "\n".join(table("latency", history(facts)))
     facts["rows"][0]["token"] = facts["rows"][0]["token"] | {"slowest": 30.0}
-    assert "**MISSED**: the slowest took 5.00 times" in "\n".join(TABLES["latency"](history(facts)))
+    assert "**MISSED**: the slowest took 5.00 times" in "\n".join(table("latency", history(facts)))
 
 
 def test_runs_of_two_machines_are_both_described() -> None:
@@ -185,13 +194,17 @@ def test_runs_of_two_machines_are_both_described() -> None:
     assert "with uncommitted changes" in text
 
 
+PAIRED = "times reading"
+
+
 def test_a_run_with_pairs_shows_them_in_a_column_of_its_own() -> None:
     facts = copy.deepcopy(PUBLISHED.newest("batch", "enwik8-base", operators="fused").document)
     for row in facts["rows"]:
         row["onnxruntime"]["reading"] = {"middle": 1.234, "low": 1.1, "high": 1.5, "gigabytes": 40.0}
     facts["time"] = "2030-01-01T10:00:00+00:00"
-    header, _, first, *_ = steps.batch(history(facts))
-    assert header.endswith(f"| {steps.PAIRED} |")
+    header, _, first, *_ = table("batch", history(facts))
+    assert header.endswith(f"| {PAIRED} |")
     assert first.endswith("| 1.23 (1.10 to 1.50) |")
-    del facts["rows"][0]["onnxruntime"]["reading"]
-    assert steps.PAIRED not in steps.batch(history(facts))[0]
+    for row in facts["rows"]:
+        del row["onnxruntime"]["reading"]
+    assert PAIRED not in table("batch", history(facts))[0]

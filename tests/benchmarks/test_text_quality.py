@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.learning import text_quality
-from benchmarks.tables.runs import History, Run
-from benchmarks.tables.text_quality import text_quality as table_of
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
+from tests.benchmarks.shown import in_documents
 from trainer.data.subwords import learn_subwords
 from trainer.run.config import TrainConfig
 
@@ -64,16 +63,7 @@ def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller,
     assert session.rule != TrainConfig.load("stories").evaluation
     assert rows["gzip -9, alone"].identity is None
     assert rows["artefact"].bits_per_byte != rows["artefact, memory cut to zero"].bits_per_byte
-    assert len(text_quality.table(list(rows.values()), None)) == len(rows) + 1
-    document = {
-        "case": "text-quality",
-        "time": "2026-01-01T00:00:00+00:00",
-        "threads": 1,
-        "versions": {},
-        "config": "",
-    }
-    document |= {"machine": {"cpu": "x", "cpus": 2, "memory_bytes": 1, "system": "y"}, "commit": "c" * 40}
-    (note,) = table_of(History((Run(document | {"rows": [row.to_json() for row in rows.values()]}),)))[-1:]
+    note = in_documents("text-quality", list(rows.values()))[-3]
     assert f"Artefact {session.identity[:12]}…, memory of {session.rule.mem_len} tokens" in note
     assert f"test.txt {hashes['test.txt'][:12]}…" in note
 

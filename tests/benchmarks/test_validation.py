@@ -13,10 +13,10 @@ from benchmarks.__main__ import main
 from benchmarks.arithmetic import validation_share
 from benchmarks.cases.learning import validation
 from benchmarks.cases.learning.validation import RECIPES, Recipe
-from benchmarks.tables.runs import History, Run
-from benchmarks.tables.validation import lines
-from benchmarks.tables.validation import validation as table_of
+from benchmarks.render import markdown
+from benchmarks.runs import Run
 from runtimes.base.errors import ArtefactError
+from tests.benchmarks.shown import in_documents
 from trainer.run.config import TrainConfig
 from trainer.training.validation import validate
 
@@ -60,7 +60,7 @@ def test_both_costs_are_those_of_one_token_and_the_share_is_that_of_the_publishe
     validated = 256 * (2 * 8 + 2 * 8) + 2 * 256 * 8 + 16 * 8 * (2 * 20 + 13) + output
     assert row["arithmetic"] == pytest.approx(validated / trained)
     document |= {"threads": 1, "machine": {**document["machine"], "cpus": 1, "busy_cpus": 0}}
-    assert table_of(History((Run(document),)))[2].startswith("| tiny |")
+    assert markdown(validation.CASE, [Run(document)])[2].startswith("| tiny |")
 
 
 def test_a_validation_that_gives_another_score_is_not_timed(
@@ -79,10 +79,10 @@ def test_a_recipe_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
     assert not (tmp_path / "h.jsonl").exists()
 
 
-def test_the_mark_is_judged_with_the_measured_cost() -> None:
+def test_the_target_is_judged_with_the_measured_cost() -> None:
     def row(ratio: float) -> dict[str, object]:
         times = {"trained": {"median": 0.5}, "validated": {"median": 0.5 * ratio}}
         return {"name": "a", **times, "ratio": ratio, "arithmetic": 0.25, "share": 0.01}
 
-    assert lines([row(0.4)])[2].endswith("| 0.40 | 0.25 | 1.00 % | 1.60 % |")
-    assert lines([row(0.6)])[2].endswith("| 1.00 % | 2.40 % (**above 2 %**) |")
+    assert in_documents("validation", [row(0.4)])[2].endswith("| 0.40 | 0.25 | 1.00 % | 1.60 % |")
+    assert in_documents("validation", [row(0.6)])[2].endswith("| 1.00 % | 2.40 % (**above 2 %**) |")

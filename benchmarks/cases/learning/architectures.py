@@ -36,13 +36,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import click
 import numpy as np
 import torch
 
-from benchmarks.configs import BenchmarkConfig, checked_minutes
-from benchmarks.measure import Limits
-from benchmarks.references.training import code_folders, in_parts, train_reference
-from benchmarks.tables.architectures import HERE, lines
+from benchmarks.case import Case, Column, Line, file_option, minutes_option, only_option, option, whole
+from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_threads
+from benchmarks.references.training import REFERENCE_HELP, code_folders, in_parts, train_reference
+from benchmarks.runs import History, Run
+from benchmarks.runs import Row as Figures
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
@@ -61,6 +63,7 @@ from trainer.run.session import TorchSession
 from trainer.training.state import Training
 
 PROTOCOL = 2  # changes with anything that changes figures, so that older rows are not mixed with new ones
+HERE = "xl-export"  # the side that this project trained
 T, FACTOR = 64, 4  # the training length in tokens, and the factor of the longer context
 WARM_UP, TIMED, POSITIONS, LANES = 5, 20, 2000, 16
 RECURRENT = MemoryRule(mem_len=T, segment=T, mask="full")
@@ -169,7 +172,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 def run(
     *,
     minutes: float = 3.0,
-    threads: int,
+    threads: int | None = None,
     text: Path | None = None,
     seeds: int = 2,
     references: Sequence[Path] = (),
@@ -184,7 +187,7 @@ def run(
     soon as it is known, so that a call that is stopped loses one model at most. The fast attention of every
     model is compared with the naive one before the first is trained.
     """
-    minutes, wanted = checked_minutes(minutes), chosen(names)
+    threads, minutes, wanted = checked_threads(threads), checked_minutes(minutes), chosen(names)
     jobs = _jobs(wanted, seeds, code_folders(references))
     for name in wanted:
         check(recipe(name, threads=threads))
@@ -366,11 +369,6 @@ def test_tokens(source: Source) -> np.ndarray:
     return source.vocab.encode(content)
 
 
-def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
-    """The rows as lines of a markdown table."""
-    return lines([row.to_json() for row in rows])
-
-
 def described() -> BenchmarkConfig:
     """The sizes that all models share, for the history."""
     return BenchmarkConfig(
@@ -382,3 +380,132 @@ def described() -> BenchmarkConfig:
         mem_len=T,
         token_repeats=1,
     )
+
+
+def mean_of(values: Sequence[float]) -> str:
+    """The mean of figures in bits with half of their range, which is left out for a single one."""
+    if not values:
+        return ""
+    spread = f" ± {(max(values) - min(values)) / 2:.4f}" if len(values) > 1 else ""
+    return f"{sum(values) / len(values):.4f}{spread}"
+
+
+def published(history: History) -> list[Run]:
+    """The newest run of each row, of the protocol, text and budget with most pairs of model and side.
+
+    Of several with as many, the newest protocol wins, and then the largest budget; seeds do not count.
+    An empty list if there is none. Rows of a model are left out if its newest row of this project has another
+    number of steps. Each row has its CPU time, so a busy machine is no reason to leave one out.
+    """
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], Run]] = {}
+    for run in sorted(history.runs, key=lambda run: str(run.document["time"])):
+        if run.document["case"] != "architectures" or not run.rows or "protocol" not in run.rows[0]:
+            continue
+        row = run.rows[0]
+        shared = (row["protocol"], row["budget_seconds"], row["text"]["sha256"])
+        groups.setdefault(shared, {})[row["name"], row["side"], row["seed"]] = run
+    if not groups:
+        return []
+
+    def fullness(shared: tuple[object, ...]) -> tuple[int, int, float]:
+        found = groups[shared]
+        return len({(name, side) for name, side, _ in found}), int(str(shared[0])), float(str(shared[1]))
+
+    found = groups[max(groups, key=fullness)]
+    own = sorted(
+        (run for (_, side, _), run in found.items() if side == HERE),
+        key=lambda run: str(run.document["time"]),
+    )
+    steps = {run.rows[0]["name"]: run.rows[0]["steps"] for run in own}  # the newest comes last
+    return [run for (name, _, _), run in found.items() if run.rows[0]["steps"] == steps.get(name)]
+
+
+def summarized(lines: list[Line]) -> list[Line]:
+    """A line for each model: its first row, with lists of the figures of all seeds and of the public code."""
+    found = []
+    for name in dict.fromkeys(row["name"] for row, _ in lines):
+        here = [line for line in lines if (line.row["name"], line.row["side"]) == (name, HERE)]
+        if not here:
+            continue
+        first, run = here[0]
+        public = [row["own"] for row, _ in lines if row["name"] == name and row["side"] != HERE]
+        near, far = sorted(first["stream"], key=int)
+        seeds = {
+            "cpu_seconds": [row["cpu_seconds"] for row, _ in here],
+            "mean_span": [row["mean_span"] for row, _ in here if row["mean_span"] is not None],
+            "own": [row["own"] for row, _ in here],
+            "public": public,
+        }
+        for way in ("stream", "exact"):
+            for distance, context in (("near", near), ("far", far)):
+                seeds[f"{way}_{distance}"] = [row[way][context] for row, _ in here]
+        found.append(Line({**first, **seeds, "seeds": len(here)}, run))
+    return found
+
+
+def _name(row: Figures, run: Run) -> str:
+    spans = row["mean_span"]
+    return str(row["name"]) + (f" (mean span {sum(spans) / len(spans):.0f})" if spans else "")
+
+
+def _mean(name: str) -> Callable[[Figures, Run], str]:
+    return lambda row, run: mean_of(row[name])
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    row = lines[0].row
+    return [
+        f"{row['budget_seconds'] / 60:g} CPU minutes for each model; text: {described_text(row['text'])}."
+    ]
+
+
+def described_text(text: dict[str, Any]) -> str:
+    """The name, size and hash of a text."""
+    if text["num_bytes"] is None:
+        return str(text["name"])
+    return f"{text['name']} ({text['num_bytes']:,} bytes, SHA-256 {text['sha256'][:12]}…)"
+
+
+text_option = file_option(
+    "--text", "The text to train on, plain or compressed with gzip; the built-in one by default."
+)
+
+
+def seeds_option(what: str) -> Callable[[], click.Option]:
+    """How often everything is trained."""
+    return option("--seeds", f"{what}; 2 by default.", type=click.IntRange(1, 100))
+
+
+CASE = Case(
+    name="architectures",
+    summary="six small models trained for the same CPU time: bits per byte",
+    run=run,
+    keys=("name", "side", "seed", "budget_seconds"),
+    columns=(
+        Column("model", _name),
+        Column("parameters", whole("parameters")),
+        Column("steps", whole("steps")),
+        Column("million tokens", lambda row, run: f"{row['tokens'] / 1e6:.2f}"),
+        Column("CPU s", lambda row, run: f"{sum(row['cpu_seconds']) / row['seeds']:,.0f}"),
+        Column("seeds", whole("seeds")),
+        Column("own rule", _mean("own")),
+        Column("public code", _mean("public")),
+        Column(f"stream {T}", _mean("stream_near")),
+        Column(f"stream {FACTOR * T}", _mean("stream_far")),
+        Column(f"exact {T}", _mean("exact_near")),
+        Column(f"exact {FACTOR * T}", _mean("exact_far")),
+    ),
+    notes=_notes,
+    summarized=summarized,
+    options=(
+        minutes_option("CPU minutes for the steps of each model, of all threads together; 3 by default."),
+        text_option,
+        seeds_option("Runs of each model"),
+        file_option("--reference references", REFERENCE_HELP, multiple=True),
+        only_option(chosen, "Train this model only"),
+    ),
+    size=lambda options: described(),
+    published=published,
+    resumable=True,
+    engine="torch",
+)

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
+from benchmarks.case import Case, Column, Line, decimal, whole
 from benchmarks.cases.learning import architectures
-from benchmarks.configs import BenchmarkConfig
-from benchmarks.measure import Limits
-from benchmarks.tables.autocast_loss import lines
+from benchmarks.configs import BenchmarkConfig, checked_threads
+from benchmarks.runs import History, Run
+from benchmarks.runs import Row as Figures
 from runtimes.base.records import to_json
 from runtimes.tasks.evaluate import evaluate
 from trainer.data.source import load_source, with_vocab_size
@@ -52,7 +55,7 @@ class Row:
 
 def run(
     *,
-    threads: int,
+    threads: int | None = None,
     text: Path | None = None,
     seeds: int = 2,
     before: Sequence[dict[str, Any]] = (),
@@ -60,6 +63,7 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row for each seed. text, before and keep: as in `architectures`."""
+    threads = checked_threads(threads)
     architectures.check(architectures.recipe(MODEL, threads=threads))
     rows = []
     with architectures.plain_text(text) as (path, facts):
@@ -95,11 +99,79 @@ def _bits(config: TrainConfig) -> float:
     return evaluate(session, architectures.test_tokens(source), lanes=LANES).bits_per_token
 
 
-def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
-    """The rows as lines of a markdown table."""
-    return lines([row.to_json() for row in rows])
-
-
 def described() -> BenchmarkConfig:
     """The sizes of the model, for the history."""
     return dataclasses.replace(architectures.described(), name="a small model")
+
+
+TARGET = 0.005  # bits per byte: the largest difference with which bf16 is recommended
+# The 97.5 % points of Student's t for 1 to 30 degrees of freedom. For more the last one is a little large.
+STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def published(history: History) -> list[Run]:
+    """All pairs that share the newest one's text and recipe. The machine's load changes no loss."""
+    runs = [run for run in history.runs if run.document["case"] == "autocast-loss" and run.rows]
+    runs.sort(key=lambda run: str(run.document["time"]))
+    pairs = {run.rows[0]["seed"]: run for run in runs if _shared(run.rows[0]) == _shared(runs[-1].rows[0])}
+    return [pairs[seed] for seed in sorted(pairs)]
+
+
+def _shared(row: Figures) -> tuple[object, ...]:
+    recipe = {name: value for name, value in row["recipe"].items() if name != "seed"}
+    return row["text"], recipe
+
+
+def summarized(lines: list[Line]) -> list[Line]:
+    """One line: the means of both precisions, and their difference next to the target."""
+    rows = [row for row, _ in lines]
+    differences = [row["bf16"] - row["fp32"] for row in rows]
+    means = {side: mean(row[side] for row in rows) for side in ("fp32", "bf16")}
+    found = {"pairs": len(rows), "half": half_interval(differences), "differences": differences}
+    return [Line({**rows[0], **means, **found}, lines[0].run)]
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean of some values, by Student's t; infinite for a single value."""
+    free = len(values) - 1
+    if not free:
+        return math.inf
+    return STUDENT[min(free, len(STUDENT)) - 1] * stdev(values) / math.sqrt(len(values))
+
+
+def _difference(row: Figures, run: Run) -> str:
+    half = row["half"]
+    return f"{mean(row['differences']):+.4f}" + ("" if math.isinf(half) else f" ± {half:.4f}")
+
+
+def _shown(row: Figures, run: Run) -> str:
+    return "yes" if abs(mean(row["differences"])) + row["half"] <= TARGET else "**not shown**"
+
+
+CASE = Case(
+    name="autocast-loss",
+    summary="pairs of short trainings in fp32 and in bf16 from the same weights: their held-out bits",
+    run=run,
+    keys=("seed", "steps"),
+    columns=(
+        Column("pairs", whole("pairs")),
+        Column("steps", whole("steps")),
+        Column("fp32", decimal("fp32", ".4f")),
+        Column("bf16", decimal("bf16", ".4f")),
+        Column("bf16 less fp32", _difference),
+        Column("smallest", lambda row, run: f"{min(row['differences']):+.4f}"),
+        Column("largest", lambda row, run: f"{max(row['differences']):+.4f}"),
+        Column(f"within {TARGET}", _shown),
+    ),
+    notes=lambda lines: [f"Text: {architectures.described_text(lines[0].row['text'])}."],
+    summarized=summarized,
+    options=(architectures.text_option, architectures.seeds_option("Pairs of runs")),
+    size=lambda options: described(),
+    published=published,
+    resumable=True,
+    engine="torch",
+)

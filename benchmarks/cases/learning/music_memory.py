@@ -19,8 +19,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines.kneser_ney import KneserNey
+from benchmarks.case import (
+    Case,
+    Column,
+    Line,
+    decimal,
+    file_option,
+    milliseconds,
+    number,
+    repeats_option,
+    whole,
+    words,
+)
 from benchmarks.configs import BenchmarkConfig, checked_repeats
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.measure import Timing, take_turns
+from benchmarks.runs import History, Run
+from benchmarks.runs import Row as Figures
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
@@ -66,7 +80,7 @@ def run(
     parts: Path = Path("chorales-data-sources"),
     *,
     artefact: Path | None = None,
-    threads: int,
+    threads: int | None = None,
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
@@ -203,11 +217,49 @@ def _next_event(session: Session, tokens: np.ndarray) -> dict[str, Callable[[], 
     }
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text."""
-    lines = ["                                        bits per event  more, ± its error  ms for a new event"]
-    for row in rows:
-        more = "" if row.more is None else f"{row.more:+.3f} ± {row.error:.3f}"
-        cost = "" if row.timing is None else f"{row.timing.median:.2f}"
-        lines.append(f"{row.name:40}{row.bits_per_event:<14.3f}  {more:17}  {cost}".rstrip())
-    return lines
+def _newest(history: History) -> list[Run]:
+    runs = [run for run in history.runs if run.document["case"] == "music-memory" and run.rows]
+    return [max(runs, key=lambda run: str(run.document["time"]))] if runs else []
+
+
+def _more(row: Figures, run: Run) -> str:
+    return "" if row["more"] is None else f"{round(row['more'], 3) + 0.0:+.3f} ± {row['error']:.3f}"
+
+
+def _range(row: Figures, run: Run) -> str:
+    timing = row["timing"]
+    return "" if timing is None else f"{number(timing['fastest'])} to {number(timing['slowest'])}"
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    row = lines[0].row
+    hashes = ", ".join(f"{name} {digest[:12]}…" for name, digest in row["parts"].items())
+    return [
+        f"Artefact {row['identity'][:12]}…, {row['precision']}, segments of {row['rule']['segment']:,}; "
+        f"SHA-256 of the parts: {hashes}."
+    ]
+
+
+CASE = Case(
+    name="music-memory",
+    summary="held-out bits per event of the chorales: memory, no memory, windows, n-grams",
+    run=run,
+    keys=("name",),
+    columns=(
+        Column("read with", words("name")),
+        Column("events", whole("events")),
+        Column("bits per event", decimal("bits_per_event", ".3f")),
+        Column("more than with memory", _more),
+        Column("ms for a new event", milliseconds("timing")),
+        Column("from, to", _range),
+    ),
+    notes=_notes,
+    options=(
+        file_option("--parts", "The folder that examples/music/prepare.py keeps next to its dataset."),
+        file_option("--artefact", "The artefact; the one in examples/music by default."),
+        repeats_option,
+    ),
+    size=lambda options: described(),
+    published=_newest,
+    precision="int8-stored",
+)

@@ -25,9 +25,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.configs import BenchmarkConfig, checked_minutes
-from benchmarks.measure import Limits
-from benchmarks.tables.recipes import lines
+from benchmarks.case import (
+    Case,
+    Column,
+    Line,
+    decimal,
+    file_option,
+    minutes_option,
+    only_option,
+    whole,
+    words,
+)
+from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_threads
+from benchmarks.plot import draw_recipes
+from benchmarks.runs import History, Run
+from benchmarks.runs import Row as Figures
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import sha256
 from runtimes.base.records import to_json
@@ -182,7 +194,7 @@ def run(
     out: Path = Path("recipes"),
     *,
     minutes: float = 3.0,
-    threads: int,
+    threads: int | None = None,
     corpora: Path | None = None,
     names: Sequence[str] = (),
     before: Sequence[dict[str, Any]] = (),
@@ -194,7 +206,7 @@ def run(
     before: rows of earlier calls. One that has the same `Job` is not trained again. keep: is called with each
     new row as soon as it is known. A run that was stopped goes on from its last checkpoint.
     """
-    minutes, rows = checked_minutes(minutes), []
+    threads, minutes, rows = checked_threads(threads), checked_minutes(minutes), []
     for name in chosen(names):
         source = _corpus_file(RECIPES[name], corpora)
         job = Job(
@@ -323,11 +335,6 @@ def points(folder: Path, key: str) -> Iterator[tuple[float, ...]]:
             yield (facts["step"], round(facts[key], 4))
 
 
-def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
-    """The rows as lines of a markdown table."""
-    return lines([row.to_json() for row in rows])
-
-
 def described() -> BenchmarkConfig:
     """The sizes of the reduced recipes for bytes, for the history."""
     config = configuration(RECIPES[DEFAULT[0]], None, threads=1)
@@ -341,3 +348,72 @@ def described() -> BenchmarkConfig:
         mem_len=config.training.mem_len,
         token_repeats=1,
     )
+
+
+def newest(history: History) -> list[Run]:
+    """The run of each recipe that tables and pictures show; an empty list if there is none."""
+    found: dict[str, Run] = {}
+    for run in sorted(history.runs, key=lambda run: str(run.document["time"])):
+        if run.document["case"] == "recipes" and run.rows:
+            row = run.rows[0]
+            earlier = found.get(row["name"])
+            if earlier is None or row["budget_seconds"] >= earlier.rows[0]["budget_seconds"]:
+                found[row["name"]] = run
+    return list(found.values())
+
+
+def score(bits: float, unit: str) -> str:
+    """Bits per byte or character, and the perplexity of a word."""
+    return f"perplexity {2**bits:,.1f}" if unit == "word" else f"{bits:.3f} bits"
+
+
+def _minutes(row: Figures, run: Run) -> str:
+    return "stopped and resumed" if row["cpu_seconds"] is None else f"{row['cpu_seconds'] / 60:.1f}"
+
+
+def _best(row: Figures, run: Run) -> str:
+    scores = [bits for _, bits in row["validation"]]
+    return score(min(scores), row["unit"]) if scores else ""
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    texts = dict.fromkeys(
+        f"{corpus['name']} ({', '.join(f'{count:,}' for count in corpus['tokens'].values())} tokens, SHA-256 "
+        f"{corpus['sha256'][:12]}…)"
+        for corpus in (row["corpus"] for row, _ in lines)
+    )
+    return [f"Texts, with the tokens of training, validation and test: {'; '.join(texts)}."]
+
+
+CASE = Case(
+    name="recipes",
+    summary="published recipes, reduced or as they are, trained for a stated CPU time: their curves",
+    run=run,
+    keys=("name", "budget_seconds", "threads", "protocol"),
+    columns=(
+        Column("recipe", words("name")),
+        Column("parameters", lambda row, run: f"{row['parameters'] / 1e6:.1f}M"),
+        Column("steps", whole("steps")),
+        Column("million tokens", lambda row, run: f"{row['steps'] * row['step_tokens'] / 1e6:.2f}"),
+        Column(
+            "passes over the text",
+            lambda row, run: f"{row['steps'] * row['step_tokens'] / row['corpus']['tokens']['train']:.2f}",
+        ),
+        Column("CPU minutes, with validations", _minutes),
+        Column("best validation", _best),
+        Column("test", lambda row, run: score(row["test"], row["unit"])),
+        Column("the paper's recipe, to the end", decimal("published", "g")),
+    ),
+    notes=_notes,
+    options=(
+        minutes_option("CPU minutes for the steps of each recipe, of all threads together; 3 by default."),
+        file_option("--corpora", "The folder with enwik8, text8 and Penn Treebank, or pieces of them."),
+        file_option("--out", "The folder for datasets and runs."),
+        only_option(chosen, "Train this recipe only"),
+    ),
+    size=lambda options: described(),
+    published=newest,
+    draw=draw_recipes,
+    resumable=True,
+    engine="torch",
+)

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines.kneser_ney import KneserNey
+from benchmarks.case import Case, Column, Line, decimal, file_option, words
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.measure import Limits
+from benchmarks.runs import History, Run
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
@@ -67,7 +68,7 @@ def run(
     parts: Path = Path("stories"),
     *,
     artefact: Path | None = None,
-    threads: int,
+    threads: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row for the artefact, with memory and without, for the n-grams and for the two compressors.
@@ -181,11 +182,42 @@ def _timed() -> Iterator[list[float]]:
     seconds[0] = time.perf_counter() - began
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text."""
-    lines = ["                                 bits per byte  bits per token  MB of model  seconds"]
-    for row in rows:
-        token = "" if row.bits_per_token is None else f"{row.bits_per_token:.3f}"
-        size = "" if row.size_bytes is None else f"{row.size_bytes / 1e6:.1f}"
-        lines.append(f"{row.name:33}{row.bits_per_byte:<13.3f}  {token:14}  {size:11}  {row.seconds:.1f}")
-    return lines
+def _newest(history: History) -> list[Run]:
+    """The newest run. How busy the machine was changes nothing but the seconds."""
+    runs = [run for run in history.runs if run.document["case"] == "text-quality" and run.rows]
+    return [max(runs, key=lambda run: str(run.document["time"]))] if runs else []
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    row = lines[0].row
+    if not row.get("identity"):
+        return []
+    hashes = ", ".join(f"{name} {digest[:12]}…" for name, digest in row["texts"].items())
+    return [
+        f"Artefact {row['identity'][:12]}…, memory of {row['rule']['mem_len']:,} tokens, segments of "
+        f"{row['rule']['segment']:,}; SHA-256 of the texts: {hashes}."
+    ]
+
+
+CASE = Case(
+    name="text-quality",
+    summary="held-out bits per byte of the stories: an artefact, n-grams and compressors",
+    run=run,
+    keys=("name",),
+    columns=(
+        Column("what predicts the text", words("name")),
+        Column("bits per byte", decimal("bits_per_byte", ".3f")),
+        Column("bits per token", decimal("bits_per_token", ".3f")),
+        Column(
+            "size", lambda row, run: "" if row["size_bytes"] is None else f"{row['size_bytes'] / 1e6:,.1f} MB"
+        ),
+    ),
+    notes=_notes,
+    options=(
+        file_option("--parts", "The folder that examples/stories/prepare.py has written."),
+        file_option("--artefact", "The artefact; the one in examples/stories by default."),
+    ),
+    size=lambda options: described(),
+    published=_newest,
+    precision="int8",
+)

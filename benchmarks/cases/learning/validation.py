@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arithmetic import training_multiply_adds, validation_multiply_adds, validation_share
+from benchmarks.case import Case, Column, decimal, milliseconds, only_option, repeats_option, words
 from benchmarks.cases.learning.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Timing, take_turns
-from benchmarks.tables.validation import lines
+from benchmarks.measure import Timing, take_turns
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
 from runtimes.contract.vocabulary import IdsVocab
@@ -100,7 +102,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 def run(
     *,
-    threads: int,
+    threads: int | None = None,
     repeats: int | None = None,
     names: Sequence[str] = (),
     progress: Callable[[str], None] = lambda line: None,
@@ -169,11 +171,6 @@ def _compare(training: Training, tokens: np.ndarray) -> None:
         )
 
 
-def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
-    """The rows as lines of a markdown table."""
-    return lines([row.to_json() for row in rows])
-
-
 def described() -> BenchmarkConfig:
     """The sizes of the last recipe, for the history."""
     recipe = list(RECIPES.values())[-1]
@@ -187,3 +184,32 @@ def described() -> BenchmarkConfig:
         mem_len=config.training.mem_len,
         token_repeats=0,
     )
+
+
+TARGET = 0.02  # of the time of training: what all validations of a published recipe may cost
+
+
+def _share(row: Figures, run: Run) -> str:
+    share = row["share"] * row["ratio"] / row["arithmetic"]
+    return f"{100 * share:.2f} %" + ("" if share < TARGET else f" (**above {100 * TARGET:.0f} %**)")
+
+
+CASE = Case(
+    name="validation",
+    summary="what validations cost: a validated token against a trained one, and the share of a run",
+    run=run,
+    keys=("name",),
+    columns=(
+        Column("model", words("name")),
+        Column("ms per trained token", milliseconds("trained")),
+        Column("ms per validated token", milliseconds("validated")),
+        Column("ratio", decimal("ratio")),
+        Column("ratio by arithmetic", decimal("arithmetic")),
+        Column("share of training by arithmetic", lambda row, run: f"{100 * row['share']:.2f} %"),
+        Column("share with the measured cost", _share),
+    ),
+    options=(repeats_option, only_option(chosen, "Measure this model only")),
+    size=lambda options: described(),
+    published=lambda history: [history.newest("validation", "reduced recipes")],
+    engine="torch",
+)

@@ -21,12 +21,24 @@ import numpy as np
 import torch
 
 from benchmarks.arithmetic import FLOAT, step_bytes, step_multiply_adds
+from benchmarks.case import (
+    Case,
+    Column,
+    config_option,
+    milliseconds,
+    number,
+    only_option,
+    repeats_option,
+    words,
+)
 from benchmarks.cases.on_gpu import torch_sides
 from benchmarks.cases.on_gpu.rates import Rates, measure_rates
 from benchmarks.cases.on_gpu.sides import BATCHES, SIDES, Graph, Side, matching, open_side, problems, rule_of
+from benchmarks.cases.steps import filled
 from benchmarks.configs import CONFIGS, BenchmarkConfig, checked_repeats
-from benchmarks.measure import Limits, Timing, take_turns
-from benchmarks.steps import filled
+from benchmarks.measure import Timing, take_turns
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run as Measured
 from runtimes import Session
 from runtimes.base.errors import UserError, first_line, of_library
 from runtimes.base.files import read_json, write_json
@@ -272,25 +284,56 @@ def _gpu_name() -> str:
     return gpus[0].name if gpus else ""
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. limits: of the CPU, which mean nothing here; each row has the limits of the GPU."""
-    lines = ["side                               streams  tokens  ms        at least  times  tokens/s"]
-    for row in rows:
-        if row.step is None or row.batch is None or row.tokens is None:
-            lines.append(f"{row.side:<34} {_line(row)}")
-            continue
-        ms, least = row.step.median, row.least
-        bound = f"{'unknown':<8}  {'':<5}" if least is None else f"{least:<8.3g}  {ms / least:<5.1f}"
-        rate = row.batch * row.tokens / ms * 1e3
-        lines.append(f"{row.side:<34} {row.batch:<7}  {row.tokens:<6}  {ms:<8.3g}  {bound}  {rate:,.0f}")
-    return lines
-
-
 def _line(row: Row) -> str:
     """A row in words."""
     if row.step is None:
         return f"not timed: {row.problem}" if row.problem else row.fact
     return f"{row.batch} x {row.tokens} tokens: {row.step.median:.4g} ms"
+
+
+def _of_step(value: Callable[[Figures], str]) -> Callable[[Figures, Measured], str]:
+    return lambda row, run: value(row) if row["step"] else ""
+
+
+def _least(row: Figures) -> float | None:
+    return max((ms for ms in (row["reading"], row["computing"]) if ms is not None), default=None)
+
+
+CASE = Case(
+    name="gpu",
+    summary="steps on an NVIDIA GPU: engines, providers, PyTorch and training (never run)",
+    run=run,
+    keys=("side", "batch", "tokens"),
+    columns=(
+        Column("side", words("side")),
+        Column("streams", words("batch")),
+        Column("tokens", words("tokens")),
+        Column("ms", milliseconds("step")),
+        Column("at least", _of_step(lambda row: number(_least(row) or 0) if _least(row) else "unknown")),
+        Column(
+            "times",
+            _of_step(lambda row: f"{row['step']['median'] / least:.1f}" if (least := _least(row)) else ""),
+        ),
+        Column(
+            "tokens/s",
+            _of_step(lambda row: f"{row['batch'] * row['tokens'] / row['step']['median'] * 1e3:,.0f}"),
+        ),
+        Column(
+            "",
+            lambda row, run: (
+                f"not timed: {row['problem']}" if row["problem"] else row["fact"] * (not row["step"])
+            ),
+        ),
+    ),
+    options=(
+        config_option,
+        repeats_option,
+        only_option(chosen, "Measure this side only, with * for any text"),
+    ),
+    unavailable=unavailable,
+    resumable=True,
+    precision="mixed",
+)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.case import Case, Column, milliseconds, number, words
 from benchmarks.cases.on_gpu.rates import gpu_timing, measure_rates
 from benchmarks.configs import CONFIGS, BenchmarkConfig
-from benchmarks.measure import Limits, Timing
+from benchmarks.measure import Timing
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
 from runtimes.base.errors import first_line
 from runtimes.base.records import to_json
 from xl_export.tensorrt.kernels.compile import JOINS, Tactic, tactics
@@ -271,19 +274,25 @@ def _distances(query: Tensor, key: Tensor) -> Tensor:
     return J - T + torch.arange(T, device=query.device)[:, None] - torch.arange(J, device=query.device)
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. limits: of the CPU, which say nothing here; each row has the limits of the GPU."""
-    lines = [
-        "                                                          at least, ms",
-        "shape                           side             ms        reading   computing",
-    ]
-    for row in rows:
-        s = row.shape
-        sizes = f"B {s.B} H {s.H} T {s.T} M {s.M} K {s.K}"
-        if row.attention is None or row.reading is None:
-            lines.append(f"{sizes:31} {row.side:16} not timed: {row.problem}")
-            continue
-        lines.append(
-            f"{sizes:31} {row.side:16} {row.attention.median:<9.3g} {row.reading:<9.3g} {row.computing:.3g}"
-        )
-    return lines
+def _sizes(row: Figures, run: Run) -> str:
+    return " ".join(f"{letter} {size}" for letter, size in row["shape"].items())
+
+
+CASE = Case(
+    name="triton-kernel",
+    summary="TensorRT's attention kernel against PyTorch's on an NVIDIA GPU (never run)",
+    run=run,
+    keys=("shape", "side"),
+    columns=(
+        Column("shape", _sizes),
+        Column("side", words("side")),
+        Column("ms", milliseconds("attention")),
+        Column("at least by reading, ms", lambda row, run: number(row["reading"] or 0)),
+        Column("at least by computing, ms", lambda row, run: number(row["computing"] or 0)),
+        Column("", lambda row, run: f"not timed: {row['problem']}" if row["problem"] else ""),
+    ),
+    size=lambda options: described(),
+    unavailable=unavailable,
+    engine="torch",
+    precision="fp16",
+)

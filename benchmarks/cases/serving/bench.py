@@ -28,30 +28,17 @@ CLOSE = 1e-4  # nats a token, between `/v1/score` and `evaluate`
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure. part: of the case. side: what was measured. streams: how many at once. unit: of the value.
+    """One figure."""
 
-    figure: the median, fastest and slowest of the repeats, in that unit; None where the side was skipped.
-    most, least: the mark that the median must keep, where there is one. note: what belongs to the figure, or
-    why it is missing. threads: CPUs of a step, where it does not stand in the side.
-    """
-
-    part: str
-    side: str
-    streams: int
+    part: str  # of the case
+    side: str  # what was measured
+    streams: int  # at once
     unit: str
-    figure: Timing | None
-    most: float | None = None
+    figure: Timing | None  # median, fastest and slowest of the repeats; None if the side was skipped
+    most: float | None = None  # the target that the median must keep, if there is one
     least: float | None = None
-    note: str = ""
-    threads: int | None = None
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the mark is kept; None where there is none."""
-        if self.figure is None or (self.most is None and self.least is None):
-            return None
-        value = self.figure.median
-        return (self.most is None or value <= self.most) and (self.least is None or value >= self.least)
+    note: str = ""  # what belongs to the figure, or why it is missing
+    threads: int | None = None  # CPUs of a step, if the side does not name them
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -109,10 +96,10 @@ class Bench:
         """The model in this process."""
         return open_session(self.artefact, threads=threads, device="cpu")
 
-    def raw_loop(self, session: Session, streams: int) -> Raw:
+    def baseline_loop(self, session: Session, streams: int) -> Baseline:
         """Steps as those of streams after a prompt of one segment, between `warm` and `long` tokens."""
         at, count = self.config.segment + self.sizes.warm, self.long - self.sizes.warm
-        return raw_steps(session, streams, count, at=at)
+        return baseline_steps(session, streams, count, at=at)
 
     def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:
         """Random prompts of whole segments, which a server feeds in the same pieces as `generate`."""
@@ -167,14 +154,16 @@ def timing(values: Sequence[float]) -> Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raw:
+class Baseline:
     """Steps of a session in this process: wall and CPU seconds of one."""
 
     seconds: float
     cpu: float
 
 
-def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5) -> Raw:
+def baseline_steps(
+    session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5
+) -> Baseline:
     """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps.
 
     at: the stream position of the first timed token. A token at a later position attends to more memory, so
@@ -191,10 +180,10 @@ def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, at: in
     seconds, cpu = time.perf_counter(), time.process_time()
     for step in range(warm, count + warm):
         session.predict(tokens[step], memory)
-    return Raw(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
+    return Baseline(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
 
 
-def raw_between(
+def baseline_between(
     session: Session, rows: int, width: int, *, at: int, prompts: int, pieces: int
 ) -> list[float]:
     """The seconds of each round of a loop that does what a server does while prompts arrive: a step of `rows`
@@ -222,7 +211,7 @@ def raw_between(
     return seconds
 
 
-def raw_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
+def baseline_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
     """The seconds in which `predict` alone feeds a prompt to a new stream, in pieces of `width` tokens."""
     memory, tokens = session.start(1), np.array([prompt])
     for array in memory.tensors.values():

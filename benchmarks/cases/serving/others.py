@@ -42,7 +42,7 @@ def others(bench: Bench) -> Iterator[Row]:
 
         bench.progress(f"others: {streams} streams")
         for _ in range(bench.repeats):
-            measure(RAW, lambda n=streams: n / bench.raw_loop(session, n).seconds)  # type: ignore[misc]
+            measure(RAW, lambda n=streams: n / bench.baseline_loop(session, n).seconds)  # type: ignore[misc]
             with serving(bench.artefact, threads=bench.default_threads) as served:
                 measure(OWN, lambda at=served, p=some, r=right: _served(at, bench, p, r))  # type: ignore[misc]
             if not notes[GENAI]:

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cases.serving.baseline_server import baseline_server
 from benchmarks.cases.serving.bench import (
     CLOSE,
     Bench,
     Row,
+    baseline_between,
+    baseline_prompt,
+    baseline_steps,
     body,
     check_scores,
     check_texts,
     greedy,
-    raw_between,
-    raw_prompt,
-    raw_steps,
     timing,
 )
-from benchmarks.cases.serving.relay import relaying
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.measure import Timing
 from runtimes.base.errors import ArtefactError
@@ -32,9 +32,9 @@ from runtimes.contract.session import Session
 from runtimes.tasks.evaluate import evaluate
 
 MICROSECONDS, MILLISECONDS, RATIO = "µs of CPU a token", "ms", "ratio"
-SIDES = ("whole", "engine", "HTTP", "engine's clock", "relay")  # of the overhead
+SIDES = ("whole", "engine", "HTTP", "engine's clock", "baseline server")  # of the overhead
 OUTSIDE = ("engine_other_seconds_total", "engine_tokens_drawn_total")
-MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first mark holds, and the marks
+MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first target holds, and the targets
 SHARE, SHARE_STREAMS, SHARE_SIZE = 0.97, 8, "enwik8-base"
 LATE = 1.05  # of tokens at the end of a long stream over those near its beginning
 BLOCK = 1000  # tokens that are one figure of a long stream
@@ -47,8 +47,8 @@ def overhead(bench: Bench) -> Iterator[Row]:
     """CPU time of the server's process beyond that of the same steps, per token, with one thread.
 
     The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
-    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps. `relay`
-    is what a program costs that only steps and sends (see `relay`), measured in the same way.
+    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps. `baseline
+    server` is a program that only steps and sends (see `baseline_server`), measured in the same way.
     """
     session = bench.session(1)
     prompts = bench.prompts(max(bench.sizes.streams))
@@ -59,23 +59,23 @@ def overhead(bench: Bench) -> Iterator[Row]:
             bench.progress(f"overhead: {streams} streams")
             found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
             some, right = prompts[:streams], expected[:streams]
-            with relaying(bench.artefact, threads=1, streams=streams) as relay:
+            with baseline_server(bench.artefact, threads=1, streams=streams) as baseline:
                 for _ in range(bench.repeats):
-                    raw = bench.raw_loop(session, streams).cpu / streams * 1e6
+                    loop = bench.baseline_loop(session, streams).cpu / streams * 1e6
                     before = served.metrics()
                     window = _window(served, bench, some, right)
                     outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
                     per_token = 1e6 / window["tokens"]
-                    whole = window["server_cpu"] * per_token - raw
+                    whole = window["server_cpu"] * per_token - loop
                     http = window["server_main_cpu"] * per_token
                     found["whole"].append(whole)
                     found["HTTP"].append(http)
                     found["engine"].append(whole - http)
                     found["engine's clock"].append(outside / drawn * 1e6)
                     found["client"].append(window["client_cpu"] / window["seconds"])
-                    window = _window(relay, bench, some, right)
-                    found["relay"].append(window["server_cpu"] / window["tokens"] * 1e6 - raw)
-            mark = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
+                    window = _window(baseline, bench, some, right)
+                    found["baseline server"].append(window["server_cpu"] / window["tokens"] * 1e6 - loop)
+            target = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
             note = f"the client used {median(found['client']):.0%} of a CPU"
             for side in SIDES:
                 yield Row(
@@ -84,14 +84,14 @@ def overhead(bench: Bench) -> Iterator[Row]:
                     streams=streams,
                     unit="µs a token" if side == "engine's clock" else MICROSECONDS,
                     figure=timing(found[side]),
-                    most=mark if side == "whole" else None,
+                    most=target if side == "whole" else None,
                     note=note if side == "whole" else "",
                 )
 
 
 def throughput(bench: Bench) -> Iterator[Row]:
-    """Tokens per second through the server over those of the raw loop, with one thread and with all; beside
-    it those of a program that only steps and sends (see `relay`).
+    """Tokens per second through the server over those of the baseline loop, with one thread and with all;
+    next to it those of a program that only steps and sends (see `baseline_server`).
     """
     streams = bench.sizes.together
     prompts = bench.prompts(streams)
@@ -99,14 +99,14 @@ def throughput(bench: Bench) -> Iterator[Row]:
         bench.progress(f"throughput: {streams} streams, {threads} threads")
         session = bench.session(threads)
         expected = greedy(session, prompts, bench.long)
-        rates: dict[str, list[float]] = {"raw loop": [], "relay": [], "server": []}
+        rates: dict[str, list[float]] = {"baseline loop": [], "baseline server": [], "server": []}
         with (
             serving(bench.artefact, threads=threads) as served,
-            relaying(bench.artefact, threads=threads, streams=streams) as relay,
+            baseline_server(bench.artefact, threads=threads, streams=streams) as baseline,
         ):
             for _ in range(bench.repeats):
-                rates["raw loop"].append(streams / bench.raw_loop(session, streams).seconds)
-                for side, program in (("relay", relay), ("server", served)):
+                rates["baseline loop"].append(streams / bench.baseline_loop(session, streams).seconds)
+                for side, program in (("baseline server", baseline), ("server", served)):
                     window = _window(program, bench, prompts, expected)
                     rates[side].append(window["tokens"] / window["seconds"])
         named = f", {threads} thread{'s' * (threads > 1)}"
@@ -115,11 +115,11 @@ def throughput(bench: Bench) -> Iterator[Row]:
                 part="throughput", side=side + named, streams=streams, unit="tokens/s", figure=timing(values)
             )
         claimed = bench.config.name == SHARE_SIZE and streams == SHARE_STREAMS
-        for side in ("relay", "server"):
-            ratios = [a / b for a, b in zip(rates[side], rates["raw loop"], strict=True)]
+        for side in ("baseline server", "server"):
+            ratios = [a / b for a, b in zip(rates[side], rates["baseline loop"], strict=True)]
             yield Row(
                 part="throughput",
-                side=f"{side} over raw loop{named}",
+                side=f"{side} over baseline loop{named}",
                 streams=streams,
                 unit=RATIO,
                 figure=timing(ratios),
@@ -130,7 +130,7 @@ def throughput(bench: Bench) -> Iterator[Row]:
 def between(bench: Bench) -> Iterator[Row]:
     """The time between tokens while long prompts arrive, and the time to the first token of an idle server.
 
-    Marks: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
+    Targets: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
     """
     sizes, segment = bench.sizes, bench.config.segment
     session = bench.session(bench.default_threads)
@@ -144,8 +144,8 @@ def between(bench: Bench) -> Iterator[Row]:
     answers = greedy(session, prompts, length)
     long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
     short_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in shorts]
-    piece = raw_steps(session, 1, max(8, bench.config.token_repeats), segment, at=len(longs[0])).seconds
-    rounds = raw_between(
+    piece = baseline_steps(session, 1, max(8, bench.config.token_repeats), segment, at=len(longs[0])).seconds
+    rounds = baseline_between(
         session, sizes.listening, segment, at=segment + warm, prompts=sizes.arriving, pieces=pieces
     )
     with serving(bench.artefact, threads=bench.default_threads, options=("--cache", 0)) as served:
@@ -192,9 +192,9 @@ def between(bench: Bench) -> Iterator[Row]:
                 first = served.load("first_token", bodies=[body(prompt, FIRST_TOKENS)])
                 check_texts(first["texts"], [answer])
                 seconds += first["seconds"]
-                pieces_alone.append(raw_prompt(session, prompt, segment))
+                pieces_alone.append(baseline_prompt(session, prompt, segment))
             own = median(pieces_alone)
-            step = raw_steps(session, 1, bench.config.token_repeats, at=len(some[0])).seconds
+            step = baseline_steps(session, 1, bench.config.token_repeats, at=len(some[0])).seconds
             yield Row(
                 part="between",
                 side=f"first token after {len(some[0]):,} tokens",

@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.case import Case, Column, Line, config_option, decimal, mem_len_option, number, repeats_option
 from benchmarks.cases.score import draw_texts
 from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats
-from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
 from runtimes import score_texts
 from runtimes.base.errors import ArtefactError, install
 from runtimes.base.machine import available_cpus
@@ -165,15 +167,37 @@ def _actors(artefact: Path, corpus: Path, actors: int) -> tuple[list[float], flo
     return [line["log_prob"] for line in lines], seconds, sum(line["tokens"] for line in lines) / worked
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text."""
-    lines = ["side         tokens/s  (lowest to highest)    / one actor  seconds of the call"]
-    for row in rows:
-        side = {0: "one process", 1: "1 actor"}.get(row.actors, f"{row.actors} actors")
-        spread = f"({row.lowest:,.0f} to {row.highest:,.0f})"
-        lines.append(f"{side:11}  {row.rate:<8,.0f}  {spread:21}  {row.ratio:<11.2f}  {row.seconds:.1f}")
-    lines.append(
-        f"limits: {rows[0].cores} cores for all processes, Ray's own too; two actors are at most twice as "
-        f"fast as one, on two idle cores (Ray {rows[0].ray})"
-    )
-    return lines
+def _side(row: Figures, run: Run) -> str:
+    return {0: "one process, without Ray", 1: "one actor"}.get(row["actors"], f"{row['actors']} actors")
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    row = lines[0].row
+    return [
+        f"{row['tokens']:,} tokens, Ray {row['ray']}, one thread for each actor. Two actors reach at "
+        f"most twice the rate of one; {row['cores']} cores serve them and Ray's own processes."
+    ]
+
+
+CASE = Case(
+    name="ray",
+    summary="many short texts by one process, by one actor of Ray Data and by two, with the cores",
+    run=run,
+    keys=("actors",),
+    columns=(
+        Column("side", _side),
+        Column("tokens/s", decimal("rate", ",.0f")),
+        Column("from", decimal("lowest", ",.0f")),
+        Column("to", decimal("highest", ",.0f")),
+        Column("times one actor", decimal("ratio")),
+        Column("seconds of the call", lambda row, run: number(row["seconds"])),
+        Column(
+            "differs at most by, nats",
+            lambda row, run: f"{row['difference']:.1e}" if row["actors"] else "",
+        ),
+    ),
+    notes=_notes,
+    options=(config_option, repeats_option, mem_len_option),
+    published=lambda history: [history.newest("ray", "small")],
+    unavailable=unavailable,
+)

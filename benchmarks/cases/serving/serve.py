@@ -8,27 +8,40 @@ event. Parts are chosen with --only.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import click
+
+from benchmarks.case import (
+    Case,
+    Column,
+    config_option,
+    minutes_option,
+    number,
+    only_option,
+    option,
+    repeats_option,
+    whole,
+    words,
+)
 from benchmarks.cases.serving.bench import Bench, Row, Sizes
 from benchmarks.cases.serving.others import others
 from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, throughput
 from benchmarks.cases.serving.stall import stall
 from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
-from benchmarks.tables.serving import note_of
-from runtimes.base.errors import ConfigError
+from benchmarks.runs import History, Run
+from benchmarks.runs import Row as Figures
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.machine import available_cpus
 from runtimes.contract.rule import MemoryRule
 from xl_export.serve.core.settings import EngineSettings
-
-__all__ = ["PARTS", "Row", "chosen", "run", "table", "unavailable"]
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "overhead": overhead,
@@ -42,6 +55,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 REPEATS, TOKENS, MINUTES = 5, 20_000, 2.0
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
 SIZES = Sizes()
+SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
 
 
 def unavailable() -> str | None:
@@ -67,7 +81,6 @@ def run(
     tokens: int = TOKENS,
     minutes: float = MINUTES,
     threads: int | None = None,
-    default_threads: bool = False,
     before: Path | None = None,
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
@@ -77,8 +90,8 @@ def run(
     tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. before: the root
     of another checkout, which the part `stall` is compared with. Raises UserError where the fused operator
     cannot be built, and ArtefactError where it differs from PyTorch.
-    default_threads: whether everything but throughput is measured with the threads that the server takes by
-    itself, and not with `threads`.
+    threads: of throughput, and of everything else too if it is given; otherwise everything else has the
+    threads that the server chooses for itself.
     """
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
@@ -86,16 +99,16 @@ def run(
         folder = Path(name)
         weights = random_weights(config.model)
         artefact = write_artefact(folder, config.model, rule, weights, "ring", ids=True)
-        threads = checked_threads(threads)
+        most = checked_threads(threads)
         # Every session here and the server use the fused operator once it is built on this machine. Without
         # this line the figures of a new machine would be those of standard operators, and nobody would know.
-        open_checked(artefact, threads=threads, operators="fused")
+        open_checked(artefact, threads=most, operators="fused")
         bench = Bench(
             config=config,
             folder=folder,
             artefact=artefact,
-            threads=threads,
-            default_threads=_default_threads(artefact) if default_threads else threads,
+            threads=most,
+            default_threads=threads or _default_threads(artefact),
             repeats=checked_repeats(repeats, REPEATS),
             tokens=tokens,
             minutes=minutes,
@@ -115,20 +128,72 @@ def _default_threads(artefact: Path) -> int:
     return threads or available_cpus()
 
 
-def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text, with the mark beside each figure that has one."""
-    lines = [f"{'part':<11}{'what':<42}{'streams':>7}{'median':>10}{'from':>9}{'to':>9}  unit; mark"]
-    for row in rows:
-        what = f"{row.part:<11}{row.side:<42}{row.streams:>7}"
-        if row.figure is None:
-            lines.append(f"{what}  skipped: {row.note}")
-            continue
-        figure = row.figure
-        numbers = f"{figure.median:>10.4g}{figure.fastest:>9.4g}{figure.slowest:>9.4g}"
-        mark = ""
-        if row.holds is not None:
-            bound = f"at most {row.most:.4g}" if row.most is not None else f"at least {row.least:.4g}"
-            mark = f"; {bound}: {'holds' if row.holds else 'MISSED'}"
-        note = f" ({noted})" if (noted := note_of(row.to_json())) else ""
-        lines.append(f"{what}{numbers}  {row.unit}{mark}{note}")
-    return lines
+def published(history: History) -> list[Run]:
+    """For each part and size the newest run that may be published, with the rows of that part only."""
+    found = []
+    for part in PARTS:
+        for size in SIZES_SHOWN:
+            with contextlib.suppress(ArtefactError):  # not measured yet at this size
+                run = history.newest("serve", size, rows=("part", (part,)))
+                rows = [row for row in run.rows if row["part"] == part]
+                found.append(Run({**run.document, "rows": rows}))
+    return found
+
+
+def _target(row: Figures, run: Run) -> str:
+    figure, most, least = row["figure"], row["most"], row["least"]
+    if figure is None or (most is None and least is None):
+        return ""
+    holds = figure["median"] <= most if most is not None else figure["median"] >= least
+    bound = f"at most {number(most)}" if most is not None else f"at least {number(least)}"
+    return f"{bound}: {'holds' if holds else '**MISSED**'}"
+
+
+def _note(row: Figures, run: Run) -> str:
+    """What belongs to a figure, with its threads; or why it is missing."""
+    notes = [f"skipped: {row['note']}" if row["figure"] is None else row["note"]]
+    if threads := row.get("threads"):  # rows of earlier versions do not say it
+        notes.append(f"{threads} thread{'s' * (threads > 1)}")
+    return "; ".join(note for note in notes if note)
+
+
+def _of(name: str) -> Callable[[Figures, Run], str]:
+    return lambda row, run: "" if row["figure"] is None else number(row["figure"][name])
+
+
+CASE = Case(
+    name="serve",
+    summary="a server of many streams next to the steps of its model: CPU, tokens/s, gaps, memory",
+    run=run,
+    keys=("part", "side", "streams", "threads"),
+    columns=(
+        Column("part", words("part")),
+        Column("model", lambda row, run: run.document["config"]),
+        Column("what", words("side")),
+        Column("streams", whole("streams")),
+        Column("median", _of("median")),
+        Column("from", _of("fastest")),
+        Column("to", _of("slowest")),
+        Column("unit", words("unit")),
+        Column("target", _target),
+        Column("note", _note),
+    ),
+    options=(
+        config_option,
+        repeats_option,
+        only_option(chosen, "Measure this part only"),
+        minutes_option("Minutes of mixed load; 2 by default."),
+        option(
+            "--tokens",
+            "Tokens of the longest stream; 20,000 by default.",
+            type=click.IntRange(1000, 1 << 24),
+        ),
+        option(
+            "--before",
+            "Another checkout of this project, which the part stall measures in turns with this one.",
+            type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+        ),
+    ),
+    published=published,
+    unavailable=unavailable,
+)

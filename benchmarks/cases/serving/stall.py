@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases.serving.attacks import ATTACKS
-from benchmarks.cases.serving.bench import Bench, Row, raw_steps, timing
+from benchmarks.cases.serving.bench import Bench, Row, baseline_steps, timing
 from benchmarks.cases.serving.server import ROOT, serving
 from runtimes.sessions.open import open_session
 
@@ -24,7 +24,7 @@ def stall(bench: Bench) -> Iterator[Row]:
     """The longest answer to `/health`, and to a text of 5 KB that another tenant encodes, during each attack,
     and the memory that the attack takes. Servers take turns: this one, and that of `bench.before`.
 
-    Marks: 50 ms, and twice the time of an idle server and one step of the model.
+    Targets: 50 ms, and twice the time of an idle server and one step of the model.
     """
     if not MODEL.is_dir():
         yield Row(
@@ -32,7 +32,7 @@ def stall(bench: Bench) -> Iterator[Row]:
         )
         return
     session = open_session(MODEL, threads=1, device="cpu")
-    step = raw_steps(session, 1, 8, session.rule.segment, at=session.rule.mem_len).seconds * 1e3
+    step = baseline_steps(session, 1, 8, session.rule.segment, at=session.rule.mem_len).seconds * 1e3
     versions = {"now": ROOT} | ({} if bench.before is None else {"before": bench.before})
     with tempfile.TemporaryDirectory() as name:
         keys = Path(name) / "keys"

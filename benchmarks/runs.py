@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import read_results
 from benchmarks.configs import CONFIGS
-from benchmarks.history import BUSY
+from benchmarks.machine import BUSY
 from runtimes.base.errors import ArtefactError
+from runtimes.base.files import read_bytes
 
 SOFTWARE = (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch"), ("python", "Python"))
+FEW = 3  # runs that are described one by one
+RENAMED = (("raw loop", "baseline loop"), ("relay", "baseline server"))  # sides of `serve` in older results
 Row = dict[str, Any]
+Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,18 @@ class Run:
         return float(multiply_adds / self.document["limits"]["multiply_adds"] * 1e3)
 
     @property
-    def source(self) -> str:
-        """The command, the date and the commit of this run."""
+    def command(self) -> str:
+        """The command that measures this again."""
         document = self.document
         config = f" --config {document['config']}" if document["config"] in CONFIGS else ""
         fused = " --operators fused" if self.operators == "fused" else ""
-        time = datetime.fromisoformat(document["time"]).strftime("%Y-%m-%d %H:%M UTC")
-        return (
-            f"`python -m benchmarks run {document['case']}{config}{fused}` on {time} at commit "
-            f"{_commit(document.get('commit'))}"
-        )
+        return f"`python -m benchmarks run {document['case']}{config}{fused}`"
+
+    @property
+    def source(self) -> str:
+        """The command, the date and the commit of this run."""
+        time = datetime.fromisoformat(self.document["time"]).strftime("%Y-%m-%d %H:%M UTC")
+        return f"{self.command} on {time} at commit {_commit(self.document.get('commit'))}"
 
     @property
     def machine(self) -> str:
@@ -79,8 +86,18 @@ class Run:
 
 
 def sources(*runs: Run) -> str:
-    """The paragraph under a table: commands, dates, commits and the machine of the measurement."""
+    """The paragraph under a table: commands, dates, commits and machines of the measurement."""
+    runs = tuple({(run.source, run.machine): run for run in runs}.values())
     machines = dict.fromkeys(run.machine for run in runs)
+    if len(runs) > FEW:
+        commands = dict.fromkeys(run.command for run in runs)
+        days = sorted({run.document["time"][:10] for run in runs})
+        commits = dict.fromkeys(_commit(run.document.get("commit")) for run in runs)
+        period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        return (
+            f"Measured by {', '.join(commands)} on {period} at commit {', '.join(commits)}. "
+            f"Machine: {'; '.join(machines)}."
+        )
     if len(machines) == 1:
         measured = "; ".join(f"{run.source} ({run.limits})" for run in runs)
         return f"Measured by {measured}. Machine: {next(iter(machines))}."
@@ -132,6 +149,31 @@ class History:
                 f"measure one with `python -m benchmarks run {case}{option}`."
             )
         return max(suitable, key=lambda run: datetime.fromisoformat(run.document["time"]))
+
+
+def read_results(path: Path) -> list[Document]:
+    """The lines of a history file; raises ArtefactError where one is not a result."""
+    documents = []
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        try:
+            document = json.loads(line)
+            facts = [
+                document[name]
+                for name in ("case", "time", "config", "threads", "rows", "machine", "versions")
+            ]
+            fits = all(isinstance(x, dict) for x in (*facts[5:], *facts[4]))
+            fits = fits and isinstance(facts[3], int) and all(isinstance(x, str) for x in facts[:3])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            fits = False
+        if not fits:
+            raise ArtefactError(
+                f"line {number} of {path} is not a result of `python -m benchmarks run`; give another file."
+            )
+        if document["case"] == "serve":
+            for row, (old, new) in itertools.product(document["rows"], RENAMED):
+                row["side"] = str(row.get("side")).replace(old, new)
+        documents.append(document)
+    return documents
 
 
 def operators(row: Row) -> str:

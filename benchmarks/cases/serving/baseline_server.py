@@ -1,9 +1,9 @@
 """What a small program costs that only steps a model and sends each token to its client.
 
-`python -m benchmarks.cases.serving.relay ARTEFACT THREADS STREAMS` waits for so many requests at once, steps
-their streams as one batch, and writes an event for each token, as the server's are. It has no scheduler, no
-sampling but the largest logit, no limits, and one thread of its own; a client that takes nothing stops it. A
-server in Python can hardly cost less. What it costs more is scheduling, sampling, limits and HTTP.
+`python -m benchmarks.cases.serving.baseline_server ARTEFACT THREADS STREAMS` waits for so many requests at
+once, steps their streams as one batch, and writes an event for each token, as the server does. It has no
+scheduler, no sampling but the largest logit, no limits, and one thread; a client that reads nothing stops it.
+A server in Python can hardly cost less. What a real one costs more is scheduling, sampling, limits and HTTP.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LAST = EVENT + b'"choices":[{"index":0,"text":"","logprobs":null,"finish_reason"
 
 
 @contextlib.contextmanager
-def relaying(artefact: Path, *, threads: int, streams: int) -> Iterator[Served]:
-    """While the block runs, a relay in a process of its own answers `streams` requests at a time."""
-    command = [sys.executable, "-m", "benchmarks.cases.serving.relay", artefact, threads, streams]
+def baseline_server(artefact: Path, *, threads: int, streams: int) -> Iterator[Served]:
+    """While the block runs, a process of its own answers `streams` requests at a time."""
+    command = [sys.executable, "-m", "benchmarks.cases.serving.baseline_server", artefact, threads, streams]
     with running([*map(str, command)]) as served:
         yield served
 
 
-def relay(session: Session, listener: socket.socket, streams: int) -> None:
+def answer(session: Session, listener: socket.socket, streams: int) -> None:
     """Answers one request on each of so many connections; all prompts have whole segments, equally many."""
     clients = [listener.accept()[0] for _ in range(streams)]
     bodies = [_body(client) for client in clients]
@@ -91,12 +91,12 @@ def _some(client: socket.socket) -> bytes:
 
 
 def main(artefact: str, threads: str, streams: str) -> None:
-    """Relays until the process is ended."""
+    """Answers until the process is ended."""
     session = open_session(Path(artefact), threads=int(threads), device="cpu")
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         while True:
-            relay(session, listener, int(streams))
+            answer(session, listener, int(streams))
 
 
 if __name__ == "__main__":

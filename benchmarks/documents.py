@@ -1,14 +1,21 @@
-"""Replaces what stands between the markers of a document; see `benchmarks.tables` for how markers look."""
+"""Tables and single figures of README.md and docs/, which are written from the history.
+
+A table is between `<!-- table: NAME -->` and `<!-- end of table -->` on lines of their own. NAME is a case
+that declares `published`, or one of the short tables of `benchmarks.summaries`. A figure is inside a line,
+between `<!-- figure: NAME -->` and `<!-- end of figure -->`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.tables.registry import FIGURES, TABLES
-from benchmarks.tables.runs import History
+from benchmarks.cases import CASES
+from benchmarks.render import markdown
+from benchmarks.runs import History
+from benchmarks.summaries import FIGURES, SUMMARIES
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_file, read_bytes
 
@@ -16,6 +23,23 @@ END_OF_TABLE = "<!-- end of table -->"
 TABLE = re.compile(r"^<!-- table: (?P<name>\S+) -->$")
 FIGURE = re.compile(r"(?<!`)<!-- figure: (?P<name>\S+) -->(?P<text>.*?)<!-- end of figure -->")
 OPEN_FIGURE = re.compile(r"(?<!`)<!-- figure: (?P<name>\S+) -->")
+
+
+NOTHING = "The history has no run yet: the table appears here with the first one."
+
+
+def table_names() -> list[str]:
+    """The names that tables may have."""
+    return [*SUMMARIES, *CASES]
+
+
+def table(name: str, history: History) -> list[str]:
+    """The lines of a table; raises ArtefactError if the history has no run that may be published."""
+    if name in SUMMARIES:
+        return SUMMARIES[name](history)
+    case = CASES[name]
+    runs = case.published(history)
+    return markdown(case, runs) if runs else [NOTHING]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +52,7 @@ class Filled:
 
 
 def documents(folder: Path) -> Iterator[Path]:
-    """README.md and every Markdown file under docs/; raises ConfigError where there is no README.md."""
+    """README.md and every Markdown file under docs/; raises ConfigError if there is no README.md."""
     if not (folder / "README.md").is_file():
         raise ConfigError(
             f"{folder} has no README.md; run this in a checkout of xl-export, or give its folder."
@@ -68,7 +92,10 @@ def fill(text: str, history: History, *, where: str) -> Filled:
 
     Raises ArtefactError for an unknown name, or for a marker without its end. where: names the document then.
     """
-    answer, names, changed = list[str](), list[str](), list[str]()
+    answer = list[str]()
+    names = list[str]()
+    changed = list[str]()
+    tables = table_names()
 
     def figure(match: re.Match[str]) -> str:
         """The same marker with the figure that the history gives."""
@@ -88,8 +115,8 @@ def fill(text: str, history: History, *, where: str) -> Filled:
             answer.append(line)
         elif match := TABLE.match(line.strip()):
             name = match["name"]
-            _refuse_unknown(name, TABLES, where)
-            old, new = _until_end(lines, name, where), ["", *TABLES[name](history), ""]
+            _refuse_unknown(name, tables, where)
+            old, new = _until_end(lines, name, where), ["", *table(name, history), ""]
             names.append(name)
             if new != old:
                 changed.append(name)
@@ -113,9 +140,9 @@ def _until_end(lines: Iterator[str], name: str, where: str) -> list[str]:
     raise ArtefactError(f"{where} begins the table {name} without a line `{END_OF_TABLE}` after it; add it.")
 
 
-def _refuse_unknown(name: str, makers: Mapping[str, object], where: str) -> None:
-    if name not in makers:
-        raise ArtefactError(f"{where} names {name}, which is none of {', '.join(makers)}; correct the name.")
+def _refuse_unknown(name: str, known: Collection[str], where: str) -> None:
+    if name not in known:
+        raise ArtefactError(f"{where} names {name}, which is none of {', '.join(known)}; correct the name.")
 
 
 def _read(path: Path) -> str:

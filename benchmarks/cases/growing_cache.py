@@ -1,0 +1,251 @@
+"""One token after 0 to 100,000 others: memory of fixed size against a key/value cache that keeps every token.
+
+Both sides have the same weights and the same kernel (the fused operator), and write keys and values in
+place. For each position the growing side is the same step with room for exactly the tokens so far. So it
+never copies its cache, and reads nothing that it does not need: no growing cache on this engine is faster.
+
+Positions are sampled: the memory is filled with random numbers and one token is timed. The tokens before it
+are not generated, since the cost depends on how many there are and not on which.
+
+Every side has one thread, and times are CPU time: on a shared machine a long step is interrupted more often
+than a short one, which would make the growing side look slower than it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median as middle
+from typing import Any
+
+import numpy as np
+
+from benchmarks.case import (
+    Case,
+    Column,
+    Line,
+    config_option,
+    megabytes,
+    milliseconds,
+    number,
+    repeats_option,
+    whole,
+)
+from benchmarks.checked_sessions import fused_library, open_checked
+from benchmarks.configs import BenchmarkConfig, checked_repeats
+from benchmarks.measure import Timing
+from benchmarks.models import random_weights, write_artefact
+from benchmarks.plot import draw_growing_cache
+from benchmarks.runs import History
+from benchmarks.runs import Run as Measured
+from runtimes.base.errors import ArtefactError
+from runtimes.base.logits import log_sum_exp
+from runtimes.base.records import to_json
+from runtimes.contract.memory import Memory
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.contract.spec import FUSED, GRAPH
+from runtimes.sessions.onnx_runtime import OrtSession
+from trainer.run.checkpoint import Run, load_run
+from xl_export.artefact.export import make_spec, write_graphs
+
+TOLERANCE = 1e-4  # nats
+TURNS, WARMUP = 3, 2  # of each side at each position, and untimed calls before each turn
+KEYS = "past_key_values.0.key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One position of a stream."""
+
+    position: int  # tokens read before the timed ones
+    mem_len: int  # tokens that the fixed memory keeps
+    fixed: Timing  # one token with fixed memory
+    growing: Timing  # one token with a cache of all tokens
+    fixed_bytes: int  # memory tensors of one stream
+    growing_bytes: int  # keys and values of the tokens so far
+    difference: float  # nats, at most, of either side from its reference (see `run`)
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    threads: int | None = None,  # every side has one
+    repeats: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each position. Nothing is timed before these answers agree:
+
+    - the fixed side with PyTorch, by the export;
+    - the growing side with the fixed side, token by token, while the fixed side has dropped nothing;
+    - at every position, the growing side with ONNX Runtime's standard operators over the same cache.
+    """
+    threads, repeats = 1, checked_repeats(repeats, config.token_repeats)
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        progress("exporting the fixed memory and comparing it with PyTorch")
+        rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
+        artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "ring")
+        fixed = open_checked(artefact, threads=threads, operators="fused")
+        trained = load_run(artefact.with_name(artefact.name.replace("artefact", "run")))
+        memory = _filled(fixed)
+        with _growing(trained, config.mem_len, threads=threads) as sides:
+            difference = _compared_from_the_start(fixed, sides[0], config.mem_len)
+        for position in config.growing_positions:
+            progress(f"after {position:,} tokens: comparing the operators, then timing {repeats} tokens")
+            with _growing(trained, max(1, position), threads=threads) as (growing, standard):
+                cache = _filled(growing)
+                difference = max(difference, _compared_at(position, growing, standard, cache))
+                sides = {
+                    "fixed": _token(fixed, memory, position),
+                    "growing": _token(growing, cache, position),
+                }
+                times = _cpu_times(sides, repeats)
+            rows.append(
+                Row(
+                    position=position,
+                    mem_len=config.mem_len,
+                    fixed=times["fixed"],
+                    growing=times["growing"],
+                    fixed_bytes=_bytes(memory),
+                    growing_bytes=_bytes(cache) * position // cache.tensors[KEYS].shape[2],
+                    difference=difference,
+                )
+            )
+    return rows
+
+
+@contextlib.contextmanager
+def _growing(trained: Run, mem_len: int, *, threads: int) -> Iterator[tuple[OrtSession, OrtSession]]:
+    """Sessions of a run that remember `mem_len` tokens: with the fused operator, and with standard ones.
+
+    The graphs are not compared with PyTorch here, which would read the whole memory for minutes.
+    """
+    rule = MemoryRule(mem_len=mem_len, segment=1)
+    spec = make_spec(trained, rule, "ring", "onnxruntime", "fp32", "fp32")
+    library = fused_library("fused")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_graphs(spec, trained, folder, "plugin")
+        yield (
+            OrtSession(spec, trained.vocab, folder / FUSED, threads=threads, library=library),
+            OrtSession(spec, trained.vocab, folder / GRAPH, threads=threads),
+        )
+
+
+def _bytes(memory: Memory) -> int:
+    return sum(array.nbytes for array in memory.tensors.values())
+
+
+def _filled(session: Session) -> Memory:
+    """Memory full of random numbers."""
+    draw, memory = np.random.default_rng(0), session.start(1)
+    for array in memory.tensors.values():
+        array[:] = draw.standard_normal(array.shape, np.float32)
+    return memory
+
+
+def _token(session: Session, memory: Memory, position: int) -> Callable[[], Any]:
+    """One token at exactly this position, again and again."""
+    token = np.zeros((1, 1), np.int64)
+
+    def step() -> None:
+        memory.positions[:] = position
+        session.predict(token, memory)
+
+    return step
+
+
+def _cpu_times(sides: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
+    """A timing of each side, in turns; milliseconds of CPU time."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(TURNS):
+        for name, call in sides.items():
+            for _ in range(WARMUP):
+                call()
+            for _ in range(repeats * (turn + 1) // TURNS - repeats * turn // TURNS):
+                began = time.process_time()
+                call()
+                found[name].append((time.process_time() - began) * 1e3)
+    return {
+        name: Timing(median=middle(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
+        for name, ms in found.items()
+    }
+
+
+def _compared_from_the_start(fixed: Session, growing: Session, count: int) -> float:
+    """The largest difference of the two sides over the tokens that both remember."""
+    memories = {side: side.start(1) for side in (fixed, growing)}
+    worst = 0.0
+    for token in np.random.default_rng(0).integers(0, fixed.vocab.size, (count, 1, 1)):
+        worst = max(worst, _apart(*(side.step(token, memory)[0] for side, memory in memories.items())))
+    return _checked(worst, "the side with fixed memory")
+
+
+def _compared_at(position: int, growing: Session, standard: Session, cache: Memory) -> float:
+    """The difference of the fused from the standard operators over the same cache."""
+    token, answers = np.zeros((1, 1), np.int64), []
+    for session in (standard, growing):
+        memory = Memory(positions=np.array([position]), tensors=cache.tensors, owner=cache.owner)
+        answers.append(session.step(token, memory)[0])
+    return _checked(_apart(*answers), "standard operators")
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    log_probs = [x - log_sum_exp(x)[..., None] for x in (one, other)]
+    return float(np.abs(log_probs[0] - log_probs[1]).max())
+
+
+def _checked(worst: float, what: str) -> float:
+    if not worst <= TOLERANCE:
+        raise ArtefactError(
+            f"the growing cache differs from {what} by {worst:.3g} nats, more than {TOLERANCE:g}; nothing "
+            "was measured, please report this."
+        )
+    return worst
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    row, run = lines[0]
+    model = run.document["model"]
+    return [
+        "Sampled positions: the memory is filled, and one token is timed, in CPU time of one thread. "
+        f"{model['layers']} layers, D {model['d_model']}, fp32, the fused operator on both sides; the fixed "
+        f"memory keeps {row['mem_len']:,} tokens, the cache keeps all."
+    ]
+
+
+def newest(history: History) -> Measured | None:
+    """The newest run, which the table and the picture show; busy machines slow both sides alike."""
+    runs = [run for run in history.runs if run.document["case"] == "growing-cache" and run.rows]
+    return max(runs, key=lambda run: str(run.document["time"]), default=None)
+
+
+CASE = Case(
+    name="growing-cache",
+    summary="one token after 0 to 100,000 others: fixed memory against a cache that keeps every token",
+    run=run,
+    keys=("position", "mem_len"),
+    columns=(
+        Column("tokens before", whole("position")),
+        Column("fixed memory, ms", milliseconds("fixed")),
+        Column("growing cache, ms", milliseconds("growing")),
+        Column(
+            "times slower",
+            lambda row, run: number(row["growing"]["median"] / row["fixed"]["median"]),
+        ),
+        Column("fixed memory, MB", lambda row, run: megabytes(row["fixed_bytes"])),
+        Column("growing cache, MB", lambda row, run: megabytes(row["growing_bytes"])),
+    ),
+    notes=_notes,
+    options=(config_option, repeats_option),
+    published=lambda history: [found] if (found := newest(history)) else [],
+    draw=draw_growing_cache,
+)

@@ -1,0 +1,169 @@
+"""Short tables and single figures of the documents that take rows from several cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.case import number
+from benchmarks.configs import CONFIGS
+from benchmarks.render import markdown_table
+from benchmarks.runs import History, Run, sources
+
+BASE = CONFIGS["enwik8-base"]
+
+
+def headline(history: History) -> list[str]:
+    """One token against a growing key/value cache, and one segment against PyTorch with the same memory."""
+    latency, segment = (
+        history.newest("latency", BASE.name),
+        history.newest("segment", BASE.name, operators="fused"),
+    )
+    fixed, growing = latency.rows
+    longest = growing["mem_len"] + growing["token"]["repeats"]
+    row = segment.rows[-1]
+    scale = row["tokens"]
+    header = [
+        "enwik8 base size, fp32, CPU",
+        "fixed memory (xl-export)",
+        "the alternative",
+        "the alternative is",
+    ]
+    growing_name = (
+        f"a key/value cache that grows from {growing['mem_len']:,} to {longest:,} tokens (ONNX Runtime)"
+    )
+    rows = [
+        [
+            f"one token, median of {fixed['token']['repeats']:,}",
+            f"{number(fixed['token']['median'])} ms",
+            f"{number(growing['token']['median'])} ms",
+            growing_name,
+        ],
+        [
+            "one token, the slowest",
+            f"{number(fixed['token']['slowest'])} ms",
+            f"{number(growing['token']['slowest'])} ms",
+            "the same",
+        ],
+        [
+            f"one segment of {scale} tokens, memory of {row['mem_len']:,}",
+            f"{number(row['onnxruntime']['median'] * scale)} ms",
+            f"{number(row['pytorch']['median'] * scale)} ms",
+            "the same model and memory in PyTorch",
+        ],
+    ]
+    return markdown_table(header, rows, sources(latency, segment))
+
+
+def headline_sliding_window(history: History) -> list[str]:
+    """A token in segments with memory against a window that is recomputed; Table 9 of Dai et al. (2019)."""
+    run = sliding_window(history, "fused")
+    header = [
+        "attention length",
+        "window, ms per token",
+        "segments, ms per token",
+        "times slower",
+        "by arithmetic alone",
+        "share",
+        "Table 9 of Dai et al. (GPU)",
+    ]
+    rows = [
+        [
+            f"{row['attention_length']:,}",
+            number(row["window"]["median"]),
+            number(row["segment"]["median"]),
+            f"{row['ratio']:,.0f}",
+            f"{row['predicted_ratio']:,.0f}",
+            f"{row['ratio'] / row['predicted_ratio']:.0%}",
+            f"{row['table_9']:,}" if row["table_9"] else "",
+        ]
+        for row in run.rows
+    ]
+    return markdown_table(header, rows, sources(run))
+
+
+def sliding_window(history: History, operators: str) -> Run:
+    """The newest run with all attention lengths of the paper's Table 9."""
+    return history.newest(
+        "sliding-window", BASE.name, operators=operators, rows=("attention_length", BASE.attention_lengths)
+    )
+
+
+def speed(history: History) -> list[str]:
+    """Tokens per second of one model in the ways in which it is used."""
+    decode = history.newest("decode", BASE.name, operators="fused", rows=("mem_len", BASE.attention_lengths))
+    batch = history.newest("batch", BASE.name, operators="fused", rows=("batch", BASE.streams))
+    segment = history.newest("segment", BASE.name, operators="fused")
+    precision = history.newest("precision", BASE.name, operators="fused")
+    rows = []
+    for what, row in (
+        ("one stream, fp32", decode.rows[0]),
+        *((f"{row['batch']} streams at once, fp32", row) for row in batch.rows[1:]),
+        (f"reading a prompt, {segment.rows[-1]['tokens']} tokens a step, fp32", segment.rows[-1]),
+    ):
+        rate = 1e3 / row["onnxruntime"]["median"]
+        rows.append([what, f"{row['mem_len']:,}", f"{rate:,.0f}", f"{row['ratio']:.1f}"])
+    (small,) = (
+        row for row in precision.rows if (row["precision"], row["memory_precision"]) == ("int8", "int8")
+    )
+    rate = 1e3 / small["token"]["median"]
+    rows.append(["one stream, int8 weights and memory", f"{small['mem_len']:,}", f"{rate:,.0f}", ""])
+    header = ["what", "memory, tokens", "tokens/s", "times PyTorch with the same memory"]
+    return markdown_table(header, rows)
+
+
+def serve_rates(history: History) -> list[str]:
+    """Tokens per second of the server and of others, for each size and number of streams."""
+    rates = server_rates(history)
+    sides = list(dict.fromkeys(side for found in rates.values() for side in found))
+    rows = [
+        [size, f"{streams}", *(f"{found[side]:,.0f}" if side in found else "" for side in sides)]
+        for (size, streams), found in rates.items()
+    ]
+    return markdown_table(["model", "streams", *sides], rows)
+
+
+def server_rates(history: History) -> dict[tuple[str, int], dict[str, float]]:
+    """Tokens per second by size and number of streams, and by side."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for size in ("demo", BASE.name):
+        for row in history.newest("serve", size, rows=("part", ("others",))).rows:
+            if row["part"] == "others" and row["figure"]:
+                found.setdefault((size, row["streams"]), {})[row["side"]] = row["figure"]["median"]
+    return found
+
+
+def growing_cache_ends(history: History) -> str:
+    """What a token costs at the last sampled position, such as `1.70 and 67.8 ms`."""
+    row = max(growing_cache(history).rows, key=lambda row: int(row["position"]))
+    return f"{number(row['fixed']['median'])} and {number(row['growing']['median'])} ms"
+
+
+def growing_cache(history: History) -> Run:
+    """The newest run of growing-cache."""
+    runs = [run for run in history.runs if run.document["case"] == "growing-cache"]
+    return max(runs, key=lambda run: str(run.document["time"]))
+
+
+def _token(history: History, side: int) -> str:
+    return f"{number(history.newest('latency', BASE.name).rows[side]['token']['median'])} ms"
+
+
+def _ratios(history: History, operators: str) -> str:
+    """The ratios at the attention lengths of Table 9, ascending, such as `505, 999, 1,515 and 1,898`."""
+    ratios = [f"{row['ratio']:,.0f}" for row in sliding_window(history, operators).rows]
+    return f"{', '.join(ratios[:-1])} and {ratios[-1]}"
+
+
+SUMMARIES: dict[str, Callable[[History], list[str]]] = {
+    "headline": headline,
+    "headline-sliding-window": headline_sliding_window,
+    "speed": speed,
+    "serve-rates": serve_rates,
+}
+FIGURES: dict[str, Callable[[History], str]] = {
+    "token-fixed-memory": lambda history: _token(history, 0),
+    "token-growing-cache": lambda history: _token(history, 1),
+    "growing-cache-ends": growing_cache_ends,
+    "table-9-fused": lambda history: _ratios(history, "fused"),
+    "table-9-standard": lambda history: _ratios(history, "standard"),
+}

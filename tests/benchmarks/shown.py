@@ -1,0 +1,36 @@
+"""Tables of rows that no one has measured, as the terminal and the documents show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.cases import CASES
+from benchmarks.render import markdown, terminal
+from benchmarks.runs import Run
+
+
+def a_run(case: str, rows: Sequence[Any], **changes: Any) -> Run:
+    """A run of a case on an idle machine; rows: with `to_json`, or as the history holds them."""
+    facts = {
+        "case": case,
+        "time": "2026-11-01T10:00:00+00:00",
+        "config": "tiny",
+        "threads": 2,
+        "machine": {"cpu": "A", "cpus": 2, "system": "Linux", "memory_bytes": 1 << 34, "busy_cpus": 0.0},
+        "versions": {},
+        "limits": {"read_bytes": 1e9, "multiply_adds": 1e9},
+        "commit": None,
+    }
+    documents = [row if isinstance(row, dict) else row.to_json() for row in rows]
+    return Run({**facts, "rows": documents, **changes})
+
+
+def on_terminal(case: str, rows: Sequence[Any], **changes: Any) -> list[str]:
+    """The lines that `run` prints, with the claims of the size."""
+    return terminal(CASES[case], a_run(case, rows, **changes), judged=True)
+
+
+def in_documents(case: str, rows: Sequence[Any], **changes: Any) -> list[str]:
+    """The lines of the table in Markdown."""
+    return markdown(CASES[case], [a_run(case, rows, **changes)])
