@@ -19,6 +19,7 @@ from benchmarks.output import check_csv, write_csv
 from benchmarks.plot import check_plot, plot, write_pictures
 from benchmarks.render import terminal
 from benchmarks.runs import History, Run, read_results
+from benchmarks.summaries import FIGURES, growing_cache, server_rates
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, show
 
@@ -165,7 +166,8 @@ def measure(
         write_csv(csv_to, [document])
         click.echo(f"written to {csv_to}", err=True)
     if plot_to:
-        plot(plot_to, case, rows, title=title)
+        assert case.draw is not None
+        plot(plot_to, case.draw, rows, title=title)
         click.echo(f"drawn to {plot_to}", err=True)
 
 
@@ -206,7 +208,7 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
     A document contains a table between `<!-- table: NAME -->` and `<!-- end of table -->`.
     """
     if only_list:
-        for kind, names in (("table", documents.table_names()), ("figure", documents.FIGURES)):
+        for kind, names in (("table", documents.table_names()), ("figure", FIGURES)):
             for name in names:
                 click.echo(f"{kind:<8}{name}")
         return
@@ -228,7 +230,8 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
 def pictures_command() -> None:
     """Draw the pictures of the documents from the history, each for light and for dark pages."""
     history = History.load(ROOT / "benchmarks" / "history")
-    for path in write_pictures(ROOT / "docs" / "images", history):
+    growing, rates = growing_cache(history).document, server_rates(history)
+    for path in write_pictures(ROOT / "docs" / "images", growing, rates):
         click.echo(f"drawn: {path.relative_to(ROOT)}")
 
 

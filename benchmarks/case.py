@@ -90,7 +90,7 @@ def config_option() -> click.Option:
         default=SMALL,
         callback=lambda ctx, option, name: load_config(name),
         help="The size of the model: small (default), enwik8-base (some minutes), wt103-base, enwik8-large, "
-        "medium, stories or demo.",
+        "medium, tales or demo.",
     )
 
 

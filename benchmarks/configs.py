@@ -53,7 +53,7 @@ CONFIGS = {
             model=ModelConfig(layers=3, d_model=128, heads=4, head_dim=32, d_ff=512, vocab_size=256),
         ),
         BenchmarkConfig(
-            name="stories",  # of `examples/stories/tales`, with random weights
+            name="tales",  # of `examples/stories/tales`, with random weights
             segment=128,
             attention_lengths=(224,),
             repeats=24,

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.output import refuse_other_file
 from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
 
-if TYPE_CHECKING:
-    from benchmarks.case import Case
-    from benchmarks.cases.growing_cache import Row as GrowingRow
-    from benchmarks.cases.latency import Row as LatencyRow
-    from benchmarks.cases.learning.recipes import Row as RecipeRow
-    from benchmarks.cases.sliding_window import Row
-    from benchmarks.cases.steps import Row as StepRow
-    from benchmarks.runs import History, Run
-
 SIDES = {"fixed memory": "memory of fixed length", "growing cache": "key/value cache that grows"}
 WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
 FIXED, GROWING = "fixed memory", "growing cache"
+Document = Mapping[str, Any]
 SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
 
 
@@ -33,12 +25,14 @@ def check_plot(path: Path, *, force: bool = False) -> None:
     refuse_other_file(path, is_own=_is_own_picture, option="--plot", force=force)
 
 
-def plot(path: Path, case: Case, rows: Sequence[Any], *, title: str) -> None:
-    """Writes the picture of the rows of a case to a PNG file."""
-    assert case.draw is not None
+Draw = Callable[[Any, Sequence[Any]], None]  # draws rows into a figure of matplotlib
+
+
+def plot(path: Path, draw: Draw, rows: Sequence[Any], *, title: str) -> None:
+    """Writes a picture of rows to a PNG file."""
     figure = new_figure(11, 4.8)
     set_title(figure, title)
-    case.draw(figure, rows)
+    draw(figure, rows)
     for axes in figure.axes:
         plain_axes(axes, legend=bool(axes.get_legend_handles_labels()[0]))
     save_figure(figure, path, software=SOFTWARE)
@@ -51,7 +45,7 @@ def _is_own_picture(path: Path) -> bool:
     return head.startswith(b"\x89PNG") and b"Software\x00" + SOFTWARE.encode() in head
 
 
-def draw_sliding_window(figure: Any, rows: Sequence[Row]) -> None:
+def draw_sliding_window(figure: Any, rows: Sequence[Any]) -> None:
     """The time per token of both sides, and its ratio, against attention length."""
     latency, ratio = figure.subplots(1, 2)
     _draw_latency(latency, rows)
@@ -61,7 +55,7 @@ def draw_sliding_window(figure: Any, rows: Sequence[Row]) -> None:
         _label_lengths(axes, [row.attention_length for row in rows])
 
 
-def draw_decode(figure: Any, rows: Sequence[StepRow]) -> None:
+def draw_decode(figure: Any, rows: Sequence[Any]) -> None:
     """The time per token of both sides against memory length."""
     axes, lengths = figure.subplots(), [row.mem_len for row in rows]
     for label, colour, timings in (
@@ -76,7 +70,7 @@ def draw_decode(figure: Any, rows: Sequence[StepRow]) -> None:
     _label_lengths(axes, lengths)
 
 
-def draw_latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
+def draw_latency(figure: Any, rows: Sequence[Any]) -> None:
     """The time of every token, in order."""
     axes = figure.subplots()
     for row, colour in zip(rows, (SEGMENT, WINDOW), strict=True):
@@ -92,7 +86,7 @@ def draw_latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
     axes.set_title(f"Time of each of {len(rows[0].milliseconds):,} consecutive tokens{outside}", fontsize=10)
 
 
-def draw_recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
+def draw_recipes(figure: Any, rows: Sequence[Any]) -> None:
     """Training loss and validation of each recipe against the tokens that it was trained on."""
     across = len(rows) if len(rows) <= 3 else 2
     down = -(-len(rows) // across)
@@ -119,7 +113,7 @@ def draw_recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
         axes.set_title(f"{row.name} ({size} parameters, {minutes} CPU minutes)", fontsize=10)
 
 
-def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_latency(axes: Any, rows: Sequence[Any]) -> None:
     lengths = [row.attention_length for row in rows]
     for label, colour, timings in (
         ("vanilla Transformer, window recomputed for each token", WINDOW, [row.window for row in rows]),
@@ -139,9 +133,7 @@ def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_title("Time per token (lines: medians; bands: fastest to slowest)", fontsize=10)
 
 
-def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
-    from benchmarks.cases.sliding_window import TABLE_9
-
+def _draw_ratio(axes: Any, rows: Sequence[Any]) -> None:
     lengths = [row.attention_length for row in rows]
     axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured here")
     axes.plot(
@@ -151,11 +143,11 @@ def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
         color=ARITHMETIC,
         label="expected from multiply-adds alone",
     )
-    paper = sorted(set(lengths) & set(TABLE_9))
+    paper = {row.attention_length: row.table_9 for row in rows if row.table_9}
     if paper:
         axes.plot(
-            paper,
-            [TABLE_9[length] for length in paper],
+            list(paper),
+            list(paper.values()),
             "*",
             ms=11,
             color=PAPER,
@@ -213,40 +205,44 @@ THEMES = (
 LIGHT = THEMES[0]
 
 
-def write_pictures(folder: Path, history: History) -> list[Path]:
-    """Draws the pictures of the documents as SVG files, each in both themes; returns their paths."""
-    from benchmarks.summaries import growing_cache, server_rates
+def write_pictures(
+    folder: Path, growing: Document, rates: Mapping[tuple[str, int], Mapping[str, float]]
+) -> list[Path]:
+    """Draws the pictures of the documents as SVG files, each in both themes; returns their paths.
 
+    growing: a result of growing-cache. rates: see `benchmarks.summaries.server_rates`.
+    """
     paths = []
     for theme in THEMES:
         figure = new_figure(8, 3.5)
-        _draw_growing(figure, growing_cache(history), theme)
+        _draw_growing(figure, growing, theme)
         paths.append(_save_svg(figure, folder / f"growing-cache{theme.suffix}.svg"))
-        figure = new_figure(8, 3.3)
-        _draw_serving(figure, server_rates(history), theme)
+        figure = new_figure(8, 2.2)
+        _draw_serving(figure, rates, theme)
         paths.append(_save_svg(figure, folder / f"serving{theme.suffix}.svg"))
     return paths
 
 
-def draw_growing_cache(figure: Any, rows: Sequence[GrowingRow]) -> None:
+def draw_growing_cache(figure: Any, rows: Sequence[Any]) -> None:
     """Milliseconds and megabytes against the tokens so far."""
     _draw_positions(figure, [row.to_json() for row in rows], LIGHT)
 
 
-def _draw_growing(figure: Any, run: Run, theme: Theme) -> None:
-    _draw_positions(figure, run.rows, theme)
-    model, machine = run.document["model"], run.document["machine"]
-    longest = max(row["position"] for row in run.rows)
+def _draw_growing(figure: Any, result: Document, theme: Theme) -> None:
+    _draw_positions(figure, result["rows"], theme)
+    model, machine = result["model"], result["machine"]
+    longest = max(row["position"] for row in result["rows"])
     figure.suptitle(
         f"What one more token costs, after 0 to {longest:,} tokens",
         fontsize=12.5,
         fontweight="bold",
         color=theme.text,
     )
+    sizes = f"{model['layers']} layers, D {model['d_model']}, fp32"
     figure.supxlabel(
-        f"Sampled at {len(run.rows)} lengths by filling the memory. Same weights and kernel on both sides: "
-        f"{model['layers']} layers, D {model['d_model']}, fp32,\none thread of {_short(machine['cpu'])}, "
-        f"CPU time, medians. The fixed memory keeps {run.rows[0]['mem_len']} tokens, the cache keeps all.",
+        f"Sampled at {len(result['rows'])} lengths by filling the memory. Same weights and kernel on both "
+        f"sides: {sizes},\none thread of {_short(machine['cpu'])}, CPU time, medians. The fixed memory keeps "
+        f"{result['rows'][0]['mem_len']} tokens, the cache keeps all.",
         fontsize=8,
         color=theme.pale,
     )
@@ -257,16 +253,19 @@ def _short(cpu: str) -> str:
 
 
 def _draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -> None:
-    time, space = figure.subplots(1, 2)
     lengths = [row["position"] / 1000 for row in rows]
-    for axes, title, unit, scale, of in (
-        (time, "time per token", "ms", 1.0, lambda row, side: row[side]["median"]),
-        (space, "memory of one stream", "MB", 1e-6, lambda row, side: row[f"{side}_bytes"]),
-    ):
-        for side, label, colour in (("growing", GROWING, theme.second), ("fixed", FIXED, theme.first)):
-            values = [of(row, side) * scale for row in rows]
-            axes.plot(lengths, values, "o-", ms=4, lw=2, color=colour)
+    panels = {
+        "time per token (ms)": {side: [row[side]["median"] for row in rows] for side in ("growing", "fixed")},
+        "memory of one stream (MB)": {
+            side: [row[f"{side}_bytes"] / 1e6 for row in rows] for side in ("growing", "fixed")
+        },
+    }
+    for axes, (title, sides) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for side, values in sides.items():
             grows = side == "growing"
+            label, colour = (GROWING, theme.second) if grows else (FIXED, theme.first)
+            unit = title[-3:-1]
+            axes.plot(lengths, values, "o-", ms=4, lw=2, color=colour)
             axes.annotate(
                 f"{label}: {values[-1]:,.3g} {unit}",
                 (lengths[-1], values[-1]),
@@ -278,7 +277,7 @@ def _draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -
                 fontsize=10,
                 fontweight="bold",
             )
-        axes.set_title(f"{title} ({unit})", loc="left", fontsize=10.5, color=theme.text)
+        axes.set_title(title, loc="left", fontsize=10.5, color=theme.text)
         axes.set_ylim(bottom=0)
         axes.set_xlim(-1, lengths[-1] * 1.02)
         axes.set_xlabel("thousand tokens read so far", fontsize=9, color=theme.text)
@@ -295,31 +294,34 @@ def _draw_serving(figure: Any, rates: Mapping[tuple[str, int], Mapping[str, floa
         "onnxruntime-genai": theme.third,
     }
     figure.suptitle(
-        "Tokens per second of a server, 41 million parameters, fp32, two CPUs",
+        "Tokens per second: 41 million parameters, fp32, two CPU cores",
         fontsize=12.5,
         fontweight="bold",
         color=theme.text,
     )
-    for axes, count in zip(figure.subplots(1, len(streams)), streams, strict=True):
+    shown = figure.subplots(1, len(streams), sharey=True)
+    for axes, count in zip(shown, streams, strict=True):
         found = rates[size, count]
         for at, (side, colour) in enumerate(sides.items()):
-            if side in found:
-                axes.barh(-at, found[side], color=colour, height=0.7)
-                axes.annotate(
-                    f"{side}  {found[side]:,.0f}",
-                    (0, -at),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=9.5,
-                    fontweight="bold",
-                    color="#ffffff" if theme is LIGHT else "#111827",
-                )
-        title = "one stream" if count == 1 else f"{count} streams"
+            axes.barh(-at, found.get(side, 0), color=colour, height=0.6)
+            axes.annotate(
+                f"{found[side]:,.0f}" if side in found else "not measured",
+                (found.get(side, 0), -at),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=10,
+                fontweight="bold",
+                color=theme.text,
+            )
+        title = "one stream" if count == 1 else f"{count} streams at once"
         axes.set_title(title, loc="left", fontsize=10.5, color=theme.text)
-        axes.set_yticks([])
+        axes.set_xlim(right=1.15 * max(found.values()))
+        axes.set_xticks([])
         _themed(axes, theme)
-        axes.spines["left"].set_visible(False)
+        axes.grid(False)
+        axes.spines["bottom"].set_visible(False)
+    shown[0].set_yticks([-at for at in range(len(sides))], list(sides))
 
 
 def _themed(axes: Any, theme: Theme) -> None:

@@ -15,6 +15,8 @@ NARROW = 14  # characters at which the title of a column on the terminal is brok
 def terminal(case: Case, run: Run, *, judged: bool) -> list[str]:
     """The table of a run, its notes, and its claims if they are `judged`."""
     lines = case.summarized([Line(row, run) for row in run.rows])
+    if not lines:
+        return []
     titles, body = cells(case, lines)
     columns = list(zip(*body, strict=True))
     heads = [

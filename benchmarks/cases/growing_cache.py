@@ -96,8 +96,8 @@ def run(
         fixed = open_checked(artefact, threads=threads, operators="fused")
         trained = load_run(artefact.with_name(artefact.name.replace("artefact", "run")))
         memory = _filled(fixed)
-        with _growing(trained, config.mem_len, threads=threads) as sides:
-            difference = _compared_from_the_start(fixed, sides[0], config.mem_len)
+        with _growing(trained, config.mem_len, threads=threads) as (growing, _):
+            difference = _compared_from_the_start(fixed, growing, config.mem_len)
         for position in config.growing_positions:
             progress(f"after {position:,} tokens: comparing the operators, then timing {repeats} tokens")
             with _growing(trained, max(1, position), threads=threads) as (growing, standard):

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases import CASES
 from benchmarks.cases.learning import recipes
 from benchmarks.cases.learning.recipes import RECIPES, Job, Recipe, Row, configuration, run
 from benchmarks.documents import table
@@ -85,7 +84,7 @@ def test_a_stopped_run_goes_on_and_a_finished_row_is_not_trained_again(
     assert not (tmp_path / "elsewhere").exists()
     plot(
         tmp_path / "curves.png",
-        CASES["recipes"],
+        draw_recipes,
         [row, dataclasses.replace(row, unit="word")],
         title="two recipes",
     )

@@ -129,13 +129,15 @@ def _default_threads(artefact: Path) -> int:
 
 
 def published(history: History) -> list[Run]:
-    """For each part and size the newest run that may be published, with the rows of that part only."""
+    """For each part and size the newest run that may be published, with the rows of that part only.
+
+    Rows of another checkout, which `stall` may be compared with, are left out."""
     found = []
     for part in PARTS:
         for size in SIZES_SHOWN:
             with contextlib.suppress(ArtefactError):  # not measured yet at this size
                 run = history.newest("serve", size, rows=("part", (part,)))
-                rows = [row for row in run.rows if row["part"] == part]
+                rows = [row for row in run.rows if row["part"] == part and ", before: " not in row["side"]]
                 found.append(Run({**run.document, "rows": rows}))
     return found
 
