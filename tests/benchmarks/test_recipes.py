@@ -16,7 +16,7 @@ from benchmarks.cases.learning import recipes
 from benchmarks.cases.learning.recipes import RECIPES, Job, Recipe, Row, configuration, run
 from benchmarks.documents import table
 from benchmarks.measure import Limits
-from benchmarks.plot import plot
+from benchmarks.plot import draw_recipes, plot
 from benchmarks.runs import History
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import to_json
