@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 from benchmarks.case import number
 from benchmarks.configs import CONFIGS
@@ -135,9 +136,11 @@ def server_rates(history: History) -> dict[tuple[str, int], dict[str, float]]:
 
 
 def growing_cache_ends(history: History) -> str:
-    """What a token costs at the last sampled position, such as `1.70 and 67.8 ms`."""
-    row = max(growing_cache(history).rows, key=lambda row: int(row["position"]))
-    return f"{number(row['fixed']['median'])} and {number(row['growing']['median'])} ms"
+    """One token with fixed memory, the median of all lengths, and after the most tokens with a growing cache."""
+    rows = growing_cache(history).rows
+    fixed = median(row["fixed"]["median"] for row in rows)
+    longest = max(rows, key=lambda row: int(row["position"]))
+    return f"{number(fixed)} and {number(longest['growing']['median'])} ms"
 
 
 def growing_cache(history: History) -> Run:
