@@ -136,7 +136,7 @@ def server_rates(history: History) -> dict[tuple[str, int], dict[str, float]]:
 
 
 def growing_cache_ends(history: History) -> str:
-    """One token with fixed memory, the median of all lengths, and after the most tokens with a growing cache."""
+    """One token with fixed memory (median of all lengths), and with the longest growing cache."""
     rows = growing_cache(history).rows
     fixed = median(row["fixed"]["median"] for row in rows)
     longest = max(rows, key=lambda row: int(row["position"]))
