@@ -161,7 +161,7 @@ def measure(
     title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
     table = terminal(case, Run(document), judged=not changed)
     show(document, [title, *result.machine_lines, "", *table], as_json=as_json)
-    click.echo(f"appended to {result.file}", err=True)
+    click.echo(f"appended to {result.file}", err=as_json)
     if csv_to:
         write_csv(csv_to, [document])
         click.echo(f"written to {csv_to}", err=True)

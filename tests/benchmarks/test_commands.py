@@ -278,7 +278,9 @@ def test_without_matplotlib(tiny, tmp_path, monkeypatch):
 
 def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
     monkeypatch.setattr(
-        vanilla, "naive_next_logits", lambda weights, model, tokens: np.arange(model.vocab_size)
+        vanilla,
+        "naive_next_logits",
+        lambda weights, model, tokens: np.arange(model.vocab_size, dtype=np.float32),
     )
     monkeypatch.setattr(
         sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
