@@ -119,10 +119,10 @@ def test_the_command_prints_a_line_for_each_and_the_same_as_json(monkeypatch: py
     from runtimes.cli.devices import devices_command
 
     described(monkeypatch, ABSENT, "CUDAExecutionProvider")
+    lines = CliRunner().invoke(devices_command).stdout.splitlines()
     ended = CliRunner().invoke(devices_command, ["--json"])
     assert ended.exit_code == 0, ended.output
-    *lines, document = ended.stdout.splitlines()
-    reports = json.loads(document)["devices"]
+    reports = json.loads(ended.stdout)["devices"]
     assert len(reports) == len(list_devices())
     for report in reports:
         assert any(report["sentence"] in line and report["device"] in line for line in lines)

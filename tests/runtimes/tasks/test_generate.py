@@ -221,7 +221,7 @@ def test_what_cannot_be_generated_is_refused_before_the_first_token(
     [
         (["ab", "a"], 2, (), "equal numbers of tokens"),
         (["a", "b"], 2, ("x",), "one stream at a time"),
-        (["a", "b"], 3, (), r"2 prompt\(s\) were given and the memory holds 3 streams"),
+        (["a", "b"], 3, (), r"2 prompts were given and the memory holds 3 streams"),
     ],
 )
 def test_memory_that_does_not_fit_the_prompts_is_refused(

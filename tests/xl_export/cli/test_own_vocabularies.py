@@ -101,7 +101,7 @@ def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callab
     np.save(tmp_path / "a.npy", np.arange(9))
     (tmp_path / "a.txt").write_text("some text " * 200)
     text = ["--text", tmp_path / "a.txt", "--out", out]
-    refused(xl("train", "--max-size", 9, *text), "min_count and max_size are for vocabularies of words")
+    refused(xl("train", "--max-size", 9, *text), "min_count is for vocabularies of words and max_size for")
     refused(xl("train", "--vocab", "words", *text), "'words', and word was probably meant")
     refused(xl("train", "--vocab", tmp_path / "none.json", *text), "none.json, which does not exist")
     refused(xl("train", "--vocab", made.dataset / "vocab.json", *text), "`xl-export prepare tokens`")
@@ -118,7 +118,7 @@ def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callab
         xl(
             "prepare", "text", "--train", tmp_path / "a.txt", "--vocab", "char", "--max-size", 9, "--out", out
         ),
-        "min_count and max_size are for vocabularies of words",
+        "min_count is for vocabularies of words and max_size for",
     )
     assert not out.exists()
 
