@@ -8,78 +8,44 @@ from statistics import median
 from benchmarks.case import number
 from benchmarks.configs import CONFIGS
 from benchmarks.render import markdown_table
-from benchmarks.runs import History, Run, sources
+from benchmarks.runs import History, Run
 
 BASE = CONFIGS["enwik8-base"]
 
 
 def headline(history: History) -> list[str]:
-    """One token against a growing key/value cache, and one segment against PyTorch with the same memory."""
-    latency, segment = (
-        history.newest("latency", BASE.name),
-        history.newest("segment", BASE.name, operators="fused"),
-    )
-    fixed, growing = latency.rows
-    longest = growing["mem_len"] + growing["token"]["repeats"]
-    row = segment.rows[-1]
-    scale = row["tokens"]
-    header = [
-        "enwik8 base size, fp32, CPU",
-        "fixed memory (xl-export)",
-        "the alternative",
-        "the alternative is",
-    ]
-    growing_name = (
-        f"a key/value cache that grows from {growing['mem_len']:,} to {longest:,} tokens (ONNX Runtime)"
-    )
+    """One token and one segment against PyTorch with the same memory, and against a recomputed window."""
+    decode = history.newest("decode", BASE.name, operators="fused", rows=("mem_len", BASE.attention_lengths))
+    segment = history.newest("segment", BASE.name, operators="fused")
+    window = sliding_window(history, "fused")
+    token = decode.rows[0]
+    piece = segment.rows[-1]
+    longest = window.rows[-1]
+    tokens = piece["tokens"]
     rows = [
-        [
-            f"one token, median of {fixed['token']['repeats']:,}",
-            f"{number(fixed['token']['median'])} ms",
-            f"{number(growing['token']['median'])} ms",
-            growing_name,
-        ],
-        [
-            "one token, the slowest",
-            f"{number(fixed['token']['slowest'])} ms",
-            f"{number(growing['token']['slowest'])} ms",
-            "the same",
-        ],
-        [
-            f"one segment of {scale} tokens, memory of {row['mem_len']:,}",
-            f"{number(row['onnxruntime']['median'] * scale)} ms",
-            f"{number(row['pytorch']['median'] * scale)} ms",
-            "the same model and memory in PyTorch",
-        ],
+        (
+            f"one token, memory {token['mem_len']:,}",
+            token["onnxruntime"]["median"],
+            token["pytorch"]["median"],
+            "PyTorch, same model and memory",
+        ),
+        (
+            f"{tokens} tokens in one step, memory {piece['mem_len']:,}",
+            tokens * piece["onnxruntime"]["median"],
+            tokens * piece["pytorch"]["median"],
+            "PyTorch, same model and memory",
+        ),
+        (
+            f"one token, read in segments, attention length {longest['attention_length']:,}",
+            longest["segment"]["median"],
+            longest["window"]["median"],
+            "a sliding window, recomputed for each token (Dai et al., Table 9)",
+        ),
     ]
-    return markdown_table(header, rows, sources(latency, segment))
-
-
-def headline_sliding_window(history: History) -> list[str]:
-    """A token in segments with memory against a window that is recomputed; Table 9 of Dai et al. (2019)."""
-    run = sliding_window(history, "fused")
-    header = [
-        "attention length",
-        "window, ms per token",
-        "segments, ms per token",
-        "times slower",
-        "by arithmetic alone",
-        "share",
-        "Table 9 of Dai et al. (GPU)",
-    ]
-    rows = [
-        [
-            f"{row['attention_length']:,}",
-            number(row["window"]["median"]),
-            number(row["segment"]["median"]),
-            f"{row['ratio']:,.0f}",
-            f"{row['predicted_ratio']:,.0f}",
-            f"{row['ratio'] / row['predicted_ratio']:.0%}",
-            f"{row['table_9']:,}" if row["table_9"] else "",
-        ]
-        for row in run.rows
-    ]
-    return markdown_table(header, rows, sources(run))
+    header = ["enwik8 base size, fp32", "xl-export, ms", "the alternative, ms", "the alternative is"]
+    machines = {run.machine for run in (decode, segment, window)}
+    table = [[what, number(ours), number(theirs), side] for what, ours, theirs, side in rows]
+    return markdown_table(header, table, f"Machine: {'; '.join(sorted(machines))}.")
 
 
 def sliding_window(history: History, operators: str) -> Run:
@@ -161,7 +127,6 @@ def _ratios(history: History, operators: str) -> str:
 
 SUMMARIES: dict[str, Callable[[History], list[str]]] = {
     "headline": headline,
-    "headline-sliding-window": headline_sliding_window,
     "speed": speed,
     "serve-rates": serve_rates,
 }
