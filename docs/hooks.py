@@ -89,7 +89,7 @@ def on_files(files: Any, *, config: Any, **_: Any) -> None:
     from xl_export.web.site import write_site
 
     try:
-        write_site(DEMO, Path(config["site_dir"]) / "demo", force=True)
+        write_site(DEMO, Path(config["site_dir"]) / "demo", about="../", force=True)
     except UnreachableError as error:
         if os.environ.get(REQUIRED):
             raise

@@ -71,8 +71,8 @@ class Page:
             time.sleep(0.05)
 
     def ready(self) -> Page:
-        """Waits until a model is open, or an error stands there."""
-        self.until("Boolean(globalThis.page) || !document.getElementById('error').hidden")
+        """Waits until the page shows its text or music, or an error."""
+        self.until("Boolean(globalThis.page?.ready) || !document.getElementById('error').hidden")
         return self
 
     @property

@@ -26,8 +26,8 @@ def node_modules() -> Path:
 def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
     """`open_page(site, "?model=…")` → the page, ready. At the end there must have been no error in it.
 
-    isolated: whether the server sends the headers for threads. flags: of the browser. faulty: whether errors
-    are expected.
+    link: what is behind the `#`; by default an empty text. isolated: whether the server sends the headers for
+    threads. flags: of the browser. faulty: whether errors are expected.
     """
     with ExitStack() as stack:
         opened: list[tuple[Page, bool]] = []
@@ -36,6 +36,7 @@ def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
             site: Path,
             query: str = "",
             *,
+            link: str = "text=",
             isolated: bool = True,
             flags: tuple[str, ...] = (),
             faulty: bool = False,
@@ -48,7 +49,7 @@ def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
             stack.callback(context.close)
             page = Page(context, f"http://127.0.0.1:{server.server_port}/")
             opened.append((page, faulty))
-            page.page.goto(page.address + query)
+            page.page.goto(f"{page.address}{query}#{link}")
             return page.ready()
 
         yield open_one

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -89,11 +90,13 @@ def a_reader_types_and_the_model_goes_on(page: Any, artefact: Path) -> None:
         "a few letters are taken back, and nothing else is computed"
     )
     same_bits(page, artefact)
-    assert page.do("page.work.stream.memory.position") == page.do("page.work.stream.position")
+    assert page.do("page.work.stream.handle.position") == page.do("page.work.stream.position")
     page.write(f"{PROMPT} who")
     same_bits(page, artefact)
 
     page.do("document.getElementById('temperature').value = 0")
+    page.page.fill("#count", "100000")
+    page.page.focus("#text")
     page.page.keyboard.press("Control+Enter")
     page.until("page.work.stream.ids.length > 120")
     page.page.keyboard.press("Escape")
@@ -106,8 +109,60 @@ def a_reader_types_and_the_model_goes_on(page: Any, artefact: Path) -> None:
         "[...document.querySelectorAll('#colours span')].map((span) => span.textContent).join('')"
     )
     assert shown == page.do("page.work.stream.text")
-    assert page.do("page.work.stream.memory.position") == len(ids) == page.do("page.work.stream.position")
-    assert f"At position {len(ids):,}" in page.text("memory-text")
+    assert page.do("page.work.stream.handle.position") == len(ids) == page.do("page.work.stream.position")
+    assert page.text("memory-rows").startswith(f"{len(ids):,} now")
+    assert page.text("why").startswith("You stopped it after ")
+
+
+def test_a_link_makes_the_same_text_again(
+    site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(site)
+    page.write(PROMPT)
+    page.page.fill("#seed", "5")
+    page.page.fill("#count", "40")
+    page.page.click("#go")
+    page.until(f"page.work.stream.ids.length === {len(PROMPT) + 40} && !page.work.running")
+    assert page.text("why").startswith("Stopped after 40 tokens")
+    text = page.do("page.work.stream.text")
+    session = runtimes.open_session(artefacts["ring"], threads=1, device="cpu")
+    sampler = runtimes.Sampler(temperature=0.8, top_p=0.9)
+    drawn = runtimes.generate(session, PROMPT, max_tokens=40, sampler=sampler, seed=5)
+    assert text == PROMPT + "".join(piece.text for piece in drawn)
+    link = page.do("page.work.link()")
+    again = open_page(site, link=link[1:])
+    assert again.do("page.work.stream.text") == text
+    page.write(f"{text} and more")
+    assert page.do("page.work.link()") == f"#{urlencode({'text': f'{text} and more'})}"
+
+
+def test_a_visitor_finds_a_text_and_is_surprised_by_others(site: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(site, link="")
+    found = page.do("page.work.stream.text")
+    assert len(found) == page.do("page.work.stream.ids.length") - 1 == 200
+    assert page.do("document.querySelectorAll('#colours mark[class]:not(.s0)').length") > 20
+    page.page.click("#surprise")
+    page.until("!page.work.running && page.work.stream.ids.length === 201")
+    assert page.do("page.work.stream.text") != found
+    assert page.do("page.work.streams.all.length") == 1, "it replaces a text that nobody typed in"
+
+
+def test_a_fork_has_a_parent_and_goes_its_own_way(
+    site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(site)
+    page.write("The cat")
+    page.page.click("#fork")
+    page.until("page.work.streams.all.length === 2")
+    page.write("The cat is")
+    listed = "[...document.querySelectorAll('#streams button')].map((each) => each.textContent)"
+    assert page.do(listed) == ["Stream 17", "Stream 2 from Stream 1 at 710"]
+    same_bits(page, artefacts["ring"])
+    page.page.click("#streams li:first-child button")
+    page.until("page.work.stream.name === 'Stream 1'")
+    assert page.page.input_value("#text") == "The cat"
+    page.write("The cats")
+    same_bits(page, artefacts["ring"])
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "spec.json", "vocab.json"])
@@ -154,10 +209,10 @@ def test_stop_ends_the_reading_of_a_long_paste(
     page.page.keyboard.press("Escape")
     page.do("page.work.stream.turn")
     assert page.do("page.work.stream.text") == "The cat"
-    assert page.do("page.work.stream.memory.position") < 40_000
+    assert page.do("page.work.stream.handle.position") < 40_000
     assert page.text("state").startswith("stopped")
     page.write("The cats")
-    assert page.do("page.work.stream.memory.position") == 8
+    assert page.do("page.work.stream.handle.position") == 8
     same_bits(page, artefacts["ring"])
 
 

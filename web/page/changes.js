@@ -7,10 +7,8 @@
  */
 import { commonLength, endsOf } from "./tokens.js";
 
-const WARM = 8; // tokens before the new ones from which a decoder knows how their text begins
-
 /**
- * @typedef {import("../index.js").Vocabulary} Vocabulary
+ * @typedef {(text: string) => Promise<{ids: number[], texts: string[]}>} Tokenize
  * @typedef {{
  *   text: string, context: string, ids: number[], ends: number[], lead: number, given: number,
  * }} Shown the text that is shown and its tokens. `context`: characters before it that are no longer shown.
@@ -23,53 +21,51 @@ const WARM = 8; // tokens before the new ones from which a decoder knows how the
  */
 
 /**
- * The change of the tokens that a new text makes. Raises an XLExportError for a text that cannot be encoded.
- * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @returns {Change}
+ * The change of the tokens that a new text makes. Raises an error for a text that cannot be encoded.
+ * @param {Tokenize} tokenize @param {string} kind of the vocabulary @param {Shown} shown
+ * @param {string} text @returns {Promise<Change>}
  */
-export function changeTo(vocabulary, shown, text) {
+export async function changeTo(tokenize, kind, shown, text) {
   const common = commonLength(shown.text, text);
   if (text === "" && !shown.context) return { keep: 0, ids: [], from: 0, ends: [] };
-  const separate = vocabulary.kind === "byte" || vocabulary.kind === "char";
-  const change = separate
-    ? independent(vocabulary, shown, text, common)
-    : (shown.given || shown.context ? aligned : encoded)(vocabulary, shown, text, common);
-  return withBlanks(change, shown.lead, text);
+  const separate = kind === "byte" || kind === "char";
+  const make = separate ? independent : shown.given || shown.context ? aligned : encoded;
+  return withBlanks(await make(tokenize, shown, text, common), shown.lead, text);
 }
 
 /**
  * In a vocabulary of bytes or characters no token depends on the others.
- * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
+ * @param {Tokenize} tokenize @param {Shown} shown @param {string} text @param {number} common
  */
-function independent(vocabulary, { ids, ends, lead }, text, common) {
+async function independent(tokenize, { ids, ends, lead }, text, common) {
   let keep = within(ends, common);
   // a token that adds no text is a part of the character after it
   while (keep > lead && keep < ids.length && ends[keep - 1] === (ends[keep - 2] ?? 0)) keep--;
   const from = ends[keep - 1] ?? 0;
-  const added = from < text.length ? vocabulary.encode(text.slice(from)) : [];
-  const places = placed(vocabulary, ids.slice(0, keep), added, text, from);
-  return { keep, ids: added, from: keep, ends: places };
+  const added = await tokenize(text.slice(from));
+  return { keep, ids: added.ids, from: keep, ends: placed(added.texts, text, from) };
 }
 
 /**
  * Everything was typed: the tokens are those of the whole text.
- * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
+ * @param {Tokenize} tokenize @param {Shown} shown @param {string} text @param {number} common
  */
-function encoded(vocabulary, { ids, ends }, text, common) {
-  const whole = vocabulary.encode(text);
-  const keep = commonIds(ids, whole);
+async function encoded(tokenize, { ids, ends }, text, common) {
+  const whole = await tokenize(text);
+  const keep = commonIds(ids, whole.ids);
   const from = Math.min(keep, within(ends, common));
-  const places = placed(vocabulary, ids.slice(0, from), whole.slice(from), text, ends[from - 1] ?? 0);
-  return { keep, ids: whole.slice(keep), from, ends: places };
+  const places = placed(whole.texts.slice(from), text, ends[from - 1] ?? 0);
+  return { keep, ids: whole.ids.slice(keep), from, ends: places };
 }
 
 /**
  * Some tokens were generated or loaded: they stay up to the last place before the change where a token ends
  * both among them and in the encoded text.
- * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
+ * @param {Tokenize} tokenize @param {Shown} shown @param {string} text @param {number} common
  */
-function aligned(vocabulary, { context, ids, ends, lead, given }, text, common) {
-  const whole = vocabulary.encode(context + text);
-  const places = placed(vocabulary, [], whole, context + text, 0).map((end) => end - context.length);
+async function aligned(tokenize, { context, ids, ends, lead, given }, text, common) {
+  const { ids: whole, texts } = await tokenize(context + text);
+  const places = placed(texts, context + text, 0).map((end) => end - context.length);
   /**
    * @type {Map<number, number[]>} for each place: the numbers of tokens after which the encoded text is there
    */
@@ -86,8 +82,8 @@ function aligned(vocabulary, { context, ids, ends, lead, given }, text, common) 
     const keep = count + commonIds(ids.slice(count), whole.slice(at));
     return { keep, ids: whole.slice(at + keep - count), from: count, ends: places.slice(at) };
   }
-  const alone = vocabulary.encode(text);
-  return { keep: 0, ids: alone, from: 0, ends: placed(vocabulary, [], alone, text, 0) };
+  const alone = await tokenize(text);
+  return { keep: 0, ids: alone.ids, from: 0, ends: placed(alone.texts, text, 0) };
 }
 
 /**
@@ -100,15 +96,10 @@ function withBlanks(change, lead, text) {
 }
 
 /**
- * Where tokens end that follow others.
- * @param {Vocabulary} vocabulary @param {number[]} before @param {number[]} ids @param {string} text
- * @param {number} from
+ * Where tokens of these texts end, the first of which begins at `from`.
+ * @param {string[]} pieces @param {string} text @param {number} from
  */
-function placed(vocabulary, before, ids, text, from) {
-  const decoder = vocabulary.decoder();
-  decoder.prime(before.slice(-WARM));
-  const pieces = ids.map((id) => decoder(id));
-  if (pieces.length) pieces[pieces.length - 1] += decoder.rest();
+function placed(pieces, text, from) {
   return endsOf(text.slice(from), pieces).map((end) => from + end);
 }
 

@@ -1,20 +1,17 @@
-/** The page of a site that `xl-export web` has written: it opens a model and gives it to text or to music. */
-import { XLExportError, open } from "../src/index.js";
+/** The page: connects to a back end, in the browser or on a server, and shows text or music of its model. */
 import { MusicWork } from "./music-work.js";
-import { noteOf, withNote } from "./saved.js";
 import { isMusic } from "./scheme.js";
-import { Side, part } from "./side.js";
+import { Side, part, useDefaults, useSettings } from "./side.js";
 import { Refusal } from "./stream.js";
 import { TextWork } from "./text-work.js";
 import { inBytes } from "./tokens.js";
 
-const MOST_THREADS = 4; // more only wait for each other in models that a page can hold
-const LARGE = 32e6; // bytes; in smaller models a second thread waits longer than it computes
 const MOST_FILE = 2 ** 31; // bytes of a saved stream
+const EVERY = 1000; // milliseconds between two looks at the server
 
-/** Shows an error in one sentence. @param {unknown} error */
+/** Shows an error in one sentence. @param {any} error */
 function fail(error) {
-  const known = error instanceof XLExportError || error instanceof Refusal;
+  const known = error instanceof Refusal || error.name === "XLExportError";
   const text = error instanceof Error ? error.message : String(error);
   const sentence = known ? text : `something failed that should not (${text}); reload the page.`;
   // a sentence begins with a capital letter, but the name of a file stays as it is
@@ -22,6 +19,7 @@ function fail(error) {
     ? sentence[0].toUpperCase() + sentence.slice(1)
     : sentence;
   part("error").hidden = false;
+  part("key-form").hidden = error.status !== 401;
   part("loading").hidden = true;
   if (!known) console.error(error);
 }
@@ -38,7 +36,7 @@ function say(text) {
 
 /**
  * Does work that a button asks for, and shows how it failed.
- * @param {string} id @param {() => Promise<void>} work
+ * @param {string} id @param {() => any} work
  */
 function button(id, work) {
   const element = /** @type {HTMLButtonElement} */ (part(id));
@@ -54,101 +52,93 @@ function button(id, work) {
   });
 }
 
-/** The models of the site. @returns {Promise<{name: string, path: string, num_bytes: number}[]>} */
-async function models() {
-  const response = await fetch("site.json").catch(() => null);
-  const site = response?.ok ? await response.json().catch(() => null) : null;
-  if (!Array.isArray(site?.models) || !site.models.length) {
-    throw new Refusal(
-      "site.json, which lists the models of this page, could not be read; copy the whole folder again.",
-    );
-  }
-  return site.models;
+/** @param {string} name @param {Blob} content */
+export function download(name, content) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  say(`${name} was saved.`);
 }
 
-/** Lets one choose among several models. @param {{name: string}[]} listed @param {string} name */
-function chooser(listed, name) {
+/** What the model is, and where it computes. @param {import("./back-end.d.ts").Description} known */
+function describe(known) {
+  document.title = `${known.name} · xl-export`;
+  part("facts").textContent = known.facts;
+  part("facts").title = known.hint;
+  const about = known.about
+    ? Object.assign(document.createElement("a"), { href: known.about, textContent: "What is this?" })
+    : "";
+  part("intro").replaceChildren(
+    `A language model with a memory of fixed size, running ${known.where}: `,
+    `${inBytes(known.bytesPerStream)} for a stream, at token 10 and at token 1,000,000. `,
+    about,
+  );
+  part("intro").hidden = false;
+  part("concern").textContent = known.concern ? `Warning: ${known.concern}` : "";
+  part("concern").hidden = !known.concern;
   const select = /** @type {HTMLSelectElement} */ (part("model"));
-  for (const model of listed) select.append(new Option(model.name, model.name, false, model.name === name));
-  part("chooser").hidden = listed.length < 2;
+  for (const name of known.models) select.append(new Option(name, name, false, name === known.name));
+  part("chooser").hidden = known.models.length < 2;
   select.addEventListener("change", () => {
     const address = new URL(location.href);
     address.searchParams.set("model", select.value);
+    address.hash = "";
     location.assign(address);
   });
 }
 
-/** @param {{name: string, path: string, num_bytes: number}} model */
-async function load({ name, path, num_bytes: size }) {
-  const wanted = new URL(location.href).searchParams;
-  const useful = size < LARGE ? 1 : Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
-  const threads = Number(wanted.get("threads")) || useful;
-  const bar = /** @type {HTMLProgressElement} */ (part("loading-bar"));
-  part("loading-text").textContent = `Loading ${name}…`;
-  return open(new URL(path, location.href), {
-    worker: wanted.get("worker") !== "no",
-    device: /** @type {any} */ (wanted.get("device") ?? "auto"),
-    threads: globalThis.crossOriginIsolated ? threads : 1,
-    onProgress: ({ loaded, total }) => {
-      bar.value = total ? loaded / total : 0;
-      part("loading-text").textContent = `Loading ${name}: ${inBytes(loaded)} of ${inBytes(total)}`;
-    },
-  });
-}
-
-/** @param {import("../index.js").Model} model @param {string} name */
-function facts({ facts: known, spec }, name) {
-  const threads = known.threads > 1 ? `, ${known.threads} threads` : "";
-  const element = part("facts");
-  const millions = (spec.model.parameters / 1e6).toFixed(1);
-  const computed = `${known.computedBy}${threads} · memory ${known.memory}`;
-  element.textContent = `${name}: ${millions} M parameters · ${computed}`;
-  const reasons = [known.deviceReason, known.memoryReason, known.threadsReason].filter(Boolean);
-  element.title = reasons.join("; ");
-  part("concern").textContent = spec.concern ? `Warning: ${spec.concern}` : "";
-  part("concern").hidden = !spec.concern;
-}
-
-/** The names of the tokens where they are those of music. @param {import("../index.js").Model} model */
-function musicNames({ vocabulary }) {
-  if (vocabulary.kind !== "ids") return null;
-  const names = Array.from({ length: vocabulary.size }, (_, id) => vocabulary.decoder()(id));
-  return isMusic(names) ? names : null;
-}
-
 async function main() {
-  const listed = await models();
-  const wanted = new URL(location.href).searchParams.get("model");
-  const chosen = listed.find((each) => each.name === wanted) ?? listed[0];
-  chooser(listed, chosen.name);
-  document.title = `${chosen.name} · xl-export`;
-  const model = await load(chosen);
-  const memory = await model.start();
-  facts(model, chosen.name);
-  const names = musicNames(model);
+  part("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    setKey(/** @type {HTMLInputElement} */ (part("api-key")).value);
+    location.reload();
+  });
+  const { connect, setKey } = await import(`./backend-${document.documentElement.dataset.backEnd}.js`);
+  const wanted = new URL(location.href).searchParams;
+  const bar = /** @type {HTMLProgressElement} */ (part("loading-bar"));
+  const progress = (/** @type {number} */ loaded, /** @type {number} */ total) => {
+    bar.value = total ? loaded / total : 0;
+    const there = total > 0 && loaded >= total;
+    part("loading-text").textContent = there
+      ? "Starting the engine…"
+      : `Loading ${inBytes(loaded)} of ${inBytes(total)}`;
+  };
+  const backEnd = await connect({ model: wanted.get("model"), wanted, progress });
+  const known = backEnd.describe();
+  describe(known);
   part("loading").hidden = true;
   part("work").hidden = false;
-  part(names ? "music-work" : "text-work").hidden = false;
-  const page = { side: new Side(model), fail, hideError, say };
-  const work = names ? new MusicWork(model, memory, names, page) : new TextWork(model, memory, page);
-  checking(model, work);
-  files(work, chosen.name);
+  const music = isMusic(known.names);
+  part(music ? "music-work" : "text-work").hidden = false;
+  const link = location.hash.length > 1 ? linked(location.hash.slice(1)) : null;
+  useDefaults(known.sampling);
+  if (link) useSettings(link);
+  const page = { side: new Side(known), fail, hideError, say, download, button };
+  const work = music ? new MusicWork(backEnd, page) : new TextWork(backEnd, page);
+  /** @type {any} */ (globalThis).page = { backEnd, work, model: backEnd.model }; // for the page's console
   keys(work);
-  /** @type {any} */ (globalThis).page = { model, work }; // for whoever looks at the page's console
-  say(`${chosen.name} is ready.`);
-  if (!names) part("text").focus();
+  files(work, known.name);
+  checking(backEnd, work);
+  if (backEnd.status) look(backEnd);
+  addEventListener("hashchange", () => location.reload());
+  addEventListener("pagehide", (event) => event.persisted || work.leave());
+  await work.begin(link);
+  say(`${known.name} is ready.`);
+  /** @type {any} */ (globalThis).page.ready = true;
 }
 
-/** @param {import("../index.js").Model} model @param {TextWork | MusicWork} work */
-function checking(model, work) {
+/** @param {any} backEnd @param {TextWork | MusicWork} work */
+function checking(backEnd, work) {
   const result = part("check-result");
-  /** @type {HTMLButtonElement} */ (part("check")).disabled = false;
+  part("check").hidden = !backEnd.check;
   button("check", async () => {
     await work.pause();
     result.hidden = false;
     result.className = "result";
     result.textContent = "Checking…";
-    const { passed, sentence, seconds } = await model.check();
+    const { passed, sentence, seconds } = await backEnd.check();
     result.classList.toggle("failed", !passed);
     result.textContent = `${passed ? "Passed" : "FAILED"}: ${sentence}; ${seconds.toFixed(1)} s.`;
   });
@@ -157,14 +147,13 @@ function checking(model, work) {
 /** @param {TextWork | MusicWork} work @param {string} name */
 function files(work, name) {
   const file = /** @type {HTMLInputElement} */ (part("file"));
-  button("save", async () => {
-    const { file: stream, note } = await work.save();
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([/** @type {any} */ (withNote(stream, note))]));
-    link.download = `${name}.stream`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-    say("The stream was saved.");
+  button("save", async () => download(`${name}.stream`, await work.save()));
+  button("link", async () => {
+    history.replaceState(null, "", work.link());
+    await navigator.clipboard?.writeText(location.href).catch(() => {});
+    part("link").textContent = "Copied";
+    setTimeout(() => (part("link").textContent = "Copy link"), 1500);
+    say("The link was copied.");
   });
   part("load").addEventListener("click", () => file.click());
   file.addEventListener("change", async () => {
@@ -176,8 +165,7 @@ function files(work, name) {
         throw new Refusal(
           `${given.name} is larger than any saved stream; choose a file that Save has written.`,
         );
-      const stream = new Uint8Array(await given.arrayBuffer());
-      await work.load(stream, noteOf(stream));
+      await work.load(new Uint8Array(await given.arrayBuffer()));
     } catch (error) {
       fail(error);
     }
@@ -187,11 +175,39 @@ function files(work, name) {
 /** @param {TextWork | MusicWork} work */
 function keys(work) {
   document.addEventListener("keydown", (event) => {
+    if (event.isComposing) return; // Enter ends what an input method composes
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       if (!event.repeat) work.toggle().catch(fail);
     } else if (event.key === "Escape") work.stop().catch(fail);
   });
+}
+
+/** The text and the settings in a link. @param {string} hash */
+function linked(hash) {
+  const given = [...new URLSearchParams(hash)];
+  return Object.fromEntries(
+    given.map(([name, text]) => [name, isNaN(Number(text)) || name === "text" ? text : Number(text)]),
+  );
+}
+
+/** Shows what the server does, again and again. @param {any} backEnd */
+async function look(backEnd) {
+  part("server").hidden = false;
+  let away = false; // whether the error that is shown came from here
+  for (; ; await new Promise((resolve) => setTimeout(resolve, EVERY))) {
+    if (document.hidden) continue;
+    try {
+      const { lines, note } = await backEnd.status();
+      part("status").textContent = lines.join("\n");
+      part("streams-note").textContent = note;
+      if (away) hideError();
+      away = false;
+    } catch (error) {
+      if (!away) fail(error);
+      away = true;
+    }
+  }
 }
 
 if (!(/** @type {any} */ (globalThis).tooOld)) main().catch(fail);

@@ -1,26 +1,26 @@
 /** Playing what a music model generates: a little ahead of the clock, for as long as one listens. */
 import { Organ } from "./sound.js";
 import { Roll } from "./roll.js";
+import { midiFile, wavFile } from "./music-file.js";
 import { END, KEYS, Performer, Reader, keyName } from "./scheme.js";
-import { colour, drawing, part } from "./side.js";
+import { colour, linkOf, part, settings } from "./side.js";
 import { colourOf, inBits } from "./tokens.js";
 
 const AHEAD = 4; // seconds of music that are ready before they sound
+const SEEN = 9; // seconds of a new piece that are written before it plays: they fill the picture
 const AT_ONCE = 24; // tokens that are asked for at a time
 const LATEST = 240; // tokens that are shown
 const START = 0.25; // seconds until the first note
+const OPENING = 7; // the seed of what a visitor finds
+const KEPT = 2500; // notes for the files
 
 /** @typedef {import("./text-work.js").Page} Page */
 
 export class MusicWork {
-  /**
-   * @param {import("../index.js").Model} model @param {import("../index.js").Memory} memory
-   * @param {readonly string[]} names of the tokens @param {Page} page
-   */
-  constructor(model, memory, names, page) {
-    this.model = model;
-    this.memory = memory;
-    this.names = names;
+  /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {Page} page */
+  constructor(backEnd, page) {
+    this.backEnd = backEnd;
+    this.names = /** @type {string[]} */ (backEnd.describe().names);
     this.page = page;
     this.roll = new Roll();
     /** @type {Organ | null} made with the first click, as browsers ask */
@@ -30,15 +30,30 @@ export class MusicWork {
     this.control.abort();
     /** @type {Promise<unknown>} What was asked for last, and with it everything before. */
     this.turn = Promise.resolve();
+    /** @type {any} the settings of the piece: what a link carries */
+    this.origin = {};
     this.seed = 0;
     this.#fresh();
     this.#keys();
+    for (const id of ["streams", "fork", "rename", "delete", "count-field"]) part(id).hidden = true;
+    part("music-settings").hidden = false;
+    part("streams-title").textContent = "This piece";
     part("play").addEventListener("click", () => this.toggle().catch(page.fail));
-    part("piece").addEventListener("click", () => this.piece().catch(page.fail));
+    page.button("piece", () => void this.piece().catch(page.fail));
+    page.button("midi", () => page.download("chorale.mid", midiFile(this.#written, this.#tempo)));
+    page.button("wav", async () => page.download("chorale.wav", await wavFile(this.#written)));
     part("volume").addEventListener("input", () => this.organ && (this.organ.volume = this.#volume));
     part("tempo").addEventListener("change", () => (this.performer.tempo = this.#tempo));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
     new ResizeObserver(() => this.#draw()).observe(part("roll"));
+  }
+
+  /** Writes the beginning of a piece, so that there is one to see; nothing sounds yet. @param {any} link */
+  async begin(link) {
+    this.handle = await this.backEnd.start();
+    for (const id of ["metre", "key"])
+      if (link?.[id]) /** @type {HTMLSelectElement} */ (part(id)).value = link[id];
+    await this.#piece(new AbortController().signal, link?.seed ?? OPENING);
     this.#draw();
   }
 
@@ -50,13 +65,15 @@ export class MusicWork {
   /** Plays on, or pauses. */
   async toggle() {
     if (this.running) return this.stop();
-    if (this.memory.position === 0) return this.piece();
-    await this.#instead((signal) => this.#play([], signal));
+    await this.#instead((signal) => this.#play(signal));
   }
 
   /** Begins a new piece, in the metre and key that were chosen. */
   async piece() {
-    await this.#instead((signal) => this.#piece(signal));
+    await this.#instead(async (signal) => {
+      await this.#piece(signal, settings().seed);
+      await this.#play(signal);
+    });
   }
 
   /**
@@ -72,22 +89,21 @@ export class MusicWork {
     return mine;
   }
 
-  /** @param {AbortSignal} signal */
-  async #piece(signal) {
+  /** @param {AbortSignal} signal @param {number} seed */
+  async #piece(signal, seed) {
     if (signal.aborted) return;
     this.organ?.hush();
-    await this.memory.restart();
-    this.roll.clear();
+    if (this.handle.position) await this.handle.restart();
     this.#fresh();
     this.page.side.speed.clear();
-    part("tokens").replaceChildren();
-    const header = [/** @type {HTMLSelectElement} */ (part("metre")).value];
-    const key = /** @type {HTMLSelectElement} */ (part("key")).value;
-    if (key) header.push(key);
-    const ids = [END, ...header].map((name) => this.names.indexOf(name));
-    this.seed = drawing().seed;
+    const { tokens: _, seed: __, ...options } = settings();
+    const [metre, key] = ["metre", "key"].map((id) => /** @type {HTMLSelectElement} */ (part(id)).value);
+    this.seed = seed;
+    this.origin = { ...options, metre, key: key || null, seed };
+    const header = key ? [metre, key] : [metre];
     for (const name of header) this.#take(name, NaN);
-    await this.#play(ids, signal);
+    this.opening = [END, ...header].map((name) => this.names.indexOf(name));
+    while (!signal.aborted && this.cursor - this.start < SEEN) await this.#more();
   }
 
   /** Pauses; what is ready already sounds when it goes on. */
@@ -102,50 +118,60 @@ export class MusicWork {
     await this.stop();
   }
 
+  /** The page is closed: nobody can listen to this piece again. */
+  leave() {
+    this.backEnd.forget?.(this.handle);
+  }
+
+  /** A link to this page that makes the same piece. */
+  link() {
+    return linkOf(this.origin);
+  }
+
   /** The stream as a file. */
   async save() {
     await this.stop();
-    return { file: await this.model.saveMemory(this.memory), note: { page: 1, seed: this.seed } };
+    return this.handle.save({ page: 1, seed: this.seed });
   }
 
   /** @param {Uint8Array} file */
   async load(file) {
     await this.stop();
-    await this.#instead(() => this.#load(file));
-  }
-
-  /** @param {Uint8Array} file */
-  async #load(file) {
-    const memory = await this.model.loadMemory(file);
-    await this.memory.dispose();
-    this.memory = memory;
-    this.organ?.hush();
-    this.roll.clear();
-    this.#fresh();
-    part("tokens").replaceChildren();
-    // the beat and the voices that sound are not in the file: a bar line begins the rest
-    this.opening = [this.names.indexOf("|")];
-    this.#take("|", NaN);
-    this.page.hideError();
-    this.#show();
-    this.#draw();
-    part("music-state").textContent = `loaded at position ${memory.position.toLocaleString("en")}`;
+    await this.#instead(async () => {
+      const { handle } = await this.backEnd.load(file);
+      await this.handle.dispose();
+      this.handle = handle;
+      this.organ?.hush();
+      this.#fresh();
+      // the beat and the voices that sound are not in the file: a bar line begins the rest
+      this.opening = [this.names.indexOf("|")];
+      this.#take("|", NaN);
+      this.page.hideError();
+      this.#show();
+      this.#draw();
+      part("music-state").textContent = `loaded at position ${handle.position.toLocaleString("en")}`;
+    });
   }
 
   #fresh() {
     this.reader = new Reader();
     this.performer = new Performer();
     this.performer.tempo = this.#tempo;
-    this.cursor = 0; // seconds on the clock up to which everything is scheduled
-    /** @type {({note: import("./roll.js").Note, tone: {end: (at: number) => void}} | null)[]} */
+    this.roll.clear();
+    /** @type {import("./roll.js").Note[]} what the files of MIDI and WAV hold */
+    this.notes = [];
+    this.start = this.organ?.now ?? 0; // seconds on the clock at which the piece begins
+    this.cursor = this.start + START; // up to which everything is scheduled
+    /** @type {(import("./roll.js").Note | null)[]} the notes that sound there */
     this.open = [null, null, null, null];
     /** @type {number[]} */
     this.opening = [];
     this.pieces = 0;
+    part("tokens").replaceChildren();
   }
 
-  /** Plays until it is aborted. @param {number[]} prompt @param {AbortSignal} signal */
-  async #play(prompt, signal) {
+  /** Plays until it is aborted. @param {AbortSignal} signal */
+  async #play(signal) {
     if (signal.aborted) return;
     this.#button(true);
     this.page.hideError();
@@ -153,47 +179,31 @@ export class MusicWork {
     try {
       this.organ ??= new Organ(this.#volume);
       await this.organ.resume();
+      for (const note of this.roll.notes) this.#sound(note);
       this.#animate(signal);
-      await this.#ahead([...this.opening, ...prompt], signal);
-    } catch (error) {
-      if (/** @type {Error} */ (error).name !== "AbortError") throw error;
+      while (!signal.aborted) {
+        if (this.cursor - this.organ.now > AHEAD) await rest(100, signal);
+        else await this.#more();
+      }
     } finally {
       this.#button(false);
       this.page.say("Paused.");
     }
   }
 
-  /** Generates until aborted, `AHEAD` of what sounds. @param {number[]} prompt @param {AbortSignal} signal */
-  async #ahead(prompt, signal) {
-    const organ = /** @type {Organ} */ (this.organ);
+  /** Generates some tokens. They are never cut short, so that a seed always makes the same piece. */
+  async #more() {
     const { side } = this.page;
-    while (!signal.aborted) {
-      if (this.cursor - organ.now > AHEAD) {
-        await rest(100, signal);
-        continue;
-      }
-      const { seed: _, ...options } = drawing();
-      side.begin(this.memory.position);
-      const before = this.memory.position;
-      const given = {
-        ...options,
-        seed: this.seed++,
-        signal,
-        maxTokens: AT_ONCE,
-        memory: this.memory,
-        text: false,
-      };
-      try {
-        for await (const { token, nats } of this.model.generate(prompt, given)) {
-          side.reach(this.memory.position);
-          this.#take(this.names[token], nats / Math.LN2);
-        }
-      } finally {
-        if (this.memory.position > before) this.opening = [];
-      }
-      prompt = [];
-      this.#show();
+    const { tokens: _, ...options } = settings();
+    side.begin(this.handle.position);
+    const prompt = this.opening;
+    this.opening = [];
+    const given = { ...options, seed: this.seed++, max_tokens: AT_ONCE };
+    for await (const { token, bits } of this.handle.generate(prompt, given)) {
+      side.reach(this.handle.position);
+      this.#take(this.names[token], bits);
     }
+    this.#show();
   }
 
   /** One more token: it may complete what sounds next. @param {string} name @param {number} bits */
@@ -214,36 +224,53 @@ export class MusicWork {
   /** @param {import("./scheme.js").Slice} slice */
   #schedule(slice) {
     const { organ, roll } = this;
-    if (!organ) return;
-    // the beginning, or the model is too slow
-    if (this.cursor < organ.now + START / 2) this.cursor = organ.now + START;
+    // the model is too slow
+    if (organ && this.cursor < organ.now + START / 2) this.cursor = organ.now + START;
     const at = this.cursor;
-    for (const voice of slice.pitches.keys()) {
-      const open = this.open[voice];
+    for (const [voice, pitch] of slice.pitches.entries()) {
       const begins = slice.begins.includes(voice);
-      if (open && (begins || slice.pitches[voice] === null)) {
-        open.tone.end(at);
-        open.note.to = at;
+      if (begins || pitch === null) {
+        this.open[voice]?.end?.(at);
         this.open[voice] = null;
       }
-      const pitch = slice.pitches[voice];
       if (begins && pitch !== null) {
-        const note = { voice, pitch, from: at, to: at };
+        const note = { voice, pitch, from: at, to: at, end: null };
         roll.notes.push(note);
-        this.open[voice] = { note, tone: organ.begin(note) };
+        this.notes.push(note);
+        this.open[voice] = note;
+        this.#sound(note);
       }
     }
     this.cursor += slice.seconds;
-    for (const open of this.open) if (open) open.note.to = this.cursor;
+    for (const note of this.open) if (note) note.to = this.cursor;
     if (slice.first) {
       roll.lines.push({ at, kind: "piece" });
       this.pieces++;
     } else if (slice.bar) roll.lines.push({ at, kind: "bar" });
     if (slice.fermata) roll.lines.push({ at, kind: "fermata" });
+    if (this.notes.length > KEPT) this.notes.splice(0, KEPT / 10);
+  }
+
+  /** Makes a note sound, unless it already does or is over. @param {import("./roll.js").Note} note */
+  #sound(note) {
+    if (!this.organ || note.end || note.to < this.organ.now) return;
+    note.end = this.organ.begin(note).end;
+    if (!this.open.includes(note)) note.end(note.to);
+  }
+
+  /** The notes so far, from the beginning of the piece. */
+  get #written() {
+    const first = this.notes[0]?.from ?? 0;
+    return this.notes.map(({ voice, pitch, from, to }) => ({
+      voice,
+      pitch,
+      from: from - first,
+      to: to - first,
+    }));
   }
 
   #show() {
-    const { position } = this.memory;
+    const { position } = this.handle;
     this.page.side.show(position);
     this.roll.forget(this.organ?.now ?? 0);
     const pieces = this.pieces > 1 ? ` · piece ${this.pieces}` : "";

@@ -1,14 +1,16 @@
 /** The piano roll: notes of four voices over time, moving under a line that marks now. */
-import { sized } from "./speed.js";
+import { sized } from "./plots.js";
 
 const SECONDS = 14; // of music that the picture shows
-const PAST = 0.4; // share of the picture that has sounded already
+const PAST = 0.25; // share of the picture that has sounded already
 const [LOWEST, HIGHEST] = [33, 82]; // MIDI pitches
 const TOP = 26; // pixels above the highest pitch, for fermatas
 const BLACK = [1, 3, 6, 8, 10]; // keys of an octave
 
 /**
- * @typedef {{voice: number, pitch: number, from: number, to: number}} Note in seconds
+ * @typedef {{
+ *   voice: number, pitch: number, from: number, to: number, end: ((at: number) => void) | null,
+ * }} Note in seconds. `end`: ends the sound of it; null if it does not sound yet
  * @typedef {{at: number, kind: "bar" | "piece" | "fermata"}} Line
  */
 

@@ -1,6 +1,9 @@
-/** What text and music share: how tokens are drawn, the memory meter, the plot of the speed. */
-import { Speed, drawSpeed } from "./speed.js";
+/** What text and music share: the sampling settings, the memory meter, the plot of the speed. */
+import { Speed, drawMemory, drawSpeed } from "./plots.js";
 import { inBytes } from "./tokens.js";
+
+const FAR = [10_000, 1_000_000]; // positions at which the meter compares
+const SHOWN = /** @type {const} */ (["temperature", "top_p", "top_k"]);
 
 /**
  * An element of the page by its id.
@@ -10,65 +13,79 @@ export function part(id) {
   return /** @type {T} */ (document.getElementById(id));
 }
 
+/** @param {string} id @returns {HTMLInputElement} */
+const field = (id) => part(id);
+
 /** A colour of the style sheet, as it is now. @param {string} name */
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** How the next tokens are drawn; a random seed where none is given. */
-export function drawing() {
-  const number = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(id)).value;
-  const topK = Math.max(0, Math.floor(Number(number("top-k")) || 0));
-  const given = number("seed");
-  const seed =
-    given === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Math.max(0, Math.floor(Number(given)));
+/** Settings of the artefact that the page has no field for. @type {Record<string, unknown>} */
+let others = {};
+
+/** The artefact's own sampling. @param {Record<string, any>} sampling */
+export function useDefaults(sampling) {
+  useSettings(sampling);
+  others = Object.fromEntries(
+    Object.entries(sampling).filter(([name]) => !SHOWN.includes(/** @type {any} */ (name))),
+  );
+}
+
+/** Puts settings into the fields that show them. @param {Record<string, any>} settings */
+export function useSettings(settings) {
+  for (const id of SHOWN) if (settings[id] !== undefined) field(id).value = String(settings[id] ?? 0);
+}
+
+/** What a link says: settings that are not set are left out. @param {Record<string, any>} given */
+export function linkOf(given) {
+  return `#${new URLSearchParams(Object.entries(given).filter(([, value]) => value != null))}`;
+}
+
+/** How the next tokens are drawn; a random seed unless one is given. */
+export function settings() {
+  const number = (/** @type {string} */ id) => Math.max(0, Math.floor(Number(field(id).value) || 0));
+  const seed = field("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : number("seed");
   return {
-    temperature: Number(number("temperature")),
-    topP: Number(number("top-p")),
-    topK: topK || null,
+    ...others,
+    temperature: Number(field("temperature").value),
+    top_p: Number(field("top_p").value),
+    top_k: number("top_k") || null,
     seed,
+    tokens: number("count") || 200,
   };
 }
 
-/** The meter and the plot beside the text. */
+/** The meter and the plot next to the text. */
 export class Side {
-  /** @param {import("../index.js").Model} model */
-  constructor(model) {
-    const { layers, heads, head_dim: width } = model.spec.model;
-    this.fixed = model.facts.bytesPerStream;
-    this.perToken = 2 * 4 * layers * heads * width; // keys and values of every layer in fp32
+  /** @param {import("./back-end.d.ts").Description} known */
+  constructor({ bytesPerStream, bytesPerToken }) {
+    this.fixed = bytesPerStream;
+    this.perToken = bytesPerToken;
+    this.position = 0;
+    this.measured = false;
     this.speed = new Speed();
-    const { temperature = 1, topP = 1, topK = null } = model.sampling;
-    for (const [id, value] of Object.entries({ temperature, "top-p": topP, "top-k": topK ?? 0 })) {
-      /** @type {HTMLInputElement} */ (part(id)).value = String(value);
-    }
-    for (const id of ["temperature", "top-p"]) {
-      const input = /** @type {HTMLInputElement} */ (part(id));
-      const say = () => (part(`${id}-value`).textContent = Number(input.value).toFixed(2));
-      input.addEventListener("input", say);
+    for (const id of ["temperature", "top_p"]) {
+      const say = () => (part(`${id}-value`).textContent = Number(field(id).value).toFixed(2));
+      field(id).addEventListener("input", say);
       say();
     }
     const redraw = () => this.#draw();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-    new ResizeObserver(redraw).observe(part("speed"));
-    this.memory(0);
-    this.#draw();
-  }
-
-  /**
-   * Draws the memory of a stream at a position, and what a growing cache would hold there.
-   * @param {number} position
-   */
-  memory(position) {
-    const growing = this.perToken * position;
-    const most = Math.max(this.fixed, growing);
-    part("fixed").style.width = `${(100 * this.fixed) / most}%`;
-    part("growing").style.width = `${(100 * growing) / most}%`;
-    part("fixed-value").textContent = inBytes(this.fixed);
-    part("growing-value").textContent = inBytes(growing);
-    part("memory-text").textContent =
-      `At position ${position.toLocaleString("en")}. It stays ${inBytes(this.fixed)}; a cache of all keys ` +
-      `and values grows by ${inBytes(this.perToken)} with each token.`;
+    for (const id of ["speed", "memory-plot"]) new ResizeObserver(redraw).observe(part(id));
+    part("memory-rows").replaceChildren(
+      ...[0, ...FAR].map((position) => {
+        const row = document.createElement("tr");
+        const cells = [position.toLocaleString("en"), inBytes(this.fixed), inBytes(position * this.perToken)];
+        row.append(
+          ...cells.map((text, i) =>
+            Object.assign(document.createElement(i ? "td" : "th"), { textContent: text }),
+          ),
+        );
+        row.firstElementChild?.setAttribute("scope", "row");
+        return row;
+      }),
+    );
   }
 
   /** Tokens begin to come. @param {number} position */
@@ -83,24 +100,29 @@ export class Side {
 
   /** Shows where the stream is; call it at most once a frame. @param {number} position */
   show(position) {
-    this.memory(position);
+    this.position = position;
+    const [at, , growing] = part("memory-rows").children[0].children;
+    at.textContent = `${position.toLocaleString("en")} now`;
+    growing.textContent = inBytes(position * this.perToken);
+    this.#drawMemory();
     if (this.measured) this.#draw();
     this.measured = false;
   }
 
-  measured = false;
+  get #colours() {
+    return { ink: colour("soft"), faint: colour("line"), line: colour("accent"), other: colour("other") };
+  }
+
+  #drawMemory() {
+    drawMemory(/** @type {HTMLCanvasElement} */ (part("memory-plot")), this, this.#colours);
+  }
 
   #draw() {
-    const colours = {
-      ink: colour("soft"),
-      faint: colour("line"),
-      line: colour("accent"),
-      fill: colour("accent-soft"),
-    };
-    drawSpeed(/** @type {HTMLCanvasElement} */ (part("speed")), this.speed, colours);
-    const { last } = this.speed;
-    part("speed-text").textContent = last
-      ? `${Math.round(last).toLocaleString("en")} tokens a second in the latest measurement.`
-      : "Nothing was generated yet.";
+    this.#drawMemory();
+    drawSpeed(/** @type {HTMLCanvasElement} */ (part("speed")), this.speed, this.#colours);
+    const { median } = this.speed;
+    part("speed-text").textContent = median
+      ? `${Math.round(median).toLocaleString("en")} tokens per second, the median of the latest measurements.`
+      : "Press Continue to measure it.";
   }
 }

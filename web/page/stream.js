@@ -1,62 +1,60 @@
 /**
- * A text and the model's memory of it: they change together, one after the other. Nothing here knows the
- * page.
+ * A text and the stream of the model that has seen it: they change together, one after the other. Nothing
+ * here knows the page, or where the model computes.
  */
-import { XLExportError } from "../src/index.js";
 import { changeTo } from "./changes.js";
 
-/**
- * @typedef {import("../index.js").Model} Model
- * @typedef {import("../index.js").Memory} Memory
- */
+/** @typedef {import("./back-end.d.ts").BackEnd} BackEnd @typedef {import("./back-end.d.ts").Handle} Handle */
 
-const NOTED = 1500; // tokens of the text that go into the file
+const NOTED = 1500; // tokens of the text that go into a note
 const CONTEXT = 256; // characters before the shown text from which its first tokens are encoded
 const FIRST = ["end_of_document", "beginning", "end_of_line"]; // what a text without a beginning follows on
 
-/** What cannot be done with a text, in one sentence. */
-export class Refusal extends Error {}
+/** What cannot be done, in one sentence. `code`: a word for programs, from a server. */
+export class Refusal extends Error {
+  /** @param {string} message @param {{status?: number, code?: string}} [options] */
+  constructor(message, { status = 0, code = "" } = {}) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
 
 export class Stream {
-  /** @param {Model} model @param {Memory} memory of one stream at position 0 */
-  constructor(model, memory) {
-    this.model = model;
-    this.memory = memory;
-    this.text = "";
-    /** @type {number[]} Tokens of the text. */
-    this.ids = [];
-    /** @type {number[]} Where each of them ends in the text. */
-    this.ends = [];
-    /** @type {number[]} Their surprisals in bits; not a number where there is none. */
-    this.bits = [];
-    /** @type {number[]} Tokens before the text: they left the page, and the memory goes on from them. */
-    this.earlier = [];
-    /** How many tokens came before these: they are known to the file alone that was loaded. */
-    this.base = 0;
-    /** @type {Uint8Array | null} The file that the stream was loaded from. */
-    this.file = null;
-    /**
-     * How many of these tokens the memory of that file has seen, and how many of those are still the same.
-     */
-    this.inFile = 0;
-    this.sameAsFile = 0;
-    /** Characters of the text before the shown one, without which its first tokens might be others. */
-    this.context = "";
-    /**
-     * How many of the shown tokens stand before the text: those on which a text without a beginning follows.
-     */
-    this.lead = 0;
-    /** How many of the shown tokens were generated or loaded, up to the last of them. */
-    this.given = 0;
-    /**
-     * Whether the model's prediction of the next token is known: false after loading a file of another
-     * program.
-     */
-    this.hasNext = true;
-    /** How many tokens the model was given since the page was opened. */
-    this.fed = 0;
-    /** @type {Promise<unknown>} */
-    this.turn = Promise.resolve();
+  text = "";
+  /** @type {number[]} Tokens of the text. */
+  ids = [];
+  /** @type {number[]} Where each of them ends in the text. */
+  ends = [];
+  /** @type {number[]} Their surprisals in bits; NaN where there is none. */
+  bits = [];
+  /** @type {number[]} Tokens before the text: they left the page, and the stream goes on from them. */
+  earlier = [];
+  /** @type {Uint8Array | null} The file that the stream was loaded from. */
+  file = null;
+  /** How many of the known tokens that file has seen, and how many of those are still the same. */
+  inFile = 0;
+  sameAsFile = 0;
+  /** Characters of the text before the shown one, without which its first tokens might be others. */
+  context = "";
+  /** How many of the shown tokens come before the text: those that a text without a beginning follows. */
+  lead = 0;
+  /** How many of the shown tokens were generated or loaded, up to the last of them. */
+  given = 0;
+  /** How many tokens the model was given since the page was opened. */
+  fed = 0;
+  /** @type {Promise<unknown>} */
+  turn = Promise.resolve();
+
+  /** @param {BackEnd} backEnd @param {Handle} handle @param {{name?: string, parent?: string}} [names] */
+  constructor(backEnd, handle, { name = "", parent = "" } = {}) {
+    this.backEnd = backEnd;
+    this.handle = handle;
+    this.name = name;
+    /** The name of the stream that this one was forked from, and where. */
+    this.parent = parent;
+    /** How many tokens came before those that are known here. */
+    this.base = handle.position;
   }
 
   /** The number of tokens that came before the next one. */
@@ -77,14 +75,16 @@ export class Stream {
 
   /**
    * Makes the text another one, and computes what is new in it. Returns the index of the first token that is
-   * another one, or covers another part of the text. Raises an XLExportError, and changes nothing, for a text
+   * another one, or covers another part of the text. Raises an error, and changes nothing, for a text
    * that the vocabulary does not know. After an abort the text is the old one, or a beginning of it.
    * @param {string} text @param {{signal?: AbortSignal}} [options]
    */
   async edit(text, { signal } = {}) {
-    const { keep, ids, from, ends } = changeTo(this.model.vocabulary, this, text);
+    const { backEnd } = this;
+    const change = await changeTo((part) => backEnd.tokenize(part), backEnd.describe().kind, this, text);
+    const { keep, ids, from, ends } = change;
     if (keep < this.ids.length || this.#differs()) await this.#rewind(keep, signal);
-    const bits = ids.length ? await this.#score(ids, signal) : [];
+    const bits = await this.#append(ids, signal);
     this.ids = this.ids.concat(ids);
     this.bits = this.bits.concat(bits);
     this.ends = this.ends.slice(0, from).concat(ends);
@@ -96,11 +96,15 @@ export class Stream {
 
   /**
    * Continues the text; yields after each token, when the stream has it already.
-   * @param {import("../index.js").GenerateOptions} options
+   * @param {any} options of `Handle.generate`
    */
   async *generate(options) {
     await this.repair(options.signal);
-    const prompt = this.position === 0 ? this.#beginning() : [];
+    const prompt = this.position === 0 ? await this.#beginning() : [];
+    if (!prompt.length && !this.handle.predicts)
+      throw new Refusal(
+        "the file does not say which token came last; type something first, then press Continue.",
+      );
     this.fed += prompt.length;
     if (prompt.length) {
       this.ids.push(...prompt);
@@ -108,19 +112,19 @@ export class Stream {
       this.bits.push(...prompt.map(() => NaN));
       this.lead = this.given = prompt.length;
     }
-    for await (const piece of this.model.generate(prompt, { ...options, memory: this.memory })) {
+    for await (const piece of this.handle.generate(prompt, options)) {
       this.fed++;
       this.text += piece.text;
       this.ids.push(piece.token);
       this.ends.push(this.text.length);
-      this.bits.push(piece.nats / Math.LN2);
+      this.bits.push(piece.bits);
       this.given = this.ids.length;
       yield piece;
     }
   }
 
   /**
-   * Makes the memory that of the text again, where work that failed or was stopped had fed a part of it.
+   * Makes the stream that of the text again, if work that failed or was stopped had fed a part of it.
    * @param {AbortSignal} [signal]
    */
   async repair(signal) {
@@ -129,14 +133,25 @@ export class Stream {
 
   /** Begins again with an empty text. */
   async clear() {
-    await this.memory.restart();
-    this.hasNext = true;
-    this.#forget();
-    [this.file, this.inFile, this.sameAsFile, this.base] = [null, 0, 0, 0];
+    await this.handle.restart();
+    this.#set({});
+    [this.file, this.inFile, this.sameAsFile, this.base, this.earlier] = [null, 0, 0, 0, []];
+  }
+
+  /** A second stream in the same state. @param {string} name */
+  async fork(name) {
+    await this.repair();
+    const parent = `${this.name} at ${this.position.toLocaleString("en")}`;
+    const twin = new Stream(this.backEnd, await this.handle.fork(), { name, parent });
+    const { text, context, lead, given, base, file, inFile, sameAsFile } = this;
+    Object.assign(twin, { text, context, lead, given, base, file, inFile, sameAsFile });
+    for (const list of /** @type {const} */ (["ids", "ends", "bits", "earlier"]))
+      twin[list] = [...this[list]];
+    return twin;
   }
 
   /**
-   * Takes about so many first tokens off the text; returns how many characters. The memory still knows them.
+   * Takes about so many first tokens off the text; returns how many characters. The stream still knows them.
    * @param {number} count
    */
   shorten(count) {
@@ -153,31 +168,33 @@ export class Stream {
     return { count, cut };
   }
 
-  /** Exchanges the memory for one that was loaded. @param {Uint8Array} file @param {any} note see `note` */
-  async load(file, note) {
-    const memory = await this.model.loadMemory(file);
-    await this.memory.dispose();
-    this.memory = memory;
-    this.#forget();
-    this.file = file;
-    [this.inFile, this.sameAsFile, this.base] = [0, 0, memory.position];
-    this.hasNext = false;
-    if (!fits(note, memory.position, this.model.vocabulary.size)) return;
-    ({ text: this.text, ids: this.ids, ends: this.ends } = note);
-    this.bits = note.bits.map((/** @type {number | null} */ bits) => bits ?? NaN);
-    this.context = typeof note.context === "string" ? note.context.slice(-CONTEXT) : "";
-    this.lead = Number.isInteger(note.lead) ? Math.max(0, Math.min(note.lead, this.ids.length)) : 0;
-    this.given = this.inFile = this.sameAsFile = this.ids.length;
-    this.base -= this.ids.length;
-    this.hasNext = await this.#goBack(this.ids);
+  /**
+   * The stream of a handle that came with a note, or with a file.
+   * @param {BackEnd} backEnd @param {{handle: Handle, note: any, file?: Uint8Array}} found
+   * @param {string} name
+   */
+  static async of(backEnd, { handle, note, file }, name) {
+    const fitting = fits(note, handle.position);
+    const stream = new Stream(backEnd, handle, fitting ? { ...note, name: note.name || name } : { name });
+    stream.file = file ?? null;
+    if (!fitting) return stream;
+    stream.#set({ ...note, bits: note.bits.map((/** @type {number | null} */ bits) => bits ?? NaN) });
+    stream.context = stream.context.slice(-CONTEXT);
+    stream.given = stream.ids.length;
+    if (file) stream.inFile = stream.sameAsFile = stream.ids.length;
+    stream.base -= stream.ids.length;
+    await stream.#goBack(stream.ids); // so that the next token is predicted
+    return stream;
   }
 
-  /** What the page wants to know when it loads the file of this stream again: the end of the text. */
+  /** What the page wants to know when it opens this stream again: the end of the text. */
   note() {
     const from = wholeTokens(this.ends, Math.max(0, this.ids.length - NOTED));
     const cut = this.ends[from - 1] ?? 0;
     return {
       page: 1,
+      name: this.name,
+      parent: this.parent,
       position: this.position,
       text: this.text.slice(cut),
       context: (this.context + this.text.slice(0, cut)).slice(-CONTEXT),
@@ -188,44 +205,39 @@ export class Stream {
     };
   }
 
-  #forget() {
-    [this.ids, this.ends, this.bits, this.earlier] = [[], [], [], []];
-    [this.text, this.context, this.lead, this.given] = ["", "", 0, 0];
+  /** @param {any} shown */
+  #set({ ids = [], ends = [], bits = [], text = "", context = "", lead = 0 }) {
+    Object.assign(this, { ids, ends, bits, text, context, lead, given: 0 });
   }
 
   /** The token that a text without a beginning follows on. */
-  #beginning() {
-    const special = /** @type {Record<string, number | undefined>} */ (this.model.vocabulary.special);
+  async #beginning() {
+    const { special } = this.backEnd.describe();
     const known = FIRST.map((name) => special[name]).find((id) => id !== undefined);
     if (known !== undefined) return [known];
-    try {
-      return this.model.vocabulary.encode("\n");
-    } catch {
-      return [0]; // characters without a new line
-    }
+    const line = await this.backEnd.tokenize("\n").catch(() => null);
+    return line?.ids ?? [0]; // characters without a new line
   }
 
-  /** Whether the memory has seen other tokens than those of the text. */
+  /** Whether the stream has seen other tokens than those of the text. */
   #differs() {
-    return this.memory.position !== this.position;
+    return this.handle.position !== this.position;
   }
 
   /** @param {number[]} ids @param {AbortSignal | undefined} signal */
-  async #score(ids, signal) {
+  async #append(ids, signal) {
+    if (!ids.length) return [];
     this.fed += ids.length;
-    const { surprisals } = await this.model.score(ids, { memory: this.memory, signal });
-    this.hasNext = true;
-    return Array.from(surprisals);
+    return this.handle.append(ids, { signal });
   }
 
   /**
-   * Makes the memory what it was after the first tokens of the text.
+   * Makes the stream what it was after the first tokens of the text.
    * @param {number} keep @param {AbortSignal | undefined} signal
    */
   async #rewind(keep, signal) {
     const all = this.earlier.concat(this.ids.slice(0, keep));
-    if (await this.#goBack(all, signal)) this.hasNext = all.length > 0;
-    else await this.#feedAgain(all, signal);
+    if (!(await this.#goBack(all))) await this.#feedAgain(all, signal);
     this.sameAsFile = Math.min(this.sameAsFile, all.length);
     this.text = this.text.slice(0, this.ends[keep - 1] ?? 0);
     this.ids = this.ids.slice(0, keep);
@@ -235,30 +247,11 @@ export class Stream {
     this.given = Math.min(this.given, keep);
   }
 
-  /**
-   * Takes tokens back where the memory can: a ring still holds what came before them. The last one that stays
-   * is fed again, so that the next token is predicted. Returns whether this could be done.
-   * @param {number[]} all the known tokens that stay @param {AbortSignal} [signal]
-   */
-  async #goBack(all, signal) {
-    if (!all.length && this.base === 0) return false; // a restart does it
-    const fedAgain = all.slice(-1);
-    if (!(await this.#takeBack(this.memory, this.memory.position - this.base - all.length + fedAgain.length)))
-      return false;
-    await this.#feed(fedAgain, signal);
-    return true;
-  }
-
-  /** Whether the last tokens could be taken back. @param {Memory} memory @param {number} count */
-  async #takeBack(memory, count) {
-    if (count < 0 || count > memory.position) return false;
-    try {
-      await this.model.rewind(memory, count);
-      return true;
-    } catch (error) {
-      if (error instanceof XLExportError) return false; // too many for the ring, or no ring
-      throw error;
-    }
+  /** Takes tokens back if the memory still holds what came before them. @param {number[]} all that stay */
+  async #goBack(all) {
+    const count = this.handle.position - this.base - all.length;
+    if (count < 0 || (!all.length && this.base === 0)) return false; // a restart does it
+    return this.handle.rewind(count, all.at(-1));
   }
 
   /**
@@ -266,43 +259,28 @@ export class Stream {
    * @param {number[]} all @param {AbortSignal | undefined} signal
    */
   async #feedAgain(all, signal) {
-    if (!this.file) {
-      await this.memory.restart();
-      await this.#feed(all, signal);
-      this.hasNext = true;
+    if (!this.file && this.base === 0) {
+      await this.handle.restart();
+      await this.#append(all, signal);
       return;
     }
+    const refusal = new Refusal(
+      "the memory cannot go back that far, and the page does not have the text from its beginning; " +
+        "undo the change, or begin a new text.",
+    );
+    if (!this.file) throw refusal;
     const same = Math.min(this.sameAsFile, all.length);
-    const memory = await this.model.loadMemory(this.file);
-    // Where nothing new follows, the last token is fed again, so that the next one is predicted.
-    const again = same === all.length && same > 0 ? 1 : 0;
-    const back = this.inFile - same + again;
-    if (!(await this.#takeBack(memory, back))) {
-      if (again && back === 1) {
-        return this.#become(memory, false); // the text of the file itself: only the prediction is missing
-      }
-      await memory.dispose();
-      throw new Refusal(
-        "this part of the text came with the loaded file, and the memory in it cannot go back that far; " +
-          "undo the change, or begin a new text.",
-      );
+    const { handle } = await this.backEnd.load(this.file);
+    const back = this.inFile - same;
+    const last = same === all.length ? all[same - 1] : undefined;
+    // of the text of the file itself only the prediction may be missing
+    if (!(await handle.rewind(back, last)) && !(last !== undefined && back === 0)) {
+      await handle.dispose();
+      throw refusal;
     }
-    await this.#become(memory, all.length > 0);
-    await this.#feed(all.slice(same - again), signal);
-  }
-
-  /** Exchanges the memory. @param {Memory} memory @param {boolean} hasNext */
-  async #become(memory, hasNext) {
-    await this.memory.dispose();
-    this.memory = memory;
-    this.hasNext = hasNext;
-  }
-
-  /** @param {number[]} ids @param {AbortSignal | undefined} signal */
-  async #feed(ids, signal) {
-    if (!ids.length) return;
-    this.fed += ids.length;
-    await this.model.feed(ids, this.memory, { signal });
+    await this.handle.dispose();
+    this.handle = handle;
+    await this.#append(all.slice(same), signal);
   }
 }
 
@@ -315,12 +293,10 @@ function wholeTokens(ends, count) {
   return count;
 }
 
-/**
- * Whether a note is one of this page, and belongs to the file it came with.
- * @param {any} note @param {number} position @param {number} size
- */
-function fits(note, position, size) {
+/** Whether a note is of a stream at this position. @param {any} note @param {number} position */
+function fits(note, position) {
   const { ids, ends, bits, text } = note ?? {};
+  const whole = (/** @type {unknown} */ each) => Number.isInteger(each) && Number(each) >= 0;
   return (
     note?.page === 1 &&
     note.position === position &&
@@ -329,10 +305,9 @@ function fits(note, position, size) {
     ids.length > 0 &&
     ids.length <= position &&
     ends[ends.length - 1] === text.length &&
-    ids.every((/** @type {unknown} */ id) => Number.isInteger(id) && Number(id) >= 0 && Number(id) < size) &&
+    ids.every(whole) &&
     ends.every(
-      (/** @type {unknown} */ end, /** @type {number} */ i) =>
-        Number.isInteger(end) && end >= (ends[i - 1] ?? 0),
+      (/** @type {number} */ end, /** @type {number} */ i) => whole(end) && end >= (ends[i - 1] ?? 0),
     )
   );
 }

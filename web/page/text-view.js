@@ -7,14 +7,15 @@ export class TextView {
   /**
    * @param {{
    *   area: HTMLTextAreaElement, colours: HTMLElement, scroll: HTMLElement, token: HTMLElement, earlier:
-   * HTMLElement, }} parts
+   * HTMLElement, why: HTMLElement, }} parts
    */
-  constructor({ area, colours, scroll, token, earlier }) {
+  constructor({ area, colours, scroll, token, earlier, why }) {
     this.area = area;
     this.colours = colours;
     this.scroll = scroll;
     this.token = token;
     this.earlier = earlier;
+    this.why = why;
     /** @type {HTMLSpanElement[]} One for each token of the stream; those without text are not in the page. */
     this.spans = [];
     this.length = 0; // of the stream's text that stands in the text area
@@ -40,7 +41,7 @@ export class TextView {
   /** Adds what a stream has got since. @param {Stream} stream */
   grow(stream) {
     const { area } = this;
-    const follows = this.scroll.scrollTop + this.scroll.clientHeight > this.scroll.scrollHeight - 48;
+    const follows = this.#follows;
     this.#add(stream, this.spans.length);
     const added = stream.text.slice(this.length);
     const end = area.value.length;
@@ -72,6 +73,19 @@ export class TextView {
     this.earlier.textContent = `${left} The stream goes on from them.`;
   }
 
+  /** Says below the text why it ends there; nothing for an empty reason. @param {string} reason */
+  finish(reason) {
+    const follows = this.#follows;
+    this.why.textContent = reason;
+    this.why.hidden = !reason;
+    if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
+  }
+
+  /** Whether the end of the text is in view, and shall stay there. */
+  get #follows() {
+    return this.scroll.scrollTop + this.scroll.clientHeight > this.scroll.scrollHeight - 48;
+  }
+
   /** Leaves the colours of what was typed and not computed yet off. */
   #rest() {
     this.end.data = `${plain(this.area.value.slice(this.length))}\u200b`;
@@ -94,9 +108,13 @@ export class TextView {
     const added = document.createDocumentFragment();
     for (let i = from; i < stream.ids.length; i++) {
       const span = document.createElement("span");
-      span.textContent = plain(stream.text.slice(stream.ends[i - 1] ?? 0, stream.ends[i]));
-      const colour = colourOf(stream.bits[i]);
-      if (colour > 0) span.className = `s${colour}`;
+      const text = plain(stream.text.slice(stream.ends[i - 1] ?? 0, stream.ends[i]));
+      // blanks have no colour: it would hang over the end of a line
+      const [, before, word, after] = /** @type {RegExpExecArray} */ (/^(\s*)(.*?)(\s*)$/s.exec(text));
+      const mark = document.createElement("mark");
+      mark.className = `s${Math.max(0, colourOf(stream.bits[i]))}`;
+      mark.textContent = word;
+      span.append(before, ...(word ? [mark] : []), after);
       this.spans.push(span);
       if (span.textContent) added.append(span);
     }
@@ -115,8 +133,15 @@ export class TextView {
     this.marked.classList.add("at");
     const text = document.createElement("b");
     text.textContent = visible(stream.text.slice(stream.ends[index - 1] ?? 0, stream.ends[index]));
-    const position = (stream.position - stream.ids.length + index).toLocaleString("en");
-    this.token.replaceChildren(text, ` ${inBits(stream.bits[index])} · position ${position}`);
+    const at = stream.position - stream.ids.length + index;
+    const expected = (stream.handle.likeliest?.(at) ?? [])
+      .map((each) => `${visible(each.text)} ${Math.round(100 * 2 ** -each.bits)} %`)
+      .join(", ");
+    this.token.replaceChildren(
+      text,
+      ` ${inBits(stream.bits[index])} · position ${at.toLocaleString("en")}`,
+      expected && ` · likeliest: ${expected}`,
+    );
   }
 
   /** Says nothing about any token. */

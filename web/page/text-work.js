@@ -1,31 +1,41 @@
 /** Typing and generating text: what the buttons and keys of the text do. */
 import { Refusal, Stream } from "./stream.js";
+import { Streams } from "./streams.js";
 import { TextView } from "./text-view.js";
 import { commonLength } from "./tokens.js";
-import { drawing, part } from "./side.js";
+import { linkOf, part, settings } from "./side.js";
 
 const SHOWN = 4000; // tokens; of a longer text the beginning leaves the page
 const LEAVING = 1000; // of them at a time
 const TYPED = 20_000; // tokens that are shown of a text that was typed or pasted
-const TOGETHER = 60; // milliseconds of work whose tokens are shown together
-const TYPING = 40; // milliseconds without a key, after which what was typed is computed
+const TYPING = 60; // milliseconds without a key, after which what was typed is computed
+const LONGEST_LINK = 8000; // characters
+const OPENING = { seed: 4 }; // what a visitor finds
+// How a text begins that nobody has typed; a model that has not read stories begins one by itself.
+const BEGINNINGS = [
+  "Once upon a time there was",
+  "There was once a king who",
+  "Long ago, in a little house by the sea, there lived",
+  "A poor woodcutter had three sons.",
+  "One day a fox met a",
+  "In the middle of the forest stood",
+];
+const UNLIKELY = 2.5; // bits per character of a beginning that the model would not write
 
 /**
  * @typedef {{
  *   side: import("./side.js").Side, fail: (error: unknown) => void, hideError: () => void,
- *   say: (text: string) => void,
- * }} Page `fail`: shows an error. `hideError`: takes it away. `say`: speaks to those who do not see it
+ *   say: (text: string) => void, button: (id: string, work: () => any) => void,
+ *   download: (name: string, content: Blob) => void,
+ * }} Page `fail`: shows an error. `hideError`: takes it away. `say`: speaks to those who do not see it.
+ *   `button`: does work when a button is pressed, and shows how it failed. `download`: saves a file
  */
 
 export class TextWork {
-  /**
-   * @param {import("../index.js").Model} model @param {import("../index.js").Memory} memory
-   * @param {Page} page
-   */
-  constructor(model, memory, page) {
-    this.model = model;
+  /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {Page} page */
+  constructor(backEnd, page) {
     this.page = page;
-    this.stream = new Stream(model, memory);
+    this.streams = new Streams(backEnd, (stream) => this.#open(stream));
     this.area = /** @type {HTMLTextAreaElement} */ (part("text"));
     this.view = new TextView({
       area: this.area,
@@ -33,6 +43,7 @@ export class TextWork {
       scroll: part("scroll"),
       token: part("token"),
       earlier: part("earlier"),
+      why: part("why"),
     });
     /** @type {AbortController | null} */
     this.running = null;
@@ -41,34 +52,92 @@ export class TextWork {
     this.timer = 0;
     this.frame = 0;
     this.typing = false; // the text area holds something that the stream does not have yet
-    part("go").addEventListener("click", () => this.toggle().catch(page.fail));
-    part("new").addEventListener("click", () => this.clear().catch(page.fail));
+    /** @type {any} the text and settings from which the last text was generated: what a link carries */
+    this.origin = null;
+    const { streams } = this;
+    const click = (/** @type {string} */ id, /** @type {() => Promise<void>} */ work) =>
+      part(id).addEventListener("click", () => work().catch(page.fail));
+    click("go", () => this.toggle());
+    page.button("surprise", () => this.surprise());
+    page.button("new", () => this.create());
+    page.button("fork", async () => (await this.stop(), await streams.fork()));
+    page.button("rename", () => streams.rename());
+    page.button("delete", async () => (await this.stop(), await streams.delete()));
+    part("scroll").addEventListener("click", ({ target }) => target === part("scroll") && this.area.focus());
     this.area.addEventListener("input", () => this.#typed());
     this.area.addEventListener("pointermove", (event) => this.view.describe(this.stream, event));
     this.area.addEventListener("pointerleave", () => this.view.describe(this.stream, null));
     document.addEventListener("selectionchange", () => {
       if (document.activeElement === this.area && !this.running) this.view.describe(this.stream, null);
     });
-    this.#state("");
+  }
+
+  get stream() {
+    return /** @type {Stream} */ (this.streams.current);
+  }
+
+  /** Shows what a link asks for, what this tab remembers, or an opening. @param {any} link */
+  async begin(link) {
+    if (!link && (await this.streams.restore())) return;
+    await this.streams.create();
+    if (link) await this.write(link);
+    else await this.#tell(BEGINNINGS[0], OPENING);
+  }
+
+  /** Begins a text, and generates so many tokens. @param {any} given */
+  async write({ text = "", tokens = 0, ...more }) {
+    this.area.value = text;
+    this.typing = true;
+    await this.#computeTyped();
+    if (tokens > 0) await this.go({ ...more, tokens });
+  }
+
+  /** A new, empty text. */
+  async create() {
+    await this.stop();
+    if (this.stream.position) await this.streams.create();
+    this.area.focus();
+  }
+
+  /** A new text that nobody has to begin; it replaces one that came about in the same way. */
+  async surprise() {
+    await this.stop();
+    if (this.#untouched && this.origin.told) await this.#clear();
+    else await this.create();
+    this.#tell(BEGINNINGS[Math.floor(Math.random() * BEGINNINGS.length)], {}).catch(this.page.fail);
+  }
+
+  /** Lets the model write from one of the beginnings. @param {string} beginning @param {any} settings */
+  async #tell(beginning, settings) {
+    await this.write({ text: beginning }).catch(() => {}); // the vocabulary may lack a letter
+    const bits = this.stream.bits.slice(1).reduce((sum, each) => sum + each, 0);
+    if (!(bits < UNLIKELY * this.stream.text.length)) await this.#clear();
+    await this.go(settings);
+    if (this.origin) this.origin.told = true;
+  }
+
+  async #clear() {
+    await this.stream.inTurn(() => this.stream.clear());
+    await this.streams.choose(this.stream);
   }
 
   /** Continues the text, or stops. */
   async toggle() {
-    if (this.running) return this.stop();
+    if (this.running) await this.stop();
+    else await this.go({});
+  }
+
+  /** Continues the text. @param {any} given settings other than those of the page */
+  async go(given) {
     const control = new AbortController();
     this.running = control;
     this.#button(true);
     try {
       await this.#computeTyped(control.signal);
       if (control.signal.aborted) return;
-      if (!this.stream.hasNext) {
-        throw new Refusal(
-          "the file does not say which token came last; type something first, then press Continue.",
-        );
-      }
-      await this.stream.inTurn(() => this.#write(control.signal));
+      await this.stream.inTurn(() => this.#write(control.signal, { ...settings(), ...given }));
     } catch (error) {
-      if (/** @type {Error} */ (error).name !== "AbortError") this.page.fail(error);
+      await this.#failed(error);
     } finally {
       this.running = null;
       this.#button(false);
@@ -88,21 +157,26 @@ export class TextWork {
     await this.stream.turn;
   }
 
-  /** Begins a new text. */
-  async clear() {
-    await this.stop();
-    clearTimeout(this.timer);
-    this.typing = false;
-    await this.stream.inTurn(() => this.stream.clear());
-    this.view.show(this.stream, 0, true);
-    this.view.before(0);
-    this.page.side.speed.clear();
-    this.page.side.measured = true;
-    this.#show();
-    this.page.hideError();
-    this.#state("");
-    this.page.say("The text is empty.");
-    this.area.focus();
+  /** The page is closed: a text that nobody has typed in is not kept. */
+  leave() {
+    if (this.#untouched && this.origin.told) this.streams.backEnd.forget?.(this.stream.handle);
+  }
+
+  /** A link to this page that makes the same text. */
+  link() {
+    const { stream } = this;
+    if (stream.base + stream.earlier.length)
+      throw new Refusal("the page does not have this text from its beginning; use Save instead of a link.");
+    const carried = this.#untouched ? this.origin.link : { text: stream.text };
+    const link = linkOf(carried);
+    if (link.length > LONGEST_LINK)
+      throw new Refusal("the text is too long for a link; use Save instead, which writes a file.");
+    return link;
+  }
+
+  /** Whether the text ends as the model has generated it. */
+  get #untouched() {
+    return this.origin?.stream === this.stream && this.origin.whole === this.stream.text;
   }
 
   /** The stream as a file. */
@@ -111,57 +185,62 @@ export class TextWork {
     await this.#computeTyped();
     return this.stream.inTurn(async () => {
       await this.stream.repair();
-      return { file: await this.model.saveMemory(this.stream.memory), note: this.stream.note() };
+      return this.stream.handle.save(this.stream.note());
     });
   }
 
-  /** @param {Uint8Array} file @param {any} note */
-  async load(file, note) {
+  /** @param {Uint8Array} file */
+  async load(file) {
     await this.stop();
+    await this.streams.load(file);
+    this.#state(`loaded at position ${this.stream.position.toLocaleString("en")}`);
+  }
+
+  /** Shows a stream in place of the one before. @param {Stream} stream */
+  async #open(stream) {
+    this.running?.abort();
+    this.editing?.abort();
     clearTimeout(this.timer);
-    await this.stream.inTurn(() => this.stream.load(file, note));
+    await stream.turn;
+    const { page, view } = this;
     this.typing = false;
-    const { stream, page } = this;
-    page.side.speed.cut();
-    this.view.show(stream, 0, true);
-    this.view.before(stream.position - stream.ids.length);
+    page.side.speed.clear();
+    page.side.measured = true;
+    view.show(stream, 0, true);
+    view.before(stream.position - stream.ids.length);
+    view.finish("");
     this.#show();
     page.hideError();
-    this.#state(`loaded at position ${stream.position.toLocaleString("en")}`);
-    page.say(`The stream was loaded at position ${stream.position}.`);
+    this.#state(`position ${stream.position.toLocaleString("en")}`);
+    page.say(`${stream.name}, at position ${stream.position}.`);
     part("scroll").scrollTop = part("scroll").scrollHeight;
   }
 
-  /** @param {AbortSignal} signal */
-  async #write(signal) {
+  /** @param {AbortSignal} signal @param {any} options */
+  async #write(signal, { tokens, ...options }) {
     const { stream, view, page } = this;
-    const { seed, ...options } = drawing();
-    const before = stream.text.length;
-    let ended = null;
+    const before = stream.text;
+    const count = stream.position;
     page.side.begin(stream.position);
+    page.hideError();
     view.silent();
+    view.finish("");
     this.#tick();
     try {
-      for await (const piece of stream.generate({
-        ...options,
-        seed,
-        signal,
-        maxTokens: Infinity,
-        batchMilliseconds: TOGETHER,
-      })) {
+      for await (const _ of stream.generate({ ...options, max_tokens: tokens, signal }))
         page.side.reach(stream.position);
-        ended = piece.ended;
-      }
-    } catch (error) {
-      if (/** @type {Error} */ (error).name !== "AbortError") throw error;
     } finally {
       cancelAnimationFrame(this.frame);
       this.#grow();
+      this.streams.changed();
     }
-    const how = ended === "end" ? "the model ended its text" : "stopped";
-    this.#state(`${how} at position ${stream.position.toLocaleString("en")} · seed ${seed}`);
-    const wrote = stream.text.slice(Math.max(before, stream.text.length - 300));
-    page.say(`${ended === "end" ? "The model ended its text" : "Stopped"}. It wrote: ${wrote}`);
+    const written = stream.position - count - (count === 0 ? stream.lead : 0);
+    const link = { ...options, text: before, tokens: written };
+    this.origin = { stream, whole: stream.text, link };
+    const reason = whyEnded(stream.handle.ended, written);
+    view.finish(reason);
+    this.#state(`position ${stream.position.toLocaleString("en")} · seed ${options.seed}`);
+    page.say(`${reason} It wrote: ${stream.text.slice(before.length).slice(-300)}`);
     if (document.activeElement === this.area) view.describe(stream, null);
   }
 
@@ -194,15 +273,17 @@ export class TextWork {
 
   #show() {
     this.page.side.show(this.stream.position);
+    this.streams.advanced();
   }
 
   /** Somebody typed: what is generated stops, and soon the text is computed. */
   #typed() {
     this.running?.abort();
     this.typing = true;
+    this.view.finish("");
     this.view.typed(commonLength(this.stream.text, this.area.value), this.stream);
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.#computeTyped().catch(this.page.fail), TYPING);
+    this.timer = setTimeout(() => this.#computeTyped().catch((error) => this.#failed(error)), TYPING);
   }
 
   /** Computes what was typed and not computed yet. @param {AbortSignal} [signal] */
@@ -222,6 +303,7 @@ export class TextWork {
       this.typing = false;
       page.hideError();
       this.#show();
+      this.streams.changed();
       this.#state(`position ${stream.position.toLocaleString("en")}`);
       view.describe(stream, null);
     });
@@ -247,6 +329,20 @@ export class TextWork {
     }
   }
 
+  /** Shows an error; after a change by another client also the stream as it is now. @param {any} error */
+  async #failed(error) {
+    if (error.name === "AbortError") return;
+    if (error.code === "other_position") {
+      const { streams, stream } = this;
+      const { name, parent, handle } = stream;
+      const now = new Stream(streams.backEnd, handle, { name, parent });
+      streams.all[streams.all.indexOf(stream)] = now;
+      await streams.choose(now);
+      error = new Refusal("another client has changed this stream; what was typed here was not appended.");
+    }
+    this.page.fail(error);
+  }
+
   /** @param {boolean} running */
   #button(running) {
     const button = part("go");
@@ -258,4 +354,12 @@ export class TextWork {
   #state(text) {
     part("state").textContent = text;
   }
+}
+
+/** Why a text ended, and what to do. @param {string | null} ended @param {number} count tokens */
+function whyEnded(ended, count) {
+  const tokens = `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
+  if (ended === "end") return `The model ended its text after ${tokens}. Continue begins another one.`;
+  if (ended === "length") return `Stopped after ${tokens}, as set under Sampling. Press Continue for more.`;
+  return `You stopped it after ${tokens}. Press Continue for more.`;
 }

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
+import { WorkerBackEnd, WorkerHandle } from "../page/backend-worker.js";
 import { Refusal, Stream } from "../page/stream.js";
 import { loadLibrary } from "../src/engine/runtime.js";
 import { StoppedError, XLExportError } from "../src/errors.js";
@@ -27,6 +28,8 @@ const letters = {
 class FakeModel {
   /** @param {any} vocabulary */
   constructor(vocabulary = letters) {
+    this.facts = {};
+    this.spec = { model: {} };
     this.vocabulary = vocabulary;
     this.failsAfter = Infinity; // tokens that are fed before the work fails
     this.ring = true;
@@ -98,14 +101,14 @@ class FakeModel {
 }
 
 /** @param {any} model @returns {any} */
-const streamOf = (model) => new Stream(model, model.memory());
+const streamOf = (model) => new Stream(new WorkerBackEnd(model), new WorkerHandle(model, model.memory()));
 
 /**
  * The memory holds the tokens of the text.
  * @param {any} stream @param {string} text @param {string} [where]
  */
 function agree(stream, text, where) {
-  const tokens = stream.memory.tokens.slice(stream.base);
+  const tokens = stream.handle.memory.tokens.slice(stream.base);
   assert.deepEqual(tokens, [...stream.earlier, ...stream.ids], where);
   assert.equal(stream.text, text, where);
   assert.equal(stream.bits.length, stream.ids.length, where);
@@ -117,8 +120,9 @@ async function loaded(text) {
   const model = new FakeModel();
   const first = streamOf(model);
   await first.edit(text);
-  const stream = streamOf(model);
-  await stream.load(await model.saveMemory(first.memory), first.note());
+  const file = await model.saveMemory(first.handle.memory);
+  const handle = new WorkerHandle(model, await model.loadMemory(file), false);
+  const stream = await Stream.of(first.backEnd, { handle, note: first.note(), file }, "loaded");
   agree(stream, text);
   return stream;
 }
@@ -133,7 +137,7 @@ test("an edit inside a loaded text and one behind it leave the memory with the t
   text = "abcdefghijklmnopqXXXXYY";
   await stream.edit(text);
   agree(stream, text);
-  assert.ok(stream.hasNext);
+  assert.ok(stream.handle.predicts);
 });
 
 test("where the memory of a file cannot go back, the edit is refused and nothing changes", async () => {
@@ -149,7 +153,7 @@ test("after deleting back to the end of a loaded text the next token is predicte
   await stream.edit("abcdefghijklmnopqrst" + "X".repeat(20));
   await stream.edit("abcdefghijklmnopqrst");
   agree(stream, "abcdefghijklmnopqrst");
-  assert.ok(stream.hasNext);
+  assert.ok(stream.handle.predicts);
   for await (const _ of stream.generate({ ids: [0] })) continue;
   agree(stream, "abcdefghijklmnopqrsta");
 });

@@ -10,7 +10,7 @@ from runtimes.base.errors import UserError
 PAGE, MODULE, INDEX = "page", "src", "index.html"
 INSTALLED = Path(__file__).parent / "static"  # `setup.py` puts them here in a wheel
 CHECKOUT = Path(__file__).parents[2] / "web"
-SUFFIXES = (".js", ".mjs", ".css", ".svg")
+SUFFIXES = (".js", ".mjs", ".css", ".svg", ".png")
 
 
 def web_files() -> Path:

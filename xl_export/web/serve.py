@@ -31,6 +31,7 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".json": "application/json",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
     ".wasm": "application/wasm",
 }
 

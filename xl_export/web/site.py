@@ -46,11 +46,17 @@ class Site:
 
 
 def write_site(
-    artefacts: Sequence[Path], out: Path, *, node_modules: Path | None = None, force: bool = False
+    artefacts: Sequence[Path],
+    out: Path,
+    *,
+    about: str | None = None,
+    node_modules: Path | None = None,
+    force: bool = False,
 ) -> Site:
     """Writes a static folder that any web server can serve; returns what it holds.
 
-    Every artefact is verified and checked on this machine before anything appears. node_modules:
+    Every artefact is verified and checked on this machine before anything appears. about: the address that
+    the page links to as "What is this?". node_modules:
     a folder that holds the packages of `packages.py`; None takes them from this user's cache or the npm
     registry. Raises UserError for a folder that is no artefact or that no browser can run, and where `out`
     exists unless `force` is set.
@@ -75,6 +81,7 @@ def write_site(
             folder / SITE,
             {
                 "onnxruntime_web": ONNXRUNTIME_WEB.version,
+                **({} if about is None else {"about": about}),
                 "models": [
                     {
                         "name": name,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 
 from xl_export.serve.http.base.endpoint import Endpoint
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
-from xl_export.web.files import PAGE, web_files
+from xl_export.web.files import INDEX, PAGE, web_files
 
-OWN = Path(__file__).parents[1] / "page"
-INDEX = "index.html"
-# These files are those of the page of `xl-export web`: colours of surprisals, style, symbol.
-SHARED = ("style.css", "tokens.js", "icon.svg")
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# The page is that of `xl-export web`, with another back end.
+BACK_END = ('data-back-end="worker"', 'data-back-end="server"')
+TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
@@ -27,13 +23,14 @@ HEADERS = {
 }
 
 
-FILES = {path.name: path for path in OWN.iterdir() if path.suffix in TYPES}
-FILES |= {name: web_files() / PAGE / name for name in SHARED}
+FOLDER = web_files() / PAGE
+FILES = {path.name: path for path in FOLDER.iterdir() if path.suffix in TYPES}
 
 
 async def index(exchange: Exchange) -> Response:
     """The page itself."""
-    return _file(FILES[INDEX])
+    document = (FOLDER / INDEX).read_text(encoding="utf-8").replace(*BACK_END)
+    return HTMLResponse(document, headers=HEADERS)
 
 
 async def part(exchange: Exchange) -> Response:
@@ -41,7 +38,7 @@ async def part(exchange: Exchange) -> Response:
     name = exchange.params["name"]
     if name not in FILES:
         raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
-    return _file(FILES[name])
+    return FileResponse(FILES[name], media_type=TYPES[FILES[name].suffix], headers=HEADERS)
 
 
 # They need no API key; what the page asks for then does.
@@ -49,7 +46,3 @@ ENDPOINTS = [
     Endpoint(method="GET", path="/", handler=index, is_open=True),
     Endpoint(method="GET", path="/page/{name}", handler=part, is_open=True),
 ]
-
-
-def _file(path: Path) -> Response:
-    return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)

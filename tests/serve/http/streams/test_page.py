@@ -1,4 +1,4 @@
-"""The page of a server in a real browser."""
+"""The page of a server in a real browser: the page of `xl-export web`, with the server as its back end."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ import pytest
 
 from runtimes import Session
 from tests.browsers import Page
-from tests.serve.http.conftest import Running
+from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.streams.conftest import Keeping, straight
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.task import Delivery, Drawn
 from xl_export.serve.http.base.keys import given_key, keys_of
 
 TEXT = "The first thing that a man"
+ROOT = Path(__file__).parents[4]
+LISTED = "[...document.querySelectorAll('#streams button')].map((each) => each.textContent)"
 Open = Callable[..., Page]
 
 
 @pytest.fixture
 def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
-    """`open_page(server, …)` → its page, ready. At the end there must have been no error in it, and no
-    request to anywhere else.
+    """`open_page(server, …)` → its page, ready, with an empty text. At the end there must have been no error
+    in it, and no request to anywhere else.
     """
     with ExitStack() as stack:
         opened: list[tuple[Page, bool]] = []
 
-        def open_one(server: Running, *, faulty: bool = False, **options: Any) -> Page:
+        def open_one(server: Running, *, link: str = "text=", faulty: bool = False, **options: Any) -> Page:
             context = browsers().new_context(**options)
             stack.callback(context.close)
             page = Page(context, f"{server.at}/")
             opened.append((page, faulty))
-            page.page.goto(page.address)
-            page.until("Boolean(globalThis.page?.stream) || !document.getElementById('error').hidden")
-            return page
+            page.page.goto(f"{page.address}#{link}")
+            return page.ready()
 
         yield open_one
         for page, faulty in opened:
@@ -48,28 +49,18 @@ def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
             assert faulty or page.errors == []
 
 
-def calm(page: Page) -> None:
-    """Waits until what was asked is done."""
-    page.do("page.busy")
+def position(server: Running, page: Page) -> int:
+    """Where the server says that the shown stream is."""
+    return int(server.get(f"/v1/streams/{page.do('page.work.stream.handle.id')}").json()["position"])
 
 
-def shown(page: Page) -> str:
-    return str(page.do("document.getElementById('text').textContent"))
-
-
-def appended(page: Page, text: str) -> None:
-    page.page.fill("#typed", text)
-    page.page.press("#typed", "Enter")
-    page.until("document.getElementById('typed').value === ''")
-    calm(page)
-
-
-def begun(page: Page, text: str) -> None:
-    """Makes a new stream of this text."""
-    page.page.click("#new")
-    page.until("page.stream.position === 0")
-    calm(page)
-    appended(page, text)
+def continued(page: Page, count: int) -> None:
+    """Presses Continue, and waits for so many tokens."""
+    page.page.fill("#count", str(count))
+    end = page.do("page.work.stream.ids.length") + count
+    page.page.click("#go")
+    page.until(f"page.work.stream.ids.length === {end} && !page.work.running")
+    page.calm()
 
 
 @contextmanager
@@ -100,82 +91,72 @@ def stopped(page: Page, server: Running, goes_on: threading.Event) -> None:
     engine: Any = server.server.models["tiny"].engine
     assert comes_true(lambda: bool(engine._commands))
     goes_on.set()
-    page.until("!page.running")
-    calm(page)
+    page.until("!page.work.running")
+    page.calm()
 
 
 def test_the_position_moves_while_tokens_arrive(kept: Running, open_page: Open) -> None:
     page = open_page(kept)
-    begun(page, "The cat")
+    page.write("The cat")
     page.page.fill("#count", "30")
+    listed = "document.querySelector('#streams [aria-current=true] small').textContent"
     with paused(kept, after=10) as goes_on:
         page.page.click("#go")
-        page.until("page.view.tokens.length === 17")
-        assert page.text("state") == "position 17 · 10 of 30 tokens"
-        listed = "document.querySelector('#streams [aria-current=true] small').textContent"
-        assert page.do(listed) == "17 · memory"
+        page.until("page.work.stream.ids.length === 17")
+        page.until("document.getElementById('state').textContent === 'position 17'")
+        assert page.do(listed) == "17"
         goes_on.set()
-        page.until("!page.running")
-    calm(page)
-    assert page.text("state").startswith("position 37 ·")
-    assert page.do(listed) == "37 · memory"
+        page.until("!page.work.running")
+    assert page.text("state").startswith("position 37 · seed ")
+    assert page.do(listed) == "37"
+    assert position(kept, page) == 37
 
 
 def test_the_page_says_why_generation_stopped(kept: Running, open_page: Open) -> None:
     page = open_page(kept)
-    begun(page, "The cat")
-    page.page.fill("#count", "30")
-    for position in (37, 67):
-        page.page.click("#go")
-        page.until(f"page.view.tokens.length === {position} && !page.running")
-        calm(page)
-        assert page.text("why").startswith("Stopped after 30 tokens")
-        assert "Press Continue" in page.text("why")
-        assert page.page.is_visible("#why")
+    page.write("The cat")
+    continued(page, 30)
+    assert page.text("why").startswith("Stopped after 30 tokens")
+    assert page.page.is_visible("#why")
     with paused(kept, after=10) as goes_on:
         page.page.click("#go")
-        page.until("page.view.tokens.length === 77")
+        page.until("page.work.stream.ids.length === 47")
         assert page.page.is_hidden("#why")
         stopped(page, kept, goes_on)
     assert page.text("why").startswith("You stopped it after ")
-    appended(page, "The cat")
+    assert position(kept, page) == page.do("page.work.stream.ids.length") < 67
+    page.write("The cat")
     assert page.page.is_hidden("#why")
-
-
-def test_tokens_that_arrive_together_are_shown_together(kept: Running, open_page: Open) -> None:
-    """Otherwise a busy browser shows tokens long after the server is done, and Escape stops nothing."""
-    page = open_page(kept)
-    begun(page, "The cat")
-    added = page.do(
-        """async () => {
-            const token = { tokens: [1], texts: ["a"], bits: [1], appended: 0 };
-            const ask = page.client.ask.bind(page.client);
-            page.client.ask = async (op, fields, each) => {
-              if (op !== "continue") return ask(op, fields, each);
-              for (let i = 0; i < 99; i++) each(token);
-              return { ...token, finish_reason: "length", stream: { ...page.stream, position: 107 } };
-            };
-            const added = [];
-            const add = page.view.add.bind(page.view);
-            page.view.add = (tokens) => { added.push(tokens.length); add(tokens); };
-            await page.go();
-            return added;
-        }"""
-    )
-    assert added == [99, 1]
-    assert len(shown(page)) == 107
 
 
 def test_the_page_works_without_a_state_folder(keeping: Keeping, open_page: Open) -> None:
     with keeping(None) as server:
         page = open_page(server)
-        assert page.error is None
-        appended(page, "The cat")
-        page.page.fill("#count", "30")
-        page.page.click("#go")
-        page.until("page.view.tokens.length === 37 && !page.running")
-        calm(page)
-        page.until("document.getElementById('lasting').textContent.includes('until this server stops')")
+        page.write("The cat")
+        continued(page, 30)
+        page.until("document.getElementById('streams-note').textContent.includes('until this server stops')")
+        assert page.text("status").startswith("0 generating, 0 reading, 0 waiting")
+
+
+def test_a_link_makes_the_same_text_on_another_server(
+    kept: Running, keeping: Keeping, open_page: Open
+) -> None:
+    page = open_page(kept)
+    page.write("The cat")
+    page.page.fill("#seed", "5")
+    continued(page, 40)
+    link = page.do("page.work.link()")
+    with keeping(None) as server:
+        again = open_page(server, link=link[1:])
+        assert again.do("page.work.stream.text") == page.do("page.work.stream.text")
+
+
+def test_a_text_that_nobody_typed_in_leaves_no_stream(kept: Running, open_page: Open) -> None:
+    count = len(kept.get("/v1/streams").json()["data"])
+    page = open_page(kept, link="")
+    assert page.do("page.work.stream.ids.length") > 100
+    page.page.goto("about:blank")
+    assert comes_true(lambda: len(kept.get("/v1/streams").json()["data"]) == count)
 
 
 @pytest.mark.slow
@@ -183,135 +164,102 @@ def test_a_reader_types_watches_forks_and_takes_back(
     kept: Running, session: Session, open_page: Open
 ) -> None:
     page = open_page(kept)
-    begun(page, TEXT)
-    assert page.error is None
-    ids, bits = page.do("[page.view.tokens.map((t) => t.id), page.view.tokens.map((t) => t.bits)]")
+    page.write(TEXT)
+    ids, bits = page.do("[page.work.stream.ids, page.work.stream.bits.map((b) => isNaN(b) ? null : b)]")
     assert ids == session.vocab.encode(TEXT).tolist()
     assert bits[0] is None
     assert np.abs(np.array(bits[1:]) - straight(session, np.array(ids))).max() <= 1e-3
-    page.page.fill("#count", "30")
     page.page.fill("#seed", "3")
-    page.page.keyboard.press("Control+Enter")
-    page.until(f"page.view.tokens.length === {len(TEXT) + 30} && !page.running")
-    calm(page)
-    told = shown(page)
+    continued(page, 30)
+    told = page.page.input_value("#text")
     assert told.startswith(TEXT)
     assert len(told) == len(TEXT) + 30
-    assert page.do("document.querySelectorAll('#text .typed').length") == len(TEXT)
-    assert f"position {len(TEXT) + 30}" in page.text("state")
-    assert page.do("[...document.querySelectorAll('#text span')].some((s) => /^s[1-8]/.test(s.className))")
 
     page.page.click("#fork")
-    page.until("document.querySelectorAll('#streams [aria-current=true]').length === 1")
-    calm(page)
-    fork = page.do("page.stream.id")
-    assert shown(page) == told, "the page remembers the text of a stream for its fork"
+    page.until("page.work.stream.parent.endsWith(' at 56')")
+    fork = page.do("page.work.stream.handle.id")
+    assert page.page.input_value("#text") == told, "the page remembers the text of a stream for its fork"
     page.page.focus("#text")
-    for key in ("End", "ArrowLeft", "ArrowLeft"):
-        page.page.keyboard.press(key)
-    assert "position 53" in page.text("token")
+    page.page.keyboard.press("Control+End")
+    page.until("document.getElementById('token').textContent.includes('position 55')")
     assert "likeliest" in page.text("token")
-    assert page.text("back") == "Take back 3"
-    page.page.keyboard.press("Alt+Backspace")
-    page.until("page.view.tokens.length === 53")
-    calm(page)
+    for _ in range(3):
+        page.page.keyboard.press("Backspace")
+    page.until("page.work.stream.position === 53")
+    page.calm()
     assert kept.get(f"/v1/streams/{fork}").json()["position"] == 53
-    appended(page, "xyz")
-    assert shown(page) == told[:-3] + "xyz"
-    listed = page.do("[...document.querySelectorAll('#streams button')].map((b) => b.textContent)")
-    assert len(listed) == len(kept.get("/v1/streams").json()["data"])
-    page.until("document.getElementById('rows').children.length === 4")
-    assert "of 4 rows" in page.do("document.getElementById('rows').ariaLabel")
-    assert page.text("rows-text").endswith("queued")
-    assert "Streams" in page.text("memory")
-
+    page.page.keyboard.type("xyz")
+    page.until("page.work.stream.text.endsWith('xyz')")
+    page.calm()
+    assert page.page.input_value("#text") == told[:-3] + "xyz"
+    assert page.do("page.work.stream.handle.id") == fork, "the last tokens were taken back"
+    page.write("Another beginning")
+    assert position(kept, page) == len("Another beginning")
+    assert len(page.do(LISTED)) == 2
+    last = page.do("page.work.stream.handle.id")
     asked: list[str] = []
     page.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     page.page.click("#delete")
-    calm(page)
-    assert "56 tokens" in asked[0]
-    assert page.do("page.stream.id") == fork, "the reader said no"
+    page.until("!document.getElementById('delete').disabled")
+    assert "17 tokens" in asked[0]
+    assert page.do("page.work.stream.handle.id") == last, "the reader said no"
     page.page.once("dialog", lambda dialog: dialog.accept())
     page.page.click("#delete")
-    page.until(f"page.stream && page.stream.id !== {fork!r}")
-    calm(page)
-    assert kept.get(f"/v1/streams/{fork}").status_code == 404
+    page.until(f"page.work.stream.handle.id !== {last!r}")
+    assert kept.get(f"/v1/streams/{last}").status_code == 404
     assert page.error is None
 
 
-@pytest.mark.slow
-def test_the_chosen_stream_is_in_view(kept: Running, open_page: Open) -> None:
+def test_a_reload_shows_the_text_of_this_tab(kept: Running, open_page: Open) -> None:
     for _ in range(12):
         kept.post("/v1/streams", {"text": TEXT}).raise_for_status()
     page = open_page(kept)
-    calm(page)
+    page.write("The cat is")
+    page.page.goto("about:blank")
+    page.page.goto(page.address)
+    page.ready()
+    assert page.page.input_value("#text") == "The cat is"
     hidden = """(() => { const list = document.getElementById('streams').getBoundingClientRect();
         const item = document.querySelector('#streams [aria-current=true]').getBoundingClientRect();
         return Math.max(list.top - item.top, item.bottom - list.bottom); })()"""
-    assert page.do("document.querySelector('#streams [aria-current=true] span').textContent") != "Stream 1"
     assert page.do("document.getElementById('streams').scrollTop") > 0
     assert page.do(hidden) < 1
-    assert page.do("scrollY") == 0
-    hint = "getComputedStyle(document.getElementById('text'), '::before').content"
-    assert page.text("earlier").startswith(f"… {len(TEXT)} earlier tokens")
-    assert page.do(hint) == "none", "there are tokens, although they are not shown"
-    page.page.click("#new")
-    page.until("page.stream.position === 0")
-    calm(page)
-    assert "Nothing yet" in page.do(hint)
-    assert page.do(hidden) < 1
+    page.page.click("#streams li:first-child button")
+    page.until("page.work.stream.ids.length === 0")
+    assert "earlier tokens are no longer shown" in page.text("earlier")
+    page.write("The man")
+    assert page.text("state").startswith("position ")
 
 
 @pytest.mark.slow
 def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
-    page = open_page(kept)
-    begun(page, "The cat")
+    page = open_page(kept, faulty=True)
+    page.write("The cat")
     page.page.fill("#count", "2000")
     with paused(kept, after=20) as goes_on:  # else a fast engine is done before a busy browser says stop
         page.page.click("#go")
-        page.until("page.view.tokens.length === 27")
+        page.until("page.work.stream.ids.length >= 27")
         stopped(page, kept, goes_on)
-    count = page.do("page.view.tokens.length")
+    count = page.do("page.work.stream.ids.length")
     assert count < 2007
-    assert page.do("page.stream.position") == count
-    page.page.fill("#typed", "日")
-    page.page.press("#typed", "Enter")
+    assert position(kept, page) == count
+    page.page.fill("#text", "日")
     page.until("!document.getElementById('error').hidden")
     assert "日" in str(page.error)
-    assert page.do("document.getElementById('typed').value") == "日", "what was typed is not lost"
+    assert page.page.input_value("#text") == "日", "what was typed is not lost"
 
 
-@pytest.mark.slow
-def test_what_somebody_else_appends_hides_the_tokens_before_and_typing_is_kept(
-    kept: Running, open_page: Open
-) -> None:
-    page = open_page(kept)
-    begun(page, "The cat")
-    path = f"/v1/streams/{page.do('page.stream.id')}"
+def test_what_another_client_appends_is_not_taken_back(kept: Running, open_page: Open) -> None:
+    page = open_page(kept, faulty=True)
+    page.write("The cat")
+    path = f"/v1/streams/{page.do('page.work.stream.handle.id')}"
     assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
-    appended(page, " a man")
-    assert shown(page) == ""
-    assert "… 16 earlier tokens" in page.text("earlier")
-    appended(page, "The cat")
-    assert shown(page) == "The cat"
-    assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
-    page.page.reload()
-    page.until("Boolean(globalThis.page?.stream)")
-    calm(page)
-    page.do(f"page.inTurn(() => page.open(page.streams.find((each) => '{path}'.endsWith(each.id))))")
-    assert shown(page) == "", "these tokens are not the last ones"
-    assert "… 26 earlier tokens" in page.text("earlier")
-    page.page.fill("#typed", "The man")
-    page.page.fill("#count", "500")
-    page.page.click("#go")
-    page.do("document.getElementById('typed').value += ' is typing'")
-    page.until("!page.running && page.view.tokens.length > 500")
-    calm(page)
-    assert page.do("document.getElementById('typed').value") == " is typing"
-    composed = "new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, isComposing: true})"
-    page.do(f"document.getElementById('typed').dispatchEvent({composed})")
-    calm(page)
-    assert page.do("document.getElementById('typed').value") == " is typing"
+    page.page.fill("#text", "The cat sat")
+    page.until("!document.getElementById('error').hidden")
+    assert "another client has changed this stream" in str(page.error).lower()
+    assert "… 10 earlier tokens" in page.text("earlier")
+    page.write(" here")
+    assert kept.get(path).json()["position"] == 15
 
 
 @pytest.mark.parametrize("key", ["0123456789abcdef/+==", "schlüssel-schlüssel"])
@@ -328,15 +276,32 @@ def test_a_key_is_asked_for(keeping: Keeping, open_page: Open, tmp_path: Path) -
     with keeping(tmp_path, read_keys=lambda: keys_of([f"anna {key}"], "keys")) as server:
         page = open_page(server, faulty=True)
         assert "no valid API key" in str(page.error)
-        page.page.fill("#key", key)
-        page.page.keyboard.press("Enter")
-        page.until("Boolean(page.stream)")
-        calm(page)
-        appended(page, "The cat")
-        assert page.do("page.stream.position") == 7
+        page.page.fill("#api-key", key)
+        with page.page.expect_navigation():
+            page.page.keyboard.press("Enter")
+        page.ready()
+        page.write("The cat")
+        assert page.do("page.work.stream.handle.position") == 7
         assert page.error is None
         headers = {"authorization": f"Bearer {key}"}
         assert len(httpx.get(f"{server.at}/v1/streams", headers=headers).json()["data"]) == 1
+
+
+@pytest.mark.slow
+def test_music_has_a_piano_roll(open_page: Open) -> None:
+    opened = sources(("chorales", ROOT / "examples" / "music" / "chorales"))
+    with running(opened) as server:
+        page = open_page(server, link="seed=3")
+        assert page.page.is_visible("#roll")
+        assert page.page.is_hidden("#text")
+        assert page.do("page.work.roll.notes.length") > 12
+        found = page.do("document.getElementById('tokens').textContent")
+        again = open_page(server, link=page.do("page.work.link()")[1:])
+        assert again.do("document.getElementById('tokens').textContent") == found
+        page.page.click("#play")
+        page.until("page.work.organ?.now > 0.5")
+        page.page.keyboard.press("Escape")
+        page.until("page.work.organ.context.state === 'suspended'")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -345,9 +310,9 @@ def test_screens_hold_everything(
     kept: Running, open_page: Open, scheme: str, width: int, height: int
 ) -> None:
     for _ in range(12):
-        kept.post("/v1/streams", {}).raise_for_status()
+        kept.post("/v1/streams", {"text": TEXT}).raise_for_status()
     page = open_page(kept, color_scheme=scheme, viewport={"width": width, "height": height})
-    page.until("document.getElementById('memory').children.length > 0")
+    page.until("document.getElementById('status').textContent !== ''")
     assert page.do("document.documentElement.scrollWidth") <= width
     column = page.do("[document.querySelector('aside')].map((a) => [a.scrollHeight, a.clientHeight])[0]")
     assert column[0] <= column[1]
@@ -364,8 +329,9 @@ def test_screens_hold_everything(
 def test_the_page_needs_no_key_and_has_a_policy(kept: Running) -> None:
     index = kept.get("/")
     assert index.status_code == 200
+    assert 'data-back-end="server"' in index.text
     assert "default-src 'none'" in index.headers["content-security-policy"]
-    for name in ("style.css", "serve.css", "main.js", "tokens.js", "icon.svg"):
+    for name in ("style.css", "main.js", "backend-server.js", "icon.svg"):
         assert kept.get(f"/page/{name}").status_code == 200, name
     for name in ("..%2fpage.py", "index.py", "%2e%2e"):
         assert kept.get(f"/page/{name}").status_code == 404

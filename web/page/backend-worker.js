@@ -1,0 +1,197 @@
+/** The model in a worker of the browser: one of those that `xl-export web` put next to the page. */
+import { XLExportError, open } from "../src/index.js";
+import { noteOf, withNote } from "./saved.js";
+import { Refusal } from "./stream.js";
+
+const MOST_THREADS = 4; // more only wait for each other in models that a page can hold
+const LARGE = 32e6; // bytes; in smaller models a second thread waits longer than it computes
+const TOGETHER = 60; // milliseconds of work whose tokens come in one message
+
+/**
+ * @param {{
+ *   model: string | null, wanted: URLSearchParams, progress: (loaded: number, total: number) => void,
+ * }} options
+ */
+export async function connect({ model: name, wanted, progress }) {
+  const response = await fetch("site.json").catch(() => null);
+  const site = response?.ok ? await response.json().catch(() => null) : null;
+  if (!Array.isArray(site?.models) || !site.models.length)
+    throw new Refusal(
+      "site.json, which lists the models of this page, could not be read; copy the whole folder again.",
+    );
+  const chosen = site.models.find((/** @type {any} */ each) => each.name === name) ?? site.models[0];
+  const useful = chosen.num_bytes < LARGE ? 1 : Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
+  const model = await open(new URL(chosen.path, location.href), {
+    worker: wanted.get("worker") !== "no",
+    device: /** @type {any} */ (wanted.get("device") ?? "auto"),
+    threads: globalThis.crossOriginIsolated ? Number(wanted.get("threads")) || useful : 1,
+    onProgress: ({ loaded, total }) => progress(loaded, total),
+  });
+  return new WorkerBackEnd(
+    model,
+    chosen.name,
+    site.models.map((/** @type {any} */ each) => each.name),
+    site.about,
+  );
+}
+
+export class WorkerBackEnd {
+  /** @param {any} model @param {string} name @param {string[]} models @param {string} [about] */
+  constructor(model, name = "", models = [], about) {
+    this.model = model;
+    this.name = name;
+    this.models = models;
+    this.about = about;
+    /** @type {import("./back-end.d.ts").Description} */
+    this.known = this.#known();
+  }
+
+  describe() {
+    return this.known;
+  }
+
+  #known() {
+    const { facts, spec, vocabulary } = this.model;
+    const { layers, heads, head_dim: width, parameters } = spec.model;
+    const threads = facts.threads > 1 ? `, ${facts.threads} threads` : "";
+    return {
+      name: this.name,
+      models: this.models,
+      facts: `${(parameters / 1e6).toFixed(1)} M parameters · ${facts.computedBy}${threads}`,
+      hint: [`memory ${facts.memory}`, facts.deviceReason, facts.memoryReason, facts.threadsReason]
+        .filter(Boolean)
+        .join("; "),
+      where: "in your browser",
+      concern: spec.concern,
+      kind: vocabulary.kind,
+      special: vocabulary.special,
+      names:
+        vocabulary.kind === "ids"
+          ? Array.from({ length: vocabulary.size }, (_, id) => vocabulary.decoder()(id))
+          : null,
+      bytesPerStream: facts.bytesPerStream,
+      bytesPerToken: 2 * 4 * layers * heads * width, // keys and values of every layer in fp32
+      sampling: spec.sampling ?? {},
+      about: this.about,
+    };
+  }
+
+  /** @param {string} text */
+  async tokenize(text) {
+    const ids = this.model.vocabulary.encode(text);
+    const decoder = this.model.vocabulary.decoder();
+    const texts = ids.map((/** @type {number} */ id) => decoder(id));
+    if (texts.length) texts[texts.length - 1] += decoder.rest();
+    return { ids, texts };
+  }
+
+  async start() {
+    return new WorkerHandle(this.model, await this.model.start());
+  }
+
+  async list() {
+    return [];
+  }
+
+  /** @param {Uint8Array} file */
+  async load(file) {
+    return {
+      handle: new WorkerHandle(this.model, await this.model.loadMemory(file), false),
+      note: noteOf(file),
+      file,
+    };
+  }
+
+  check() {
+    return this.model.check();
+  }
+}
+
+export class WorkerHandle {
+  /** @type {"end" | "length" | "stopped" | null} */
+  ended = null;
+
+  /** @param {any} model @param {any} memory @param {boolean} predicts */
+  constructor(model, memory, predicts = true) {
+    this.model = model;
+    this.memory = memory;
+    this.predicts = predicts;
+  }
+
+  get position() {
+    return this.memory.position;
+  }
+
+  /** @param {number[]} ids @param {{signal?: AbortSignal}} [options] */
+  async append(ids, { signal } = {}) {
+    if (!ids.length) return [];
+    const { surprisals } = await this.model.score(ids, { memory: this.memory, signal });
+    this.predicts = true;
+    return Array.from(surprisals);
+  }
+
+  /** @param {number[]} prompt @param {any} options */
+  async *generate(prompt, { max_tokens: maxTokens, seed, signal, ...sampling }) {
+    const options = {
+      ...camel(sampling),
+      maxTokens,
+      seed,
+      signal,
+      memory: this.memory,
+      batchMilliseconds: TOGETHER,
+    };
+    this.ended = "stopped";
+    try {
+      for await (const { token, text, nats, ended } of this.model.generate(prompt, options)) {
+        this.ended = ended ?? this.ended;
+        yield { token, text, bits: nats / Math.LN2 };
+      }
+    } catch (error) {
+      if (/** @type {Error} */ (error).name !== "AbortError") throw error;
+    }
+  }
+
+  /** @param {number} count @param {number} [last] */
+  async rewind(count, last) {
+    if (count === 0 && this.predicts) return true;
+    const again = last === undefined ? [] : [last]; // fed again, so that the next token is predicted
+    try {
+      await this.model.rewind(this.memory, count + again.length);
+    } catch (error) {
+      if (error instanceof XLExportError) return false; // too many for the ring, or no ring
+      throw error;
+    }
+    this.predicts = false;
+    if (again.length) await this.model.feed(again, this.memory);
+    this.predicts = again.length > 0;
+    return true;
+  }
+
+  async restart() {
+    await this.memory.restart();
+    this.predicts = true;
+  }
+
+  async fork() {
+    return new WorkerHandle(this.model, await this.memory.copy(), this.predicts);
+  }
+
+  /** @param {unknown} note */
+  async save(note) {
+    return new Blob([/** @type {any} */ (withNote(await this.model.saveMemory(this.memory), note))]);
+  }
+
+  async dispose() {
+    await this.memory.dispose();
+  }
+}
+
+/** Settings under the names of the module: `top_p` is `topP`. @param {Record<string, unknown>} settings */
+function camel(settings) {
+  return Object.fromEntries(
+    Object.entries(settings).map(([name, value]) => [
+      name.replace(/_(.)/g, (_, letter) => letter.toUpperCase()),
+      value,
+    ]),
+  );
+}
