@@ -156,7 +156,7 @@ def test_a_fork_has_a_parent_and_goes_its_own_way(
     page.until("page.work.streams.all.length === 2")
     page.write("The cat is")
     listed = "[...document.querySelectorAll('#streams button')].map((each) => each.textContent)"
-    assert page.do(listed) == ["Stream 17", "Stream 2 from Stream 1 at 710"]
+    assert page.do(listed) == ["Stream 17", "Stream 2from Stream 1 at 710"]
     same_bits(page, artefacts["ring"])
     page.page.click("#streams li:first-child button")
     page.until("page.work.stream.name === 'Stream 1'")

@@ -149,9 +149,15 @@ function files(work, name) {
   const file = /** @type {HTMLInputElement} */ (part("file"));
   button("save", async () => download(`${name}.stream`, await work.save()));
   button("link", async () => {
-    history.replaceState(null, "", work.link());
-    await navigator.clipboard?.writeText(location.href).catch(() => {});
-    part("link").textContent = "Copied";
+    const address = new URL(work.link(), location.href).href;
+    let done = "Copied";
+    try {
+      await navigator.clipboard.writeText(address);
+    } catch {
+      history.replaceState(null, "", address); // without HTTPS a page has no clipboard
+      done = "See address";
+    }
+    part("link").textContent = done;
     setTimeout(() => (part("link").textContent = "Copy link"), 1500);
     say("The link was copied.");
   });

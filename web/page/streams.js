@@ -111,7 +111,7 @@ export class Streams {
     name.textContent = stream.name;
     if (stream.parent) {
       const parent = document.createElement("small");
-      parent.textContent = ` from ${stream.parent}`;
+      parent.textContent = `from ${stream.parent}`;
       name.append(parent);
     }
     position.textContent = stream.position.toLocaleString("en");

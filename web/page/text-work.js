@@ -80,8 +80,11 @@ export class TextWork {
   async begin(link) {
     if (!link && (await this.streams.restore())) return;
     await this.streams.create();
-    if (link) await this.write(link);
-    else await this.#tell(BEGINNINGS[0], OPENING);
+    if (link) {
+      await this.write(link);
+      this.#told();
+    } else await this.#tell(BEGINNINGS[0], OPENING);
+    part("scroll").scrollTop = 0; // a visitor reads it from its beginning
   }
 
   /** Begins a text, and generates so many tokens. @param {any} given */
@@ -113,6 +116,11 @@ export class TextWork {
     const bits = this.stream.bits.slice(1).reduce((sum, each) => sum + each, 0);
     if (!(bits < UNLIKELY * this.stream.text.length)) await this.#clear();
     await this.go(settings);
+    this.#told();
+  }
+
+  /** Nobody has typed in this text, or it can be made again from a link. */
+  #told() {
     if (this.origin) this.origin.told = true;
   }
 

@@ -113,7 +113,7 @@ def test_every_file_that_the_page_names_is_there(tmp_path: Path) -> None:
     """Imports of modules and addresses in the page, all of them relative: no other server is named."""
     copy_page(tmp_path)
     page = (tmp_path / "index.html").read_text()
-    named = [tmp_path / name for name in re.findall(r'(?:src|href)="([^"#]+)"', page)]
+    named = [tmp_path / name for name in re.findall(r'(?:src|href|content)="(page/[^"#]+)"', page)]
     for script in tmp_path.rglob("*.js"):
         text = script.read_text(encoding="utf-8")
         named += [
