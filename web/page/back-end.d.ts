@@ -49,6 +49,7 @@ export interface Handle {
 
 export interface Sampling {
   temperature?: number;
+  /** 0 is all tokens. */
   top_k?: number;
   top_p?: number;
   min_p?: number;

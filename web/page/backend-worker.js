@@ -71,7 +71,7 @@ export class WorkerBackEnd {
           : null,
       bytesPerStream: facts.bytesPerStream,
       bytesPerToken: 2 * 4 * layers * heads * width, // keys and values of every layer in fp32
-      sampling: spec.sampling ?? {},
+      sampling: renamed(this.model.sampling ?? {}, snake),
       about: this.about,
     };
   }
@@ -131,9 +131,10 @@ export class WorkerHandle {
   }
 
   /** @param {number[]} prompt @param {any} options */
-  async *generate(prompt, { max_tokens: maxTokens, seed, signal, ...sampling }) {
+  async *generate(prompt, { max_tokens: maxTokens, top_k, seed, signal, ...sampling }) {
     const options = {
-      ...camel(sampling),
+      ...renamed(sampling, camel),
+      topK: top_k || null,
       maxTokens,
       seed,
       signal,
@@ -186,12 +187,13 @@ export class WorkerHandle {
   }
 }
 
-/** Settings under the names of the module: `top_p` is `topP`. @param {Record<string, unknown>} settings */
-function camel(settings) {
-  return Object.fromEntries(
-    Object.entries(settings).map(([name, value]) => [
-      name.replace(/_(.)/g, (_, letter) => letter.toUpperCase()),
-      value,
-    ]),
-  );
+/** The names of the page and those of the module: `top_p` and `topP`. @param {string} name */
+const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
+
+/** @param {string} name */
+const snake = (name) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+
+/** @param {Record<string, any>} settings @param {(name: string) => string} name */
+function renamed(settings, name) {
+  return Object.fromEntries(Object.entries(settings).map(([old, value]) => [name(old), value]));
 }

@@ -24,12 +24,15 @@ export function colour(name) {
 /** Settings of the artefact that the page has no field for. @type {Record<string, unknown>} */
 let others = {};
 
-/** The artefact's own sampling. @param {Record<string, any>} sampling */
+/**
+ * Starts from the artefact's own sampling; without any the fields keep theirs.
+ * @param {Record<string, any>} sampling
+ */
 export function useDefaults(sampling) {
-  useSettings(sampling);
-  others = Object.fromEntries(
-    Object.entries(sampling).filter(([name]) => !SHOWN.includes(/** @type {any} */ (name))),
-  );
+  if (!Object.keys(sampling).length) return;
+  const { temperature = 1, top_p = 1, top_k = 0, ...more } = sampling;
+  useSettings({ temperature, top_p, top_k });
+  others = more;
 }
 
 /** Puts settings into the fields that show them. @param {Record<string, any>} settings */
@@ -50,7 +53,7 @@ export function settings() {
     ...others,
     temperature: Number(field("temperature").value),
     top_p: Number(field("top_p").value),
-    top_k: number("top_k") || null,
+    top_k: number("top_k"),
     seed,
     tokens: number("count") || 200,
   };
