@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -22,6 +22,7 @@ MAX_SCALE = float(np.finfo(np.float32).max) / 128  # with a larger one, the byte
 GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
 MAX_STATES, MAX_AXES = 4 * MAX_LAYERS, 8  # of memory tensors that a module defines itself
 Form = Literal["ring", "shift", "hidden"]
+FORMS: tuple[Form, ...] = get_args(Form)
 # `own`: the tensors of a traced module whose memory has none of the three forms. Only such an artefact has
 # shapes in its spec; the tensors of the three forms follow from the model.
 AnyForm = Literal[Form, "own"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import get_args
 
 import numpy as np
 import onnx
@@ -29,15 +28,15 @@ from benchmarks.models import random_weights
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import Form
+from runtimes.contract.tensors import FORMS
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig, built_in
-from xl_export.graph.step import OPSETS, step_graph
+from xl_export.graph.ops import OPSETS
+from xl_export.graph.step import step_graph
 
 MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)
 RULE = MemoryRule(mem_len=6, segment=3)
-FORMS = get_args(Form)
 
 
 # Tokens of the held-out part, and of the vocabulary, of the corpora that recipes are for.

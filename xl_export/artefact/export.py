@@ -39,9 +39,9 @@ from xl_export.artefact.write import (
 )
 from xl_export.graph import fused_cpu, web
 from xl_export.graph.layers import Weights
-from xl_export.graph.ops import save_graph, save_model
+from xl_export.graph.ops import OPSETS, save_graph, save_model
 from xl_export.graph.quantise import lowered
-from xl_export.graph.step import OPSETS, StepGraph
+from xl_export.graph.step import StepGraph
 
 
 def export(

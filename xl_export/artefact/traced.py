@@ -31,9 +31,9 @@ from xl_export.artefact.write import (
     spec_of,
     write_artefact,
 )
-from xl_export.graph.ops import TYPES, save_model
+from xl_export.graph.ops import OPSETS, TYPES, save_model
 from xl_export.graph.quantise import lowered
-from xl_export.tracing.graph import OPSETS, traced_graph
+from xl_export.tracing.graph import traced_graph
 from xl_export.tracing.module import (
     ModuleSession,
     digest_of,

@@ -13,8 +13,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.contract.spec import GRAPH, WEIGHTS
-from runtimes.contract.tensors import TensorSpec
+from runtimes.contract.tensors import AnyForm, TensorSpec
 
+# The standard operator set of a graph by its form of memory: Attention needs 23 and TensorScatter 24. Graphs
+# for WebGPU use an older one (`xl_export.graph.web.OPSET`).
+OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
 UNNAMED = "constant_"  # and a number that is counted in each graph: two graphs use one name for two arrays
 IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
 TYPES = {

@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import Form, head_groups
+from runtimes.contract.tensors import head_groups
 from trainer.model.config import ModelConfig
 from xl_export.graph.gated import gated_attention
 from xl_export.graph.head import all_logits, embed, selected
@@ -31,8 +31,6 @@ from xl_export.graph.memory import Group, MemoryLayers
 from xl_export.graph.ops import remove_unused_nodes
 from xl_export.graph.persistent import attend_persistent, context_and_persistent
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
-
-OPSETS: dict[Form, int] = {"ring": 24, "shift": 23, "hidden": 23}  # Attention is 23, TensorScatter 24
 
 
 def step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:

@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import AnyForm
 from xl_export.graph.ops import IR_VERSION, TYPES, remove_unused_nodes
 from xl_export.tracing.module import Output
 from xl_export.tracing.ring import translations
 
-OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
 SHORTEST = 8  # tokens, where a segment of the rule has one or two
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
 # TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
@@ -139,7 +137,7 @@ def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
         made = torch.onnx.export(
             program,
             dynamo=True,
-            opset_version=OPSETS[spec.form],
+            opset_version=spec.opset,
             verbose=False,
             optimize=True,
             custom_translation_table=translations() if spec.form == "ring" else None,

@@ -20,11 +20,9 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError, first_li
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import Float
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import AnyForm, Form, Shapes, state_tensors
+from runtimes.contract.tensors import FORMS, AnyForm, Shapes, state_tensors
 from runtimes.contract.vocabulary import Vocab
 from trainer.run.session import TorchSession
-
-FORMS: tuple[Form, ...] = ("hidden", "shift", "ring")
 
 
 @dataclass(frozen=True, kw_only=True)
