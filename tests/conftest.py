@@ -15,6 +15,7 @@ import pytest
 
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.tensors import FORMS
 from tests.browsers import browsers, executable, playwright  # noqa: F401 (fixtures of one browser for all)
 from tests.once import made_once
 
@@ -104,7 +105,7 @@ def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     from xl_export.artefact.export import export
 
     folder = tmp_path_factory.mktemp("artefacts")
-    return {form: export(run, folder / form, memory=form) for form in ("ring", "shift", "hidden")}  # type: ignore[arg-type]
+    return {form: export(run, folder / form, memory=form) for form in FORMS}
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from runtimes.contract.tensors import FORMS
 from tests import fake_gpu
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
@@ -33,8 +34,8 @@ def folders_of_kinds(made: dict[str, Path], make_run: Callable[..., Path], folde
     made = dict(made)
     for name in OTHERS:
         made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
-        for form in ("ring", "shift", "hidden"):
-            made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)  # type: ignore[arg-type]
+        for form in FORMS:
+            made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)
     made |= {f"{name}device": made[f"{name}ring"] for name in ("", *(f"{name} " for name in OTHERS))}
     # ONNX Attention rounds all rows alike, which the body of the project's operator does not.
     options = {"target": "tensorrt", "precision": "fp32", "attention": "native"}

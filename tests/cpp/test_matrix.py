@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtimes.contract.spec import FUSED, load_spec
+from runtimes.contract.tensors import FORMS
 from runtimes.sessions import fused_cpu
 from tests.architectures import ARCHITECTURES
 from tests.cpp.comparison import compare
@@ -34,12 +35,9 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a run's sizes, a
     **{
         f"{precision} {form}": (WIDE, {"precision": precision, "memory": form})
         for precision in ("fp16", "int8", "int4", "int8-stored")
-        for form in ("ring", "shift", "hidden")
+        for form in FORMS
     },
-    **{
-        f"memory of halves {form}": ({}, {"memory_precision": "fp16", "memory": form})
-        for form in ("ring", "shift", "hidden")
-    },
+    **{f"memory of halves {form}": ({}, {"memory_precision": "fp16", "memory": form}) for form in FORMS},
     "memory of bytes": ({}, {"memory_precision": "int8"}),
     "memory of bytes, two groups of heads": (
         ARCHITECTURES["all-attention-groups"],

@@ -14,12 +14,12 @@ import pytest
 from runtimes import open_session
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, load_spec
+from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
 from tests.soak.schedule import Schedule
 from xl_export.artefact.export import export
 
-FORMS = ("ring", "shift", "hidden")
 STATUS = Path("/proc/self/statm")
 MiB = 1 << 20
 GROWTH = 48 * MiB  # of the resident memory, between the second quarter of the rounds and the last

@@ -20,13 +20,12 @@ from runtimes.base.errors import ConfigError, MissingPackageError, StreamError
 from runtimes.contract.device import Device
 from runtimes.contract.memory import DeviceTensor
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests import host_gpu
 from xl_export.artefact.export import export
-
-FORMS = ("ring", "shift", "hidden")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -26,6 +26,7 @@ from runtimes.contract.precision import (
     sentence,
 )
 from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS, load_spec
+from runtimes.contract.tensors import FORMS
 from runtimes.contract.vocabulary import load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -35,8 +36,6 @@ from xl_export.artefact.export import export
 from xl_export.artefact.validate import FailingCheckWarning
 from xl_export.cli.main import main
 from xl_export.graph import quantise
-
-FORMS = ("ring", "shift", "hidden")
 
 
 @pytest.mark.parametrize("form", FORMS)

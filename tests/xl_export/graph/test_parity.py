@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from runtimes import open_session
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.tensors import FORMS
 from tests.architectures import ARCHITECTURES, RULE
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
-FORMS = ("ring", "shift", "hidden")
 T, M = 8, 16  # of the shared run
 CUTS = {"ones": [1] * 336, "sevens": [7] * 48, "whole": [T] * 42, "mixed": [T, 1, 7] * 21}
 

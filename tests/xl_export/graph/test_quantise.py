@@ -20,6 +20,7 @@ from runtimes.contract.precision import Precision
 from runtimes.contract.reference import Reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
+from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.streams import feed, rows
 from tests.xl_export.graph.rounding import in_blocks, in_columns
@@ -32,7 +33,6 @@ from xl_export.graph import quantise as presets
 from xl_export.graph.ops import save_model
 from xl_export.graph.step import step_graph
 
-FORMS = ("ring", "shift", "hidden")
 KINDS = (
     "transformer-xl",
     "adaptive-softmax",

@@ -13,9 +13,8 @@ import pytest
 from runtimes import open_session
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
+from runtimes.contract.tensors import FORMS
 from xl_export.artefact.export import export
-
-FORMS = ("ring", "shift", "hidden")
 
 
 @pytest.fixture(params=FORMS)

@@ -13,7 +13,7 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import FUSED, GRAPH, load_spec
-from runtimes.contract.tensors import Form
+from runtimes.contract.tensors import FORMS, Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import check
 from tests.architectures import ARCHITECTURES
@@ -22,7 +22,6 @@ from trainer.run.checkpoint import load_run
 from trainer.run.session import TorchSession
 from xl_export.artefact.export import export, make_spec, write_graphs
 
-FORMS: tuple[Form, ...] = ("ring", "shift", "hidden")
 # Operators of ONNX Runtime's WebGPU provider, and those that only make shapes and rows of tables.
 ON_THE_GPU = {
     *(

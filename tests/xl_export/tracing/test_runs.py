@@ -15,6 +15,7 @@ from runtimes.base.errors import UserError
 from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
+from runtimes.contract.tensors import FORMS
 from tests.architectures import ARCHITECTURES
 from tests.commands import refused, xl
 from tests.streams import feed, rows
@@ -22,7 +23,6 @@ from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
 from xl_export.tracing.steps import OwnStep
 
-FORMS = ("ring", "shift", "hidden")
 T = 8
 CUT = [T, 1, 7, T, T, 3] * 2
 # A large vocabulary, and heads that see no context.
