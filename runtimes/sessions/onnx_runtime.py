@@ -29,7 +29,6 @@ from runtimes.contract.spec import (
     load_spec,
     open_artefact,
 )
-from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
@@ -49,13 +48,9 @@ MOST_KEPT = 1 << 18  # bytes of logits of a step; copying more would cost more t
 FORMAT = "session.load_model_format"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
-# The first release of ONNX Runtime that runs each form of memory.
-OLDEST: dict[AnyForm, tuple[int, int]] = {
-    "ring": (1, 25),
-    "shift": (1, 23),
-    "hidden": (1, 23),
-    "own": (1, 23),
-}
+# The first release of ONNX Runtime that computes a graph, and one of opset 24.
+OLDEST = (1, 23)
+OLDEST_24 = (1, 25)
 
 
 class OrtSession(GraphSession):
@@ -77,7 +72,7 @@ class OrtSession(GraphSession):
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self._kernel: Kernel = "fused" if library else "standard"
-        self._ort = import_onnxruntime(spec.form)
+        self._ort = import_onnxruntime(spec)
         if contents is None:
             names = (graph.name, WEIGHTS) if spec.storage == "external" else (graph.name,)
             contents = {name: read_bytes(graph.with_name(name)) for name in names}
@@ -426,7 +421,8 @@ def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
     return library
 
 
-def import_onnxruntime(form: AnyForm) -> Any:
+def import_onnxruntime(spec: Spec) -> Any:
+    """The module `onnxruntime`; raises MissingPackageError unless it computes the artefact's operators."""
     try:
         onnxruntime = load_onnxruntime()
     except ImportError as error:
@@ -435,9 +431,10 @@ def import_onnxruntime(form: AnyForm) -> Any:
             "GPU."
         ) from error
     major, minor, *_ = onnxruntime.__version__.split(".")
-    if (int(major), int(minor)) < OLDEST[form]:
+    oldest = OLDEST_24 if spec.opset >= 24 else OLDEST
+    if (int(major), int(minor)) < oldest:
         raise MissingPackageError(
-            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, and this is "
+            f"{spec.form} memory needs ONNX Runtime {'.'.join(map(str, oldest))} or newer, and this is "
             f"{onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with --memory shift."
         )
     return onnxruntime

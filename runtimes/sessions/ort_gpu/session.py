@@ -55,7 +55,7 @@ class OrtGpuSession(GraphSession):
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self.device, self.provider = device, PROVIDERS[device.kind]
-        self._ort = import_onnxruntime(spec.form)
+        self._ort = import_onnxruntime(spec)
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()
         self._spent: deque[int] = deque()  # numbers of graphs whose memories are gone
         loader = Loader(
