@@ -132,6 +132,14 @@ class Spec:
         return self.form == "ring" and self.target != "web"
 
     @property
+    def rows_apart(self) -> bool:
+        """Whether the rows of one step can advance by different numbers of tokens.
+
+        A token's slot in a ring follows from its position; other memory shifts all rows alike.
+        """
+        return self.form == "ring"
+
+    @property
     def lossy(self) -> bool:
         """Whether weights or memory are stored in fewer bits than they were trained in."""
         return (self.precision, self.memory_precision) != ("fp32", "fp32")

@@ -207,7 +207,7 @@ class GraphSession(FromLogits, ABC):
 
     def _refuse_lengths(self) -> None:
         """Raises StreamError where the rows of a step can only advance together."""
-        if self.spec.form != "ring":
+        if not self.spec.rows_apart:
             raise StreamError(
                 f"lengths were given, and in {self.spec.form} memory all rows of a step advance by the same "
                 "number of tokens; leave lengths out, or open an artefact with ring memory (`xl-export "

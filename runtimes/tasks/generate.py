@@ -165,7 +165,7 @@ def _rows_advance_apart(session: Session) -> bool:
     """
     if session.spec is None:
         return True
-    return session.spec.form == "ring" and sees_segment_end(session) is False
+    return session.spec.rows_apart and sees_segment_end(session) is False
 
 
 def _no_text(token: int) -> str:

@@ -75,7 +75,7 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
             what=f"a text that goes on beyond token {FAR:,}",
         )
         # Positions that count from the end of the segment would be changed by padding behind a row.
-        apart = exported.spec.form == "ring" and sees_segment_end(torch) is False
+        apart = exported.spec.rows_apart and sees_segment_end(torch) is False
         sides = [_unusual_rows(session, apart=apart) for session in (exported, torch)]
         _compare(*sides, tolerance=tolerance, what="rows with padding")
     return Reference(

@@ -24,7 +24,7 @@ STEPS = 3  # what a step writes to the memory shows in the logits of the steps a
 
 def refuse_unserved(session: Session) -> None:
     """Raises StreamError for a session whose rows cannot advance apart and in place on the CPU."""
-    if session.spec is not None and session.spec.form != "ring":
+    if session.spec is not None and not session.spec.rows_apart:
         raise StreamError(
             f"the artefact has {session.spec.form} memory, in which streams cannot be served apart from each "
             "other; export it with `--memory ring`."
