@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.contract.sampling import Sampler
+from runtimes.contract.sampling import SETTINGS, Sampler
 
 CASES = Path(__file__).parent / "data" / "sampling.jsonl"
 CLEAR = 1e-6  # how far a case is from every border, so that no rounding decides it
@@ -58,6 +58,18 @@ def naive_draw(
 def read_cases() -> list[dict[str, Any]]:
     """The cases of the file."""
     return [json.loads(line) for line in CASES.read_text().splitlines()]
+
+
+def range_cases() -> list[dict[str, Any]]:
+    """Values at the ends of each setting's range, and beyond them with the range in words."""
+    cases = []
+    for name, setting in SETTINGS.items():
+        beyond = 2 if name == "top_k" else 0.005  # a top_k of 0 means all tokens in C++
+        for value in (setting.least - beyond, setting.least, setting.most, setting.most + beyond):
+            if math.isfinite(value):
+                expected = None if value in setting else setting.expected
+                cases.append({"name": name, "value": value, "expected": expected})
+    return cases
 
 
 def make_cases() -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ class Driver {
     if (verb == "forget") return sessions_.clear(), "{}";
     if (verb == "json") return json();
     if (verb == "draw") return draw();
+    if (verb == "in_place") return in_place();
     const xl_export::Session& session = open();
     if (verb == "open") return "{\"kernel\": \"" + std::string(session.kernel()) +
              "\", \"oldest\": " + std::to_string(xl_export::detail::oldest_runtime(session.spec())) + "}";
@@ -164,6 +165,13 @@ class Driver {
   std::string json() {
     xl_export::detail::json::parse(question_.at("text").string());
     return "{}";
+  }
+
+  std::string in_place() {
+    xl_export::Spec spec;
+    spec.form = question_.at("form").string();
+    spec.target = question_.at("target").string();
+    return std::string("{\"in_place\": ") + (spec.in_place() ? "true}" : "false}");
   }
 
   static xl_export::Sampler sampler(const Value& settings) {

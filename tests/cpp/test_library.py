@@ -15,16 +15,18 @@ from runtimes import open_session
 from runtimes.contract.memory import save_memory
 from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.spec import Storage
+from runtimes.contract.tensors import FORMS
 from runtimes.tasks.generate import generate
 from tests.architectures import ARCHITECTURES
 from tests.cpp.comparison import compare
 from tests.cpp.program import Driver
 from tests.cpp.test_vocabularies import with_vocabulary
-from tests.sampling import read_cases
+from tests.runtimes.contract.test_spec import in_place_cases
+from tests.sampling import range_cases, read_cases
 from xl_export.artefact.export import export
 
 
-@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+@pytest.mark.parametrize("form", FORMS)
 def test_each_form_gives_python_s_answers(
     form: str, driver: Driver, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -67,11 +69,6 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     assert "is not among the" in driver.refusal("generate", ring, prompt="The ☃", tokens=1)
     assert "has no tokens" in driver.refusal("generate", ring, prompt="", tokens=1)
     assert "max_tokens is 0" in driver.refusal("generate", ring, prompt="T", tokens=0)
-    assert "temperature is -1" in driver.refusal("generate", ring, prompt="T", tokens=1, temperature=-1)
-    for name in ("top_p", "repetition_penalty"):
-        assert f"{name} is 0; expected" in driver.refusal("generate", ring, prompt="T", tokens=1, **{name: 0})
-    assert "min_p is 2; expected 0 to 1." in driver.refusal("generate", ring, prompt="T", tokens=1, min_p=2)
-    assert "expected -2 to 2" in driver.refusal("generate", ring, prompt="T", tokens=1, presence_penalty=3)
     assert "a stop string is empty" in driver.refusal("generate", ring, prompt="T", tokens=1, stop=[""])
     assert "is not an artefact" in driver.refusal("open", tmp_path)
     assert "could not be loaded" in driver.refusal("open", ring, fused=str(ring / "weights.bin"))
@@ -205,3 +202,19 @@ def test_only_json_is_read(driver: Driver) -> None:
     ):
         assert driver.refusal("json", Path(), text=wrong)
     assert "nested" in driver.refusal("json", Path(), text="[" * 100_000)
+
+
+def test_settings_of_sampling_have_python_s_ranges(driver: Driver, artefacts: dict[str, Path]) -> None:
+    for case in range_cases():
+        setting = {case["name"]: case["value"]}
+        found = driver.ask("generate", artefacts["ring"], prompt="T", tokens=1, **setting)
+        if case["expected"] is None:
+            assert "error" not in found, case
+        else:
+            assert found["error"].startswith(f"{case['name']} is "), case
+            assert f"expected {case['expected']}" in found["error"], case
+
+
+def test_memory_is_written_in_place_where_python_does(driver: Driver) -> None:
+    for case in in_place_cases():
+        assert driver.ask("in_place", Path(), **case) == {"in_place": case["expected"]}, case

@@ -16,7 +16,8 @@ import pytest
 
 from runtimes.contract.checks import load_memory
 from runtimes.sessions.onnx_runtime import OrtSession
-from tests.sampling import read_cases
+from tests.runtimes.contract.test_spec import in_place_cases
+from tests.sampling import range_cases, read_cases
 from tests.web import cases
 from tests.web.npm import copied_module, node, packages, run_node
 
@@ -44,6 +45,8 @@ def given(
         "chunks": cases.long_text(),
         "padded": str(padded_artefact),
         "sampling": read_cases(),
+        "ranges": range_cases(),
+        "inPlace": in_place_cases(),
         "cases": [cases.model_case(name, folder, scratch) for name, folder in folders.items()],
         "vocabularies": [
             cases.vocabulary_case(name, vocab, scratch / f"vocabulary-{name}")

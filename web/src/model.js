@@ -98,10 +98,10 @@ export class Model {
    * @param {Memory} memory @param {number} count
    */
   async rewind(memory, count) {
-    const { form, rule, target } = this.spec;
+    const { form, rule } = this.spec;
     refuseForeign(memory, this.engine, this.identity);
     refuseSeveral(memory);
-    if (form !== "ring" || target === "tensorrt") {
+    if (form !== "ring") {
       throw new XLExportError(
         `no token can be taken back from memory of the form ${form}; feed the text again from its beginning.`,
       );

@@ -17,6 +17,8 @@ if (!path)
  *     decoded: {ids: number[], pieces: string[]}[]}[],
  *   sampling: {logits: number[], settings: Record<string, number>, prompt: number[], generated: number[],
  *     uniform: number, token: number}[],
+ *   ranges: {name: string, value: number, expected: string | null}[],
+ *   inPlace: {form: string, target: string, expected: boolean}[],
  *   old: {name: string, folder: string, prompt: string, continued: string, stream: string}[],
  * }}
  */

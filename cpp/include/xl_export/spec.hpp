@@ -58,8 +58,8 @@ struct Spec {
            state[index].name == state[index - 1].name + "_scale";
   }
 
-  // One buffer may be read and written by the same step: the ring's only reader writes in place.
-  bool in_place() const { return form == "ring" && target == "onnxruntime"; }
+  // Whether past and present of the memory are one buffer. A graph for WebGPU makes a ring anew in each step.
+  bool in_place() const { return form == "ring" && target != "web"; }
 
   std::size_t row_bytes() const {
     std::size_t bytes = 0;

@@ -10,7 +10,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onnx
 import pytest
@@ -29,11 +29,12 @@ from runtimes.contract.spec import (
     VOCAB,
     WEIGHTS,
     Spec,
+    Target,
     load_spec,
     read_spec,
     save_spec,
 )
-from runtimes.contract.tensors import OPTIONAL_WHEN, head_groups, state_tensors
+from runtimes.contract.tensors import OPTIONAL_WHEN, AnyForm, head_groups, state_tensors
 from runtimes.sessions.open import open_session
 from tests.sealing import identity, sealed
 
@@ -66,6 +67,15 @@ def make_spec(form: Any = "ring", **changes: Any) -> Spec:
         "source": {"model.safetensors": "ab"},
     }
     return Spec(**{**facts, **changes}).completed()
+
+
+def in_place_cases() -> list[dict[str, Any]]:
+    """Whether memory is written in place, by form and target, for the readers in other languages too."""
+    return [
+        {"form": form, "target": target, "expected": make_spec(form, target=target).in_place}
+        for form in get_args(AnyForm)
+        for target in get_args(Target)
+    ]
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
