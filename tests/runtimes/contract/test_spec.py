@@ -212,7 +212,7 @@ def test_a_spec_comes_back_as_it_was_saved(artefacts: dict[str, Path], tmp_path:
 def test_a_newer_schema_is_told_to_update(artefact: Path) -> None:
     edit(artefact, lambda spec: spec.update(schema=SCHEMA + 1, news=1))
     with pytest.raises(
-        ArtefactError, match=r"has schema 2, and this version reads up to 1; update with `pip install -U"
+        ArtefactError, match=r"has schema 2, and this version reads up to 1; update xl-export"
     ):
         load_spec(artefact)
 
