@@ -19,7 +19,7 @@ from benchmarks.checked_sessions import open_graph
 from benchmarks.models import Weights
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
-from runtimes.contract.precision import TOLERANCES
+from runtimes.contract.precision import PRESETS
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import TensorSpec
@@ -32,7 +32,7 @@ from xl_export.graph.ops import graph_input, save_model
 from xl_export.graph.tables import position_table, query_bias
 
 OPSET = 23
-TOLERANCE = TOLERANCES["fp32"]  # nats
+TOLERANCE = PRESETS["fp32"].tolerance  # nats
 
 
 class Growing:

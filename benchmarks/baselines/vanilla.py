@@ -22,7 +22,7 @@ from benchmarks.baselines.naive import naive_next_logits
 from benchmarks.checked_sessions import open_graph
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
-from runtimes.contract.precision import TOLERANCES
+from runtimes.contract.precision import PRESETS
 from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import TensorSpec
 from trainer.model.config import ModelConfig
@@ -33,7 +33,7 @@ from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input, save_model
 
 OPSET = 23
-TOLERANCE = TOLERANCES["fp32"]  # nats
+TOLERANCE = PRESETS["fp32"].tolerance  # nats
 
 
 class Window:

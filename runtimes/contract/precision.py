@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from runtimes.base.errors import ConfigError
 
@@ -17,44 +17,48 @@ MemoryType = Literal[Float, "int8"]  # of keys and values in memory
 MEMORY_TYPES: dict[MemoryPrecision, MemoryType] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 MIN_TOKENS = 256  # the smallest number of tokens by which a limit is judged
 MAX_FIGURE = 1e15  # of anything measured
-QUANTISED: tuple[Precision, ...] = ("int8-stored", "int8", "int4", "fp8")
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-# The largest difference in log-probability, in nats, that `check` lets pass. With fp32 and fp16 it is the
-# difference from PyTorch. Of 620 tokens drawn at random, a sound fp16 model has one that differs by 0.02, and
-# 0.001 in the mean. With quantised weights it is the difference from the same weights in fp32. int8-stored
-# adds in fp32, as fp32 itself does. With int8 and int4 activations are rounded to int8 too: trained models
-# differed by 0.18 at most and 0.024 in the mean, on tokens drawn at random. A wrong scale moves the mean,
-# which has a tolerance of its own. Engines round no activations: they have the limits of fp16 (see `Spec`).
-TOLERANCES: dict[Precision, float] = {
-    "fp32": 1e-4,
-    "fp16": 5e-2,
-    "int8-stored": 1e-4,
-    "int8": 0.5,
-    "int4": 0.5,
-    "fp8": 0.5,
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """What is particular to a precision of the weights."""
+
+    bits: int
+    """Of each value of a large matrix."""
+    rounds_activations: bool = False
+    """Whether ONNX Runtime multiplies in integers, so activations are rounded to int8 too."""
+    tolerance: float
+    """The largest difference in log-probability, in nats, that `check` allows."""
+    mean_tolerance: float
+    """The same for the mean difference; a wrong scale moves the mean."""
+    limit: float
+    """The most bits per token that it may lose against fp32."""
+    oldest_gpu: float = 0.0
+    """The compute capability of the oldest GPU for which TensorRT accepts such weights."""
+
+
+# With fp32 and fp16, answers are compared with PyTorch. Of 620 tokens drawn at random, a sound fp16 model has
+# one that differs by 0.02, and 0.001 in the mean. With quantised weights, answers are compared with the same
+# weights in fp32. int8-stored adds in fp32, as fp32 itself does. With int8 and int4, trained models differed
+# by 0.18 at most and 0.024 in the mean, on tokens drawn at random. Engines round no activations: they have
+# the tolerances of fp16 (see `runtimes.contract.spec.tolerances`).
+PRESETS: dict[Precision, Preset] = {
+    "fp32": Preset(bits=32, tolerance=1e-4, mean_tolerance=1e-4, limit=0.0),
+    "fp16": Preset(bits=16, tolerance=5e-2, mean_tolerance=1e-2, limit=0.002),
+    "int8-stored": Preset(bits=8, tolerance=1e-4, mean_tolerance=1e-4, limit=0.01),
+    "int8": Preset(bits=8, rounds_activations=True, tolerance=0.5, mean_tolerance=5e-2, limit=0.01),
+    "int4": Preset(
+        bits=4, rounds_activations=True, tolerance=0.5, mean_tolerance=5e-2, limit=0.05, oldest_gpu=8.0
+    ),
+    "fp8": Preset(bits=8, tolerance=0.5, mean_tolerance=5e-2, limit=0.02, oldest_gpu=8.9),
 }
-MEAN_TOLERANCES: dict[Precision, float] = {
-    "fp32": 1e-4,
-    "fp16": 1e-2,
-    "int8-stored": 1e-4,
-    "int8": 5e-2,
-    "int4": 5e-2,
-    "fp8": 5e-2,
-}
+QUANTISED: tuple[Precision, ...] = tuple(name for name, preset in PRESETS.items() if preset.bits < 16)
 # The largest and the mean difference from PyTorch with memory in int8, which rounds as the artefact does:
 # only a value between two bytes may go either way. The trained model of stories differed by 0.0027 at most,
 # and by 0.00006 in the mean. Where the reference holds other answers, memory in int8 has the limits of int8
 # weights.
 MEMORY_IN_BYTES = (2e-2, 2e-3)
-# The largest number of bits per token that a preset may lose against fp32.
-LIMITS: dict[Precision, float] = {
-    "fp32": 0.0,
-    "fp16": 0.002,
-    "int8-stored": 0.01,
-    "int8": 0.01,
-    "int4": 0.05,
-    "fp8": 0.02,
-}
+# The most bits per token that memory in a precision may lose against fp32.
 MEMORY_LIMITS: dict[MemoryPrecision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.002}
 
 
@@ -116,7 +120,7 @@ def named(precision: Precision, memory: MemoryPrecision) -> str:
 
 def verdict(precision: Precision, memory: MemoryPrecision, measured: Measured) -> str:
     """Whether the loss of a preset is within its limit, in words; a few tokens are not enough to judge it."""
-    limit = max(LIMITS[precision], MEMORY_LIMITS[memory])
+    limit = max(PRESETS[precision].limit, MEMORY_LIMITS[memory])
     if measured.tokens < MIN_TOKENS:
         return "too few tokens to judge"
     return f"{'within' if measured.bits_lost <= limit else 'BEYOND'} the limit of {limit}"

@@ -22,10 +22,9 @@ from runtimes.base.records import to_json
 from runtimes.base.sealed import FileFacts, read_sealed, reading_files, write_sealed
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
-    MEAN_TOLERANCES,
     MEMORY_IN_BYTES,
     MEMORY_TYPES,
-    TOLERANCES,
+    PRESETS,
     Measured,
     MemoryPrecision,
     MemoryType,
@@ -210,16 +209,13 @@ def tolerances(
 
     The second one is tighter where the first leaves room for single values.
     """
-    if answers == "memory-in-bytes":
-        return max(TOLERANCES[precision], MEMORY_IN_BYTES[0]), max(
-            MEAN_TOLERANCES[precision], MEMORY_IN_BYTES[1]
-        )
     # An engine multiplies by its stored weights in fp16 and rounds no activations to fewer bits. Where the
     # reference is of the stored weights, it must be as near as one of fp16.
-    weights = "fp16" if target == "tensorrt" and answers == "stored-weights" else precision
-    return max(TOLERANCES[weights], TOLERANCES[memory]), max(
-        MEAN_TOLERANCES[weights], MEAN_TOLERANCES[memory]
-    )
+    weights = PRESETS["fp16" if target == "tensorrt" and answers == "stored-weights" else precision]
+    remembered = (PRESETS[memory].tolerance, PRESETS[memory].mean_tolerance)
+    if answers == "memory-in-bytes":
+        remembered = MEMORY_IN_BYTES
+    return max(weights.tolerance, remembered[0]), max(weights.mean_tolerance, remembered[1])
 
 
 def save_spec(folder: Path, spec: Spec) -> Spec:

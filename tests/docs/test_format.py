@@ -14,7 +14,7 @@ import pytest
 
 from runtimes.base.sealed import FileFacts
 from runtimes.contract.model_facts import ModelFacts
-from runtimes.contract.precision import MEAN_TOLERANCES, TOLERANCES, Measured
+from runtimes.contract.precision import PRESETS, Measured
 from runtimes.contract.reference import ReferenceFile, StoredArray
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec, load_spec, tolerances
@@ -66,7 +66,7 @@ def test_the_tolerances_are_those_of_check() -> None:
         for cells in table("`spec.json` has both limits.")
         for precision in QUOTED.findall(cells[0])
     }
-    assert stated == {name: (TOLERANCES[name], MEAN_TOLERANCES[name]) for name in TOLERANCES}
+    assert stated == {name: (preset.tolerance, preset.mean_tolerance) for name, preset in PRESETS.items()}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.files import atomic_file
-from runtimes.contract.precision import Precision
+from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.reference import Reference
 from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage, Target
 from runtimes.contract.vocabulary import Vocab
@@ -30,7 +30,6 @@ from xl_export.artefact.validate import refuse_other_answers
 
 # Protobuf and flatbuffers count bytes with 31 bits; the rest is for what the weights are wrapped in.
 LARGEST = (1 << 31) - (1 << 24)
-LEAST_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2}  # of a parameter
 
 
 def refuse_other_storage(storage: Storage, target: Target, parameters: int, precision: Precision) -> None:
@@ -48,8 +47,8 @@ def refuse_other_storage(storage: Storage, target: Target, parameters: int, prec
             "--ort writes int8-stored weights as fp32, because its converter computes what loading would; "
             "give --precision int8, or leave out --ort."
         )
-    if storage != "external" and precision in LEAST_BYTES:
-        _refuse_size(LEAST_BYTES[precision] * parameters, storage)
+    if storage != "external":
+        _refuse_size(PRESETS[precision].bits * parameters // 8, storage)
 
 
 def _refuse_size(num_bytes: int, storage: Storage) -> None:

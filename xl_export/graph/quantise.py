@@ -24,13 +24,12 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.base.startup import load_onnxruntime
-from runtimes.contract.precision import Precision
+from runtimes.contract.precision import PRESETS, Precision
 from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, SCALES_OF
 from xl_export.graph.ops import remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
 LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
-BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 SMALL = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
 # The ends of the names of scales that stay in float32: they may be too small for half precision.
@@ -40,8 +39,9 @@ COLUMN_SCALES = ".column_scales"
 
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:
     """Returns the fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
-    if precision in BITS:
-        quantise(model, BITS[precision])
+    preset = PRESETS[precision]
+    if preset.rounds_activations:
+        quantise(model, preset.bits)
         store_tables_in_bytes(model)
     elif precision == "int8-stored":
         store_matrices_in_bytes(model)

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_unordered
-from runtimes.contract.precision import Precision
+from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.rule import MemoryRule
 
 # The compute capabilities that TensorRT-RTX builds for ahead of time.
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
-# The compute capability from which on TensorRT-RTX builds; for older ones it says that the type is missing.
-OLDEST_GPU: dict[Precision, float] = {"int4": 8.0, "fp8": 8.9}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +118,7 @@ class BuildOptions:
 
 def refuse_old_gpus(precision: Precision, capabilities: Iterable[str]) -> None:
     """Raises ConfigError where a GPU of one of these compute capabilities has no numbers of the precision."""
-    oldest = OLDEST_GPU.get(precision, 0.0)
+    oldest = PRESETS[precision].oldest_gpu
     for capability in capabilities:
         if float(capability) < oldest:
             raise ConfigError(

@@ -13,6 +13,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_bytes, read_json, sha256, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import BUILD
+from runtimes.contract.precision import PRESETS
 from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_spec, refuse_ort_format
 from runtimes.contract.vocabulary.subword import FILES
@@ -164,7 +165,7 @@ def _refuse_failing(artefact: Path) -> None:
 
 def _warning(artefact: Path, spec: Spec) -> str | None:
     """What makes an artefact slow in a browser, as one sentence; None where nothing does."""
-    if spec.precision in ("int8", "int4"):
+    if PRESETS[spec.precision].rounds_activations:
         return (
             f"{artefact} multiplies weights in {spec.precision}, which takes a browser 5 to 9 times as "
             "long as fp32; export the run with --precision int8-stored, which is small and as fast as fp32."

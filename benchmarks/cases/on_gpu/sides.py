@@ -21,7 +21,7 @@ from benchmarks.models import random_weights, write_run
 from runtimes import Session, check, load_memory, open_session, save_memory
 from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import PLAN, Attention, Flavour
-from runtimes.contract.precision import MEMORY_IN_BYTES, TOLERANCES, MemoryPrecision, Precision
+from runtimes.contract.precision import MEMORY_IN_BYTES, PRESETS, MemoryPrecision, Precision
 from runtimes.contract.rule import Mask, MemoryRule
 from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.device_memory import Cuda
@@ -60,8 +60,8 @@ class Graph:
 
         A coarse memory may round a key or value that lies between two numbers to either of them.
         """
-        memory = {"fp32": 0.0, "fp16": TOLERANCES["fp16"], "int8": MEMORY_IN_BYTES[0]}[self.memory]
-        return max(TOLERANCES[self.precision], memory, LEAST_TOLERANCE)
+        memory = {"fp32": 0.0, "fp16": PRESETS["fp16"].tolerance, "int8": MEMORY_IN_BYTES[0]}[self.memory]
+        return max(PRESETS[self.precision].tolerance, memory, LEAST_TOLERANCE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.cases.on_gpu.sides import LEAST_TOLERANCE, rule_of, run_folder
 from benchmarks.configs import BenchmarkConfig
-from runtimes.contract.precision import TOLERANCES
+from runtimes.contract.precision import PRESETS
 from runtimes.contract.rule import MemoryRule
 from trainer.model.model import LanguageModel
 from trainer.model.projected import ProjectedModel
@@ -91,7 +91,7 @@ def model_on(
     expected = Stream(model, config).answers()
     moved = copy.deepcopy(model).to(device, torch.float16 if halves else torch.float32)
     worst = float((Stream(moved, config, compiled=compiled).answers() - expected).abs().max())
-    return moved, worst, max(TOLERANCES["fp16" if halves else "fp32"], LEAST_TOLERANCE)
+    return moved, worst, max(PRESETS["fp16" if halves else "fp32"].tolerance, LEAST_TOLERANCE)
 
 
 def timed_step(

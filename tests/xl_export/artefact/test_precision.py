@@ -17,9 +17,8 @@ from click.testing import CliRunner
 from runtimes import open_session
 from runtimes.base.errors import ConfigError, TextError
 from runtimes.contract.precision import (
-    LIMITS,
     MEMORY_LIMITS,
-    TOLERANCES,
+    PRESETS,
     Measured,
     MemoryPrecision,
     Precision,
@@ -133,7 +132,7 @@ def test_an_export_whose_check_fails_says_so(
     calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = calm_run("transformer-xl")
-    monkeypatch.setitem(TOLERANCES, "int8", 1e-12)
+    monkeypatch.setitem(PRESETS, "int8", dataclasses.replace(PRESETS["int8"], tolerance=1e-12))
     result = xl("export", run, "--out", tmp_path / "int8", "--precision", "int8")
     assert result.exit_code == 1
     assert "int8 is written, but its check FAILED on this machine: ring memory" in result.stdout
@@ -258,7 +257,7 @@ def test_a_preset_that_misses_its_limit_says_so(precision: Precision, memory: Me
     measured = Measured(
         tokens=1000,
         bits_per_token=2.0,
-        fp32_bits_per_token=2.0 - (LIMITS[precision] or MEMORY_LIMITS[memory]) - 1e-3,
+        fp32_bits_per_token=2.0 - (PRESETS[precision].limit or MEMORY_LIMITS[memory]) - 1e-3,
         kl_nats=0.1,
         agreement=0.9,
         num_bytes=1,

@@ -9,11 +9,11 @@ import copy
 import numpy as np
 import torch
 
-from runtimes.contract.precision import Precision
+from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import head_groups
 from trainer.model.model import LanguageModel
-from xl_export.graph.quantise import BITS, BLOCK, SMALL
+from xl_export.graph.quantise import BLOCK, SMALL
 
 
 def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageModel:
@@ -29,13 +29,18 @@ def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageM
             model.vocabulary.output_projection[i] = torch.nn.Parameter(
                 model.vocabulary.projection[i].detach().clone()
             )
+    preset = PRESETS[precision]
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
-        if precision in BITS and (axis := _summed_over(name)) is not None and array.shape[axis] >= BLOCK:
+        if (
+            preset.rounds_activations
+            and (axis := _summed_over(name)) is not None
+            and array.shape[axis] >= BLOCK
+        ):
             matrix = np.moveaxis(array, axis, 0)
             order = _order(name, spec) if name.endswith(".out.weight") else np.arange(len(matrix))
             turned = np.empty_like(matrix)
-            turned[order] = in_blocks(matrix[order], BITS[precision])
+            turned[order] = in_blocks(matrix[order], preset.bits)
             array = np.moveaxis(turned, 0, axis)
         elif (
             precision == "int8-stored"

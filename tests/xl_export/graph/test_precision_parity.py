@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from runtimes.contract.precision import QUANTISED, TOLERANCES, MemoryPrecision, Precision
+from runtimes.contract.precision import PRESETS, QUANTISED, MemoryPrecision, Precision
 from runtimes.contract.tensors import Form
 from tests.architectures import ARCHITECTURES
 from tests.streams import answers_with_padding
@@ -46,7 +46,7 @@ IN_HALF = 3e-4  # nats that float16 memory changes at most
 ON_ONNX_RUNTIME: tuple[Precision, ...] = ("fp32", "fp16", "int8-stored", "int8", "int4")  # fp8 is for engines
 # Memory in int8 is computed otherwise in PyTorch too: see test_bytes_memory.py.
 MEMORIES: tuple[MemoryPrecision, ...] = ("fp32", "fp16")
-PRESETS = [pair for pair in itertools.product(ON_ONNX_RUNTIME, MEMORIES) if pair != ("fp32", "fp32")]
+PAIRS = [pair for pair in itertools.product(ON_ONNX_RUNTIME, MEMORIES) if pair != ("fp32", "fp32")]
 Truths = Callable[[str], tuple[Run, dict[str, np.ndarray]]]
 
 
@@ -58,7 +58,7 @@ def _cases() -> Iterator[Any]:
     written for its form, and then lowered tensor by tensor. The other cases are slow tests.
     """
     for (k, kind), (f, form), (precision, memory) in itertools.product(
-        enumerate(ARCHITECTURES), enumerate(get_args(Form)), PRESETS
+        enumerate(ARCHITECTURES), enumerate(get_args(Form)), PAIRS
     ):
         turn = k + f
         chosen = (precision, memory) == (("fp16", "int8", "int4")[turn % 3], ("fp32", "fp16")[turn // 3 % 2])
@@ -126,7 +126,7 @@ def test_a_preset_computes_what_its_rounded_weights_do(
         effect = np.abs(answers[precision] - answers["fp32"]).max()
         assert difference.max() < ALIKE * effect + (IN_HALF if memory == "fp16" else 0)
     if precision == "int8-stored":
-        assert difference.max() < TOLERANCES["int8-stored"] + (IN_HALF if memory == "fp16" else 0)
+        assert difference.max() < PRESETS["int8-stored"].tolerance + (IN_HALF if memory == "fp16" else 0)
         assert np.abs(answer - answers["fp32"]).max() > 2 * IN_HALF
     if memory == "fp16":
         assert {tensor.dtype for tensor in spec.state} == {"float16"}

@@ -17,7 +17,7 @@ from onnx import inliner
 
 from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.precision import MEAN_TOLERANCES
+from runtimes.contract.precision import PRESETS
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
@@ -196,7 +196,7 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
 def test_a_graph_that_is_off_in_the_mean_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MEAN_TOLERANCES, "fp16", 1e-9)
+    monkeypatch.setitem(PRESETS, "fp16", dataclasses.replace(PRESETS["fp16"], mean_tolerance=1e-9))
     with pytest.raises(ArtefactError, match=r"nats in the mean, more than 0\.0001; nothing was written"):
         export(run, tmp_path / "a", target="tensorrt")
     assert list(tmp_path.iterdir()) == []
