@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
+from runtimes.contract.model_facts import MAX_SIZE
 
-MAX_LENGTH = 1 << 24  # positions; an absurd size becomes a sentence and not an allocation
+MAX_LENGTH = MAX_SIZE  # positions
 Mask = Literal["same-length", "full"]
 InitialMemory = Literal["masked", "zeros"]
 

@@ -14,6 +14,7 @@ from typing import Any
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import Content, atomic_file, read_bytes, read_json, write_json
 from runtimes.base.text import UTF16_MARKS
+from runtimes.contract.model_facts import MAX_SIZE
 from runtimes.contract.vocabulary.base import SpecialTokens, Vocab, not_unicode
 from runtimes.contract.vocabulary.ids import IdsVocab
 from runtimes.contract.vocabulary.subword import FILES, Library, SubwordVocab
@@ -22,7 +23,6 @@ from runtimes.contract.vocabulary.word import WORD_OPTIONS, WordVocab
 
 VOCAB = "vocab.json"
 VOCAB_FILES = (VOCAB, *FILES.values())  # `vocab.json`, and what may lie beside it
-MAX_SIZE = 1 << 24  # tokens, as in `ModelFacts`
 # The files beside a `tokenizer.json` in which Hugging Face's `transformers` says which tokens are special.
 TRANSFORMERS_FILES = ("special_tokens_map.json", "tokenizer_config.json")
 TRANSFORMERS_NAMES = {
