@@ -4,18 +4,20 @@ standard error.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from runtimes import check, open_session
-from runtimes.base.errors import ArtefactError
-from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS
-from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.base.errors import ArtefactError, MissingPackageError
+from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS, load_spec
+from runtimes.sessions.onnx_runtime import OrtSession, import_onnxruntime
 
 
 def rewrite(folder: Path, change: Callable[[onnx.ModelProto], object], reseal: Callable[..., None]) -> None:
@@ -123,3 +125,14 @@ def test_an_altered_graph_or_vocabulary_is_never_loaded(
     monkeypatch.setattr(OrtSession, "_load", lambda *_: pytest.fail("loaded before it was verified"))
     with pytest.raises(ArtefactError, match=f"{name} was altered"):
         open_session(artefact)
+
+
+def test_the_oldest_runtime_follows_from_the_operator_set(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.24.2")
+    ring = load_spec(artefacts["ring"])
+    import_onnxruntime(load_spec(artefacts["shift"]))
+    import_onnxruntime(dataclasses.replace(ring, target="web", opset=21))
+    with pytest.raises(MissingPackageError, match=r"ring memory needs ONNX Runtime 1\.25 or newer"):
+        import_onnxruntime(ring)
