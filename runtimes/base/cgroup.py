@@ -75,7 +75,8 @@ def _mounts(root: Path) -> Iterator[tuple[Path, str, str]]:
     """Folder, mounted part and file system of each control group in /proc/self/mountinfo."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         front, _, back = line.partition(" - ")
-        fields, kind = front.split(), back.split(" ", 1)[0]
+        fields = front.split()
+        kind = back.split(" ", 1)[0]
         if kind in ("cgroup", "cgroup2") and len(fields) > 4:
             yield root / fields[4].strip("/"), fields[3].rstrip("/"), kind
 

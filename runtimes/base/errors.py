@@ -138,7 +138,8 @@ class NoTextError(TextError):
 
     def __init__(self, fact: str, mend: str) -> None:
         super().__init__(fact, mend)  # both, so that a copy of the error by pickle is whole
-        self.fact, self.mend = fact, mend
+        self.fact = fact
+        self.mend = mend
 
     def __str__(self) -> str:
         return f"{self.fact}; {self.mend}."

@@ -22,7 +22,9 @@ from runtimes.base.lock import LOCK
 from runtimes.base.partial import bring_back, is_hidden_name, make_hidden, retired_name, sweep
 
 DATA = "data.json"  # marks a prepared dataset
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+# Arguments of Linux's renameat2.
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ import time
 import click
 
 _said: set[str] = set()
-FIRST, RARELY = 2.0, 60.0  # seconds until the first line, and the longest time between later lines
+FIRST = 2.0  # seconds until the first line
+RARELY = 60.0  # most seconds between later lines
 
 
 class Progress:
@@ -18,8 +19,11 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int, unit: str) -> None:
-        self.what, self.total, self.unit = what, total, unit
-        self._began, self._next = time.monotonic(), FIRST
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self._began = time.monotonic()
+        self._next = FIRST
 
     def __call__(self, done: int) -> None:
         taken = time.monotonic() - self._began

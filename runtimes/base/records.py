@@ -89,7 +89,8 @@ def _paths(cls: type) -> Iterator[str]:
 
 def convert(hint: Any, value: Any, *, where: str) -> Any:
     """The value of a field of type `hint` from parsed JSON; raises ConfigError for another kind of value."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
     # X | None and int | str are the only unions in use. A union with a Literal is a typing.Union, others are

@@ -150,7 +150,8 @@ def _verifying(
 ) -> Iterator[None]:
     """Fills `content` from a file, and hashes it in another thread until the end of the body."""
     digest = hashlib.sha256()
-    hasher, hashed = ThreadPoolExecutor(1), []
+    hasher = ThreadPoolExecutor(1)
+    hashed = []
     try:
         with reading(path), open_file(path) as stream:
             at = 0

@@ -24,9 +24,11 @@ DEFAULTS = {
     # imported.
     "ORT_DISABLE_TELEMETRY": "1",
 }
-SPIN, SPINS = "GOMP_SPINCOUNT", "10000"  # how often a thread of libgomp looks for work before it sleeps
-# Seconds in which other jobs are looked for; the share of the CPUs that they may use, and CPUs at most.
-LOOK, SHARE, MOST = 0.1, 0.2, 1.0
+SPIN = "GOMP_SPINCOUNT"  # how often a thread of libgomp looks for work before it sleeps
+SPINS = "10000"
+LOOK = 0.1  # seconds in which the CPU use of other jobs is measured
+SHARE = 0.2  # of the CPUs: an idle machine uses at most this
+MOST = 1.0  # CPUs: an idle machine uses at most this
 FATAL = 4  # ONNX Runtime's highest severity: its errors become exceptions, and their text says the same
 
 _in_command = False

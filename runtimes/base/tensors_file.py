@@ -23,15 +23,19 @@ from runtimes.base.files import open_file, reading
 NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2", "I8": "|i1"}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-METADATA, SHA256 = "__metadata__", "sha256"
-LENGTH_BYTES, MAX_HEADER = 8, 1 << 26  # bytes
+METADATA = "__metadata__"
+SHA256 = "sha256"
+LENGTH_BYTES = 8  # bytes of the header's length
+MAX_HEADER = 1 << 26  # bytes
 MAX_NUMBERS = 1 << 48  # of an array
 FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 def write_tensors(stream: BinaryIO, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Writes arrays of int64, float32, float16 or int8, and texts, to a file that is open for writing."""
-    digest, header, at = hashlib.sha256(), dict[str, Any](), 0
+    digest = hashlib.sha256()
+    header = dict[str, Any]()
+    at = 0
     stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     stored = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in stored.items()}
     for name, array in stored.items():

@@ -30,7 +30,8 @@ class TerminalStream:
     """
 
     def __init__(self, stream: TextIO, *, allowed: str = "\n\t") -> None:
-        self._stream, self._allowed = stream, allowed
+        self._stream = stream
+        self._allowed = allowed
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):  # click asks in this way whether a stream takes bytes

@@ -29,7 +29,9 @@ class TextDecoder:
     """
 
     def __init__(self, name: str, *, line: int = 1) -> None:
-        self._name, self._line, self._begins = name, line, line == 1
+        self._name = name
+        self._line = line
+        self._begins = line == 1
         encoding = "utf-8-sig" if self._begins else "utf-8"
         self._decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
         self._start = b""  # of the file, where a byte order mark may be
@@ -58,7 +60,8 @@ class TextDecoder:
 
     def _refused(self, data: bytes, at: int) -> TextError:
         """The error for the byte at index `at` of `data`."""
-        start, name = data[:LOOKED_AT], self._name or "the input"
+        start = data[:LOOKED_AT]
+        name = self._name or "the input"
         # Every second byte of English in UTF-16 is NUL.
         if (self._begins and self._start[:2] in UTF16_MARKS) or start.count(0) * 3 > len(start):
             return TextError(

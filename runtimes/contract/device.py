@@ -67,7 +67,8 @@ class Device:
         return self.kind not in ("auto", "cpu", "mps")
 
 
-AUTO, CPU = Device("auto"), Device("cpu")
+AUTO = Device("auto")
+CPU = Device("cpu")
 
 
 def _meant(text: str) -> str:

@@ -20,7 +20,8 @@ from runtimes.base.sealed import FileFacts, read_sealed, verify_file, write_seal
 from runtimes.contract.spec import ANSWERS, REFERENCE, SPEC, VOCAB, Spec, read_spec
 from runtimes.contract.vocabulary import VOCAB_FILES
 
-BUILD, PLAN = "build.json", "step.plan"
+BUILD = "build.json"
+PLAN = "step.plan"
 SCHEMA = 1
 MAX_AXIS = 1 << 16  # rows, or tokens, in any profile
 MAX_FACTS_BYTES = 1 << 20  # of `build.json`
@@ -60,7 +61,8 @@ class Profile:
 
     def axes(self, which: int) -> dict[str, int]:
         """The sizes of the named axes of graph inputs at the least (0), usual (1) or most (2) shapes."""
-        batch, tokens = self.batch[which], self.tokens[which]
+        batch = self.batch[which]
+        tokens = self.tokens[which]
         return {"batch": batch, "tokens": tokens, "rows": (1, batch, batch * tokens)[which]}
 
     def takes(self, *, batch: int, tokens: int) -> bool:

@@ -113,7 +113,8 @@ def number_blocks(
     """
     _refuse_no_file(path, "a .txt file of token ids")
     with reading(path), open_file(path) as stream:
-        rest, before = "", 0  # before: the number of words in earlier blocks
+        rest = ""
+        before = 0  # the number of words in earlier blocks
         blocks = ticked(iter(lambda: stream.read(TEXT_BLOCK), b""), tick)
         for block in text_pieces(blocks, str(path)):
             text = rest + block.replace(",", " ")

@@ -87,7 +87,9 @@ def replay(
     memory.positions[:] = 0
     if session.paths:
         session.paths.without(taken)  # nothing was compared
-    pieces, at, before_last = [], 0, None
+    pieces = []
+    at = 0
+    before_last = None
     for length, restart in zip(segments, restarts, strict=True):
         memory.positions[restart] = 0
         piece = tokens[:, at : at + length]
@@ -111,7 +113,8 @@ def replay(
 def save_reference(folder: Path, reference: Reference) -> None:
     """Writes a reference as `reference.json` and `reference.bin`, which need no library to be read."""
     answers = {"log_probs": reference.log_probs, "last": reference.last}
-    stored, offset = {}, 0
+    stored = {}
+    offset = 0
     with atomic_file(folder / ANSWERS) as temporary, open(temporary, "wb") as stream:
         for name, array in answers.items():
             content = np.ascontiguousarray(array, "<f4").tobytes()

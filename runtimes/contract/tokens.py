@@ -134,7 +134,8 @@ def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:
     apart = [special.end_of_document, special.beginning, special.padding]
     without_text = {token for token in apart if token is not None and token != special.end_of_line}
     text = decode(vocab, (token for token in tokens.tolist() if token not in without_text))
-    characters, num_bytes = len(text), len(text.encode("utf-8", errors="surrogatepass"))
+    characters = len(text)
+    num_bytes = len(text.encode("utf-8", errors="surrogatepass"))
     return TextSize(characters=characters, num_bytes=num_bytes)
 
 
@@ -205,7 +206,8 @@ def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarra
 
 
 def _test_part(folder: Path, vocab: Vocab) -> np.ndarray:
-    facts, path = read_json(folder / DATA), folder / "test.bin"
+    facts = read_json(folder / DATA)
+    path = folder / "test.bin"
     dtype = facts.get("dtype") if isinstance(facts, dict) else None
     size = path.stat().st_size if path.is_file() else 0
     if dtype not in ("uint8", "uint16", "int32") or size == 0 or size % np.dtype(dtype).itemsize:

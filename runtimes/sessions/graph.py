@@ -48,9 +48,12 @@ class GraphSession(FromLogits, ABC):
     before_run: Callable[[], object] | None = None
 
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
-        self.spec, self.vocab, self.identity = spec, vocab, identity
+        self.spec = spec
+        self.vocab = vocab
+        self.identity = identity
         self._process = os.getpid()
-        self._tried, self._counts_from_end = False, False
+        self._tried = False
+        self._counts_from_end = False
         self.rule: MemoryRule = spec.rule
         self.sampler = Sampler()
         self._selective = spec.model.selective  # asked several times for each token
@@ -93,7 +96,9 @@ class GraphSession(FromLogits, ABC):
                 "smaller one, or export with a larger --segment."
             )
         name = "mem_len" if rule.mem_len != own.mem_len else "clamp_len"
-        option, wanted, fixed = f"--{name.replace('_', '-')}", getattr(rule, name), getattr(own, name)
+        option = f"--{name.replace('_', '-')}"
+        wanted = getattr(rule, name)
+        fixed = getattr(own, name)
         raise StreamError(
             f"{option} is {'none' if wanted is None else wanted} and this artefact was exported with "
             f"{'none' if fixed is None else fixed}, which is fixed in its graph: export again with {option} "
@@ -158,7 +163,8 @@ class GraphSession(FromLogits, ABC):
             # it. The ring has room for a whole segment next to a whole memory, so the padding takes no slot
             # that is still seen; the row's next tokens take its slots, or see in them what is yet to come.
             stream = memory.positions[:, None] + np.arange(tokens.shape[1])
-            inputs, where = {"input_ids": tokens, "position_ids": stream}, tokens.shape
+            inputs = {"input_ids": tokens, "position_ids": stream}
+            where = tokens.shape
             if self._selective:
                 inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
                 inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
@@ -221,7 +227,8 @@ class GraphSession(FromLogits, ABC):
                     "training has diverged or its weights are damaged: take an earlier checkpoint, or train, "
                     "import or export it again."
                 )
-            self._tried, self._counts_from_end = True, answer
+            self._tried = True
+            self._counts_from_end = answer
         if self._counts_from_end:
             raise StreamError(
                 "lengths were given, and the positions of this model count from the end of the segment, "
@@ -238,7 +245,8 @@ def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions
     elif lengths is None:
         places = places if which == "all" else places[:, -1:]
     else:
-        end, offsets = lengths[:, None], np.arange(shape[1])
+        end = lengths[:, None]
+        offsets = np.arange(shape[1])
         places = places[offsets < end] if which == "all" else places[offsets == end - 1]
     return places.ravel()
 

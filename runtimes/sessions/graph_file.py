@@ -14,14 +14,20 @@ from dataclasses import dataclass, field
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import Content
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is stored
+# How a field is stored.
+VARINT = 0
+FIXED64 = 1
+BYTES = 2
+FIXED32 = 5
 MODEL = {"graph": 7, "functions": 25}
 GRAPH = {"node": 1, "initializer": 5, "sparse_initializer": 15}
 FUNCTION = {"node": 7, "attribute_proto": 11}
 NODE = {"op_type": 4, "attribute": 5}
 ATTRIBUTE = {"tensor": (5, 10), "graph": (6, 11), "sparse": (22, 23)}
 SPARSE = (1, 2)  # values, indices
-TENSOR_EXTERNAL, ENTRY_KEY, ENTRY_VALUE = 13, 1, 2
+TENSOR_EXTERNAL = 13
+ENTRY_KEY = 1
+ENTRY_VALUE = 2
 # The operators that run a part of the graph again and again, perhaps for ever. No graph of this project has
 # one.
 LOOPS = {b"Loop", b"Scan", b"SequenceMap"}
@@ -155,7 +161,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         tag, at = _varint(data, at)
         if tag >= 1 << 32:  # other readers drop what is beyond 32 bits, and would see another field
             raise _DamagedError
-        kind, number = tag & 7, tag >> 3
+        kind = tag & 7
+        number = tag >> 3
         if kind == BYTES:
             length, at = _varint(data, at)
             if length > len(data) - at:

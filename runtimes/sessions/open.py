@@ -44,7 +44,8 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
         raise StreamError(f"threads is {threads!r:.40}; expected a whole number from 1 to {MAX_THREADS}.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
-    folder, chosen = Path(path), Device.parse(device)
+    folder = Path(path)
+    chosen = Device.parse(device)
     session_class = _session_class(folder)
     sampler = read_sampling(folder)
     session = session_class.open(folder, threads=threads, device=chosen)

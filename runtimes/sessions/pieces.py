@@ -59,7 +59,8 @@ def run_in_pieces(
             for name, array in outputs.items()
             if name != "logits"
         }
-        width, wanted = piece.stop - piece.start, chosen[:, piece]
+        width = piece.stop - piece.start
+        wanted = chosen[:, piece]
         if "logit_rows" in inputs:
             rows = np.flatnonzero(wanted)
             if not (rows.size or empty_rows):

@@ -6,7 +6,8 @@ import numpy as np
 
 from runtimes.contract.session import Session
 
-TRIED_TOKENS, TRIED_ROWS = 16, 4
+TRIED_TOKENS = 16
+TRIED_ROWS = 4
 # In nats, for each nat of the answer beyond the first: more than what rounding to fp16 or int8 changes, and
 # less than what other positions change.
 TOLERANCE = 1e-3

@@ -87,7 +87,8 @@ def export(
     Raises UserError when `out` exists (unless it holds an artefact and `force` is set), when the run is
     damaged, and when the comparison fails. `out` is not changed then.
     """
-    run, out = Path(run), Path(out)
+    run = Path(run)
+    out = Path(out)
     sources = [run, *([text] if text else [])]
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
     if exporter not in get_args(Exporter):
@@ -192,7 +193,9 @@ class WrittenRun:
     """A run whose graphs this project writes node by node; see `xl_export.artefact.write.Exportable`."""
 
     def __init__(self, run: Run, attention: Attention) -> None:
-        self.run, self.vocab, self.attention = run, run.vocab, attention
+        self.run = run
+        self.vocab = run.vocab
+        self.attention = attention
 
     def reference(self, rule: MemoryRule) -> Session:
         return reference_of(self.run, rule)

@@ -45,17 +45,18 @@ def measure(
     folders: the folders of the two graphs, in the same order. Whole distributions are compared segment by
     segment.
     """
-    V, rule = exact.vocab.size, exact.rule
+    V = exact.vocab.size
+    rule = exact.rule
     length = max(1, min(rule.segment, LOGITS // V, len(tokens) - 1))
     # Large vocabularies are measured on fewer tokens: each costs a distribution over the vocabulary.
     most = len(tokens) - 1 if V * len(tokens) <= 64 * LOGITS else 64 * LOGITS // V
     streams = [(session, session.start(1)) for session in (lowered, exact)]
-    nats, divergence, agreed = np.zeros(2), 0.0, 0
+    nats = np.zeros(2)
+    divergence = 0.0
+    agreed = 0
     for at in range(0, most, length):
-        inputs, targets = (
-            tokens[None, at : min(at + length, most)],
-            tokens[at + 1 : min(at + length, most) + 1],
-        )
+        inputs = tokens[None, at : min(at + length, most)]
+        targets = tokens[at + 1 : min(at + length, most) + 1]
         low, full = (_log_probs(session.step(inputs, memory)[0][0]) for session, memory in streams)
         rows = np.arange(len(targets))
         nats -= [low[rows, targets].sum(), full[rows, targets].sum()]

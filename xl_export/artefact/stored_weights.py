@@ -36,12 +36,14 @@ def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
     as they are. Raises ArtefactError where a stored value is not the exact one, rounded to the nearest that
     its scale allows: a wrong scale or axis would otherwise be part of every answer that is compared.
     """
-    graph, stored = exact.graph, _Stored(lowered)
+    graph = exact.graph
+    stored = _Stored(lowered)
     for node in list(graph):
         matrix = matrix_of(node)
         at = 1
         if matrix is None:
-            matrix, at = embedding_of(node), 0
+            matrix = embedding_of(node)
+            at = 0
         if matrix is None or (found := stored.matrix(matrix)) is None:
             continue
         array = found.refuse_unlike(matrix.array, matrix.name)
@@ -120,7 +122,8 @@ class _Stored:
 
     def table(self, name: str) -> _Rounded | None:
         """A constant that is no matrix of a product; None where it is stored in float32."""
-        values, scales = self.array(f"{name}.int8"), self.array(name + SCALES)
+        values = self.array(f"{name}.int8")
+        scales = self.array(name + SCALES)
         if values is not None and scales is not None:
             return _Rounded(values.astype(np.float32) * scales, scales)
         if f"{name}.fp16" not in self.constants or (array := self.array(name)) is None:
@@ -138,7 +141,8 @@ class _Stored:
 
 def _of_blocks(values: np.ndarray, scales: np.ndarray, zero_points: np.ndarray, *, rows: int) -> _Rounded:
     """W [K, N] of the blocks that `quantise.quantised` makes."""
-    columns, blocks = len(values), values.shape[1]
+    columns = len(values)
+    blocks = values.shape[1]
     if values.shape[2] < BLOCK:  # two numbers in a byte, the first in the low bits
         values = np.stack([values & 15, values >> 4], axis=-1)
         zero_points = np.stack([zero_points & 15, zero_points >> 4], axis=-1)

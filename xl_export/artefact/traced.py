@@ -127,7 +127,10 @@ class TracedModule:
     """A module of the user; see `xl_export.artefact.write.Exportable`."""
 
     def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, memory: AnyForm | None) -> None:
-        self.module, self.vocab, self.rule, self.facts = module, vocab, rule, facts_of(module)
+        self.module = module
+        self.vocab = vocab
+        self.rule = rule
+        self.facts = facts_of(module)
         if vocab.size != self.facts.vocab_size:
             raise ConfigError(
                 f"the vocabulary has {vocab.size} symbols and the module {self.facts.vocab_size}; one is of "
@@ -168,7 +171,9 @@ class TracedRun:
     """A run of this project whose step is traced; see `xl_export.artefact.write.Exportable`."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.vocab, self._graphs = run, run.vocab, _Graphs()
+        self.run = run
+        self.vocab = run.vocab
+        self._graphs = _Graphs()
 
     def traced(self, spec: Spec) -> Spec:
         """The spec of the traced artefact: every head has the whole memory, whatever span it learned."""

@@ -44,7 +44,8 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     when PyTorch's are not numbers.
     """
     draw = np.random.default_rng(seed)
-    rule, vocab_size = exported.rule, exported.vocab.size
+    rule = exported.rule
+    vocab_size = exported.vocab.size
     for batch, segment in ((1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)):
         tokens = draw.integers(0, vocab_size, (batch, segment))
         logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
@@ -92,7 +93,8 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
     rounds no activations. Other precisions round them as this machine does: where that is beyond the
     tolerances, FailingCheckWarning is given, and another machine may still pass.
     """
-    name, both = lowered.spec.precision, list[Reference]()
+    name = lowered.spec.precision
+    both = list[Reference]()
     for session, what in ((stored, "answers of the stored weights"), (lowered, f"answers in {name}")):
         shown = _shown(reference.segments.tolist(), what)
         log_probs, last = replay(session, reference.tokens, shown, reference.restarts)
@@ -111,7 +113,9 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
         both.append(dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last))
     pairs = [(both[0].log_probs, both[1].log_probs), (both[0].last, both[1].last)]
     difference = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in pairs])
-    worst, mean, spec = float(difference.max()), float(difference.mean()), lowered.spec
+    worst = float(difference.max())
+    mean = float(difference.mean())
+    spec = lowered.spec
     if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
         sentence = (
             f"in {name} the answers of this machine differ from those of the stored weights in fp32 by "
@@ -164,7 +168,9 @@ def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Refer
         shown = _shown(reference.segments.tolist(), f"answers of {session.spec.graph_file}")
         answers.append(np.hstack(replay(session, reference.tokens, shown, reference.restarts)))
     difference = differences(*answers)
-    worst, mean, spec = float(difference.max()), float(difference.mean()), packed.spec
+    worst = float(difference.max())
+    mean = float(difference.mean())
+    spec = packed.spec
     if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
         raise ArtefactError(
             f"with --{spec.storage} the graph differs from itself by {worst:.3g} nats and {mean:.3g} in the "
@@ -180,11 +186,13 @@ def chained_segments(rule: MemoryRule) -> np.ndarray:
     segments until its end is near. No segment ends where the ring ends, so that some are written across its
     end; this is not possible where T is 1 or there is no memory.
     """
-    T, S = rule.segment, rule.slots
+    T = rule.segment
+    S = rule.slots
     pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
     wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
     lengths: list[int] = []
-    following, total = itertools.cycle(pattern), 0
+    following = itertools.cycle(pattern)
+    total = 0
     while total <= wanted:
         length = T if sum(pattern) <= total < S - T else next(following)
         at_the_end = 1 < T < S and (total + length) % S == 0
@@ -198,7 +206,9 @@ def _far_on(session: Session) -> np.ndarray:
 
     The first stream is beyond token `FAR`, so that its memory is visible.
     """
-    rule, memory, segments = session.rule, session.start(2), []
+    rule = session.rule
+    memory = session.start(2)
+    segments = []
     memory.positions[0] = FAR
     for length in (rule.segment, 1, min(7, rule.segment), rule.segment):
         tokens = np.arange(2 * (length + 1)).reshape(2, -1) % session.vocab.size
@@ -209,7 +219,8 @@ def _far_on(session: Session) -> np.ndarray:
 
 def _moved_on(session: Session) -> np.ndarray:
     """Returns log p [2, N] of tokens that follow a full memory, in a stream that is moved beyond `FAR`."""
-    rule, V = session.rule, session.vocab.size
+    rule = session.rule
+    V = session.vocab.size
     memory = session.start(2)
     before = rule.slots + FAR % rule.slots  # so that the slot of `FAR` is the one that is written next
     for at in range(0, before, rule.segment):
@@ -225,8 +236,10 @@ def _unusual_rows(session: Session, *, apart: bool) -> np.ndarray:
 
     apart: whether rows advance apart; then a step follows in which the first row has one token, and one more.
     """
-    T, V = session.rule.segment, session.vocab.size
-    memory, answers = session.start(2), []
+    T = session.rule.segment
+    V = session.vocab.size
+    memory = session.start(2)
+    answers = []
     memory.positions[1] = -min(3, T - 1)
     for turn in range(3):
         tokens = (np.arange(2 * (T + 1)).reshape(2, -1) + turn) % V

@@ -172,7 +172,8 @@ def write_artefact(
     that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError where the
     graphs do not compute what PyTorch computes.
     """
-    storage, spec = spec.storage, dataclasses.replace(spec, storage="external")
+    storage = spec.storage
+    spec = dataclasses.replace(spec, storage="external")
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         if spec.lossy:
             reference, measured = write_lowered(model, spec, folder, tokens)
@@ -236,7 +237,8 @@ def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSe
 
     exact: the session of the same model in fp32, whose graph is in `folder`.
     """
-    graph, below = ir.load(folder / GRAPH), folder / "stored"
+    graph = ir.load(folder / GRAPH)
+    below = folder / "stored"
     put_at_stored_values(graph, ir.load(lowered / GRAPH))
     below.mkdir()
     save_model(graph, below)
@@ -250,7 +252,8 @@ def compare(model: Exportable, exported: OrtSession) -> Reference:
 
 def refuse_if_too_large(spec: Spec) -> None:
     """Raises ConfigError where the validation of the graph needs more memory than this machine has."""
-    model, rule = spec.model, spec.rule
+    model = spec.model
+    rule = spec.rule
     width = model.heads * model.head_dim
     scores = ROWS * model.heads * rule.segment * rule.slots
     logits = ROWS * rule.segment * model.vocab_size

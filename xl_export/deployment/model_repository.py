@@ -30,7 +30,9 @@ from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import held_interrupt
 
 # Where the server looks for the first version of a model.
-MODEL, ENGINE, SESSION = "1/model.onnx", "1/model.plan", "1/model.py"
+MODEL = "1/model.onnx"
+ENGINE = "1/model.plan"
+SESSION = "1/model.py"
 NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
 ROWS = 8  # the most streams in one batch on ONNX Runtime
 SESSION_ROWS = 32  # the same for a session

@@ -23,7 +23,9 @@ from runtimes.contract.spec import GRAPH, load_spec, refuse_ort_format
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.onnx_runtime import OrtSession
 
-INPUTS, ANSWERS, COMMANDS = "inputs.json", "answers.json", "polygraphy.txt"
+INPUTS = "inputs.json"
+ANSWERS = "answers.json"
+COMMANDS = "polygraphy.txt"
 RUNNER = "xl-export"  # what the tool calls the answers of these files
 SEED = 0
 # By type of the memory, whose values have any size; of int8 it is for their scales.
@@ -43,7 +45,9 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     spec = load_spec(artefact)
     refuse_ort_format(spec, artefact, what="polygraphy")
     session = OrtSession.open(artefact, kernel="standard")
-    T, V, draw = spec.rule.segment, spec.model.vocab_size, np.random.default_rng(SEED)
+    T = spec.rule.segment
+    V = spec.model.vocab_size
+    draw = np.random.default_rng(SEED)
     memory = session.start(batch)
     named: list[str] = []
     iterations: list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = []

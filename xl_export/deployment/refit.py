@@ -63,7 +63,8 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
         raise ConfigError(
             f"{engine} was built without --refit, so its weights are fixed; build it again: {again}."
         )
-    trt, cuda = load_tensorrt(facts.flavour), Cuda()
+    trt = load_tensorrt(facts.flavour)
+    cuda = Cuda()
     refuse_elsewhere(facts, engine, version=trt.__version__, gpu=cuda.gpu)
     began = time.perf_counter()
     with atomic_folder(out, force=force, marker=BUILD, sources=[engine, artefact]) as folder:
@@ -86,7 +87,8 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
 
 def refuse_other_steps(before: Spec, after: Spec, engine: Path, artefact: Path) -> None:
     """Raises ConfigError unless two artefacts differ in their weights alone, and names what differs."""
-    mine, theirs = before.to_json(), after.to_json()
+    mine = before.to_json()
+    theirs = after.to_json()
     for name in sorted((mine.keys() | theirs.keys()) - FREE):
         if mine.get(name) != theirs.get(name):
             what = _difference(name, mine.get(name), theirs.get(name))

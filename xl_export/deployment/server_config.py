@@ -112,7 +112,8 @@ def _dims(fact: Any) -> list[int]:
 
 def _state(read: Any, written: Any) -> dict[str, Any]:
     """One memory tensor, which begins with zeros."""
-    kind, dims = Word(TYPES[read.dtype]), _dims(read)
+    kind = Word(TYPES[read.dtype])
+    dims = _dims(read)
     beginning = {"data_type": kind, "dims": dims, "zero_data": True, "name": f"{read.name} of a new text"}
     return {
         "input_name": read.name,

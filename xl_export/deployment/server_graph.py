@@ -25,7 +25,8 @@ from runtimes.contract.tensors import TensorSpec
 from xl_export.graph.ops import TYPES, Ops, graph_input
 
 START = "START"  # the control input: 1 for the first request of a sequence
-READ, WRITTEN = "past.", "present."  # beginnings of the names of state inputs and outputs
+READ = "past."  # prefix of the names of state inputs
+WRITTEN = "present."  # prefix of the names of state outputs
 POSITION = "position"  # the key of the state that counts tokens
 NUMBER_WIDTH = 4  # digits of layer numbers in keys
 
@@ -68,11 +69,13 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
             "the artefact has memory tensors of no tokens, which Triton Inference Server does not take; "
             "export it with --memory ring."
         )
-    graph, op = model.graph, Ops()
+    graph = model.graph
+    op = Ops()
     values = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
     control = TensorSpec(name=START, dtype="int32", shape=("batch", 1))
     position = _state("position", "int64", ("batch", 1))
-    start, past_position = graph_input(control), graph_input(position[0])
+    start = graph_input(control)
+    past_position = graph_input(position[0])
 
     tokens = values["input_ids"]
     length = op.Shape(tokens, start=1, end=2)
@@ -98,7 +101,8 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     states = []
     for state in spec.state:
         pair = _state(_key(state.name), state.dtype, state.shape)
-        values[state.name].name, values[str(state.present)].name = pair[0].name, pair[1].name
+        values[state.name].name = pair[0].name
+        values[str(state.present)].name = pair[1].name
         states.append(pair)
     _take_over(graph, op)
     dropped = {"position_ids", "logit_rows"}
@@ -131,7 +135,8 @@ def _state(key: str, dtype: str, shape: tuple[int | str, ...]) -> tuple[TensorSp
 
 def _typed(value: ir.Value, fact: TensorSpec) -> None:
     made = graph_input(fact)
-    value.name, value.shape = made.name, made.shape
+    value.name = made.name
+    value.shape = made.shape
     value.dtype = TYPES[fact.dtype]
 
 

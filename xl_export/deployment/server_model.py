@@ -63,7 +63,8 @@ class Sequences:
     """All sequences of a server, each in a row of one memory, which is written in place."""
 
     def __init__(self, session: runtimes.Session, rows: int) -> None:
-        self.session, self.memory = session, session.start(rows)
+        self.session = session
+        self.memory = session.start(rows)
         self._free = list(range(rows))
         self._rows: dict[int | str, int] = {}  # of each sequence; the one that rested longest is first
 
@@ -248,7 +249,9 @@ def _read(request: Any, server: Any) -> Request:
         tensor = server.get_input_tensor_by_name(request, name)
         return None if tensor is None else tensor.as_numpy().reshape(-1)
 
-    tokens, position, flags = row("input_ids"), row("position"), request.flags()
+    tokens = row("input_ids")
+    position = row("position")
+    flags = request.flags()
     assert tokens is not None, "config.pbtxt has input_ids as an input that must be there"
     return Request(
         sequence=request.correlation_id(),

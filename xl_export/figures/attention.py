@@ -17,12 +17,17 @@ import numpy as np
 from runtimes.base.errors import needs
 from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title
 
-INK, SPAN, SOFT_EDGE, LINE = "#111827", "#1d4ed8", "#9ca3af", "#6b7280"
+INK = "#111827"
+SPAN = "#1d4ed8"
+SOFT_EDGE = "#9ca3af"
+LINE = "#6b7280"
 NO_WEIGHT = "#fde68a"  # yellow, which no palette of weights has
 MEAN_WEIGHT = "mean attention weight (log scale);\nyellow: no weight at all"
-LABELLED_ROWS = 40  # up to so many heads have a label each
-STRIP, STRIPS = 96, 8  # context tokens side by side in Figure 6, each with its label; and rows of them
-FONT, CHARACTERS = "DejaVu Sans Mono", 12  # of tokens; the most characters that are shown of one
+LABELLED_ROWS = 40  # the most heads that have a label each
+STRIP = 96  # context tokens in a row of Figure 6, each with its label
+STRIPS = 8  # rows of context tokens in Figure 6
+FONT = "DejaVu Sans Mono"  # of tokens
+CHARACTERS = 12  # of a token that are shown, at most
 DECADES = 4  # how many decades of weights have a colour of their own
 NAMES = {
     "a": "(a) content alone: q · k",
@@ -57,10 +62,8 @@ def draw_terms(path: Path, terms: dict[str, np.ndarray], *, title: str) -> None:
         "How much attention each term of the score would give to each distance by itself, on "
         f"average\n{title}",
     )
-    panels, colours = (
-        np.atleast_1d(figure.subplots(1, len(terms), sharey=True)),
-        _log_colours(list(terms.values())),
-    )
+    panels = np.atleast_1d(figure.subplots(1, len(terms), sharey=True))
+    colours = _log_colours(list(terms.values()))
     for axes, (name, values) in zip(panels, terms.items(), strict=True):
         image = _heads(axes, values, colours, _palette("Blues"))
         axes.set_title(NAMES[name], fontsize=10)
@@ -103,11 +106,9 @@ def draw_stretch(
         "Attention of one head over a text: each row is a target token, each column a token before it; "
         f"red: the fifth of the memory with the highest weights\n{title}",
     )
-    colours, grey, red = (
-        _log_colours([weights]),
-        _palette("Greys", 0, 0.75),
-        _palette("Reds", 0.3, 1, bad="none"),
-    )
+    colours = _log_colours([weights])
+    grey = _palette("Greys", 0, 0.75)
+    red = _palette("Reds", 0.3, 1, bad="none")
     panels = np.atleast_1d(figure.subplots(len(strips), 1))
     for axes, strip in zip(panels, strips, strict=True):
         image = _strip(axes, every, strip, colours, grey)
@@ -156,18 +157,22 @@ def draw_spans(
     """
     from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
-    L, H = len(spans), len(spans[0])
+    L = len(spans)
+    H = len(spans[0])
     figure = new_figure(min(16, max(9, 0.16 * L * H + 2)), 4.8)
     set_title(figure, f"How many tokens back every head attends: its learned span\n{title}")
-    axes, x = figure.subplots(), np.arange(L * H)
-    z, ends = np.ravel(spans), np.ravel(reaches)
+    axes = figure.subplots()
+    x = np.arange(L * H)
+    z = np.ravel(spans)
+    ends = np.ravel(reaches)
     axes.vlines(x, z, ends, color=SOFT_EDGE, lw=1.5)
     axes.plot(
         x, ends, "_", color=SOFT_EDGE, ms=5, label="largest distance with any weight (end of the soft edge)"
     )
     axes.plot(x, z, "o", color=SPAN, ms=4.5, label="span of a head")
     for layer in range(L):
-        mean, edges = float(np.mean(spans[layer])), (layer * H - 0.4, layer * H + H - 0.6)
+        mean = float(np.mean(spans[layer]))
+        edges = (layer * H - 0.4, layer * H + H - 0.6)
         axes.hlines(
             mean, *edges, color=SPAN, lw=1, alpha=0.5, label="mean span of a layer" if layer == 0 else None
         )
@@ -197,7 +202,8 @@ def legible(text: str) -> str:
     """A token's text for a picture: signs for white space, code points for what the font lacks, long words
     cut.
     """
-    signs, known = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}, _characters()
+    signs = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
+    known = _characters()
     shown = "".join(
         signs.get(c, c if c.isprintable() and ord(c) in known else f"{ord(c):X}") for c in text[:CHARACTERS]
     )

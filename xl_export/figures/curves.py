@@ -79,7 +79,8 @@ def _zoom(axes: Any) -> None:
     curves = [line.get_ydata() for line in axes.get_lines()]
     values = [bits for curve in curves for bits in curve[len(curve) // 20 :]]
     if values:
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         margin = 0.06 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
 

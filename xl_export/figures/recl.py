@@ -25,7 +25,8 @@ def plot_recl(path: Path, report: dict[str, Any]) -> None:
     same gain in perplexity (Figure 3 of Dai et al. 2019). Right: perplexity against context length (Figure
     4).
     """
-    lengths, models = report["lengths"], report["models"]
+    lengths = report["lengths"]
+    models = report["models"]
     r = min(by["r"] for by in models[0]["by_r"])
     figure = new_figure(15, 5)
     set_title(

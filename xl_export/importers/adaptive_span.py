@@ -147,7 +147,8 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
 
 def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, Tensor]:
     D, H, K, N = s.d_model, s.heads, s.head_dim, s.persistent
-    source, target = f"layers.{layer}.", f"blocks.{layer}."
+    source = f"layers.{layer}."
+    target = f"blocks.{layer}."
     block = {
         f"{target}{mine}.weight": t.take(f"{source}attn.proj_{name}.weight", D, D)
         for mine, name in (("query", "query"), ("key", "key"), ("value", "val"), ("out", "out"))

@@ -69,7 +69,8 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """
     if not _is_whole(opened.content):
         return _read_state(opened, options)
-    where, content = opened.path, opened.content
+    where = opened.path
+    content = opened.content
     facts = config_facts(content["model_config"], where)
     files = {"model": where}
     if options.vocab is None and content.get("vocab") is not None:

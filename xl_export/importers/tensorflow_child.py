@@ -26,7 +26,8 @@ def write_variables(prefix: str, out: str, limit: int) -> None:
     import tensorflow
 
     reader = tensorflow.train.load_checkpoint(prefix)
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
     # Variables without a number are texts, such as the graph that newer releases of TensorFlow store.
     kinds = {name: np.dtype(dtypes[name].as_numpy_dtype) for name in shapes if not name.endswith(OPTIMISER)}
     kinds = {name: kind for name, kind in kinds.items() if not kind.hasobject}

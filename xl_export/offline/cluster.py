@@ -50,8 +50,11 @@ def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
                 self._work = error
 
         def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-            number, unit = int(batch["number"][0]), batch["unit"][0]
-            content, error, began = b"", "", time.time()
+            number = int(batch["number"][0])
+            unit = batch["unit"][0]
+            content = b""
+            error = ""
+            began = time.time()
             try:
                 if isinstance(self._work, UserError):
                     raise self._work
@@ -111,7 +114,8 @@ def cluster(address: str, *, cpus: int) -> Iterator[None]:
 def _silent() -> Iterator[None]:
     """Sends what libraries in C++ write to standard error to nowhere: Ray says there how much it will say."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield

@@ -79,7 +79,8 @@ def blocks_of(file: str, form: Format | None, num_bytes: int) -> list[Block]:
 
 def numbered(files: list[list[Block]]) -> list[Block]:
     """All blocks in order, their texts numbered through the corpus."""
-    blocks, first = [], 1
+    blocks = []
+    first = 1
     for block in itertools.chain.from_iterable(files):
         blocks.append(replace(block, first=first))
         first += block.texts
@@ -104,7 +105,8 @@ def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes
     blocks: list[Block] = []
     start = at = texts = 0
     line = following = 1
-    content, decoder = hashlib.sha256(), TextDecoder(file)
+    content = hashlib.sha256()
+    decoder = TextDecoder(file)
     for raw in byte_lines(stream, file):
         at += len(raw)
         content.update(raw)
@@ -115,7 +117,10 @@ def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes
         texts += sum(form == "lines" or bool(shown.strip()) for shown in lines)
         if at - start >= num_bytes:
             blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
-            start, line, texts, content = at, following, 0, hashlib.sha256()
+            start = at
+            line = following
+            texts = 0
+            content = hashlib.sha256()
     if at > start:
         blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
     return blocks
@@ -145,7 +150,8 @@ def _changed(block: Block) -> TextError:
 
 
 def _row_groups(file: str) -> list[Block]:
-    blocks, line = [], 1
+    blocks = []
+    line = 1
     with _parquet(file) as table:
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows

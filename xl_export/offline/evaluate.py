@@ -37,11 +37,13 @@ class EvaluateLanes:
         carry_memory: bool,
     ) -> None:
         self._session = open_same(model, device, threads, facts, rule)
-        self._segment, self._carry_memory = segment, carry_memory
+        self._segment = segment
+        self._carry_memory = carry_memory
 
     def __call__(self, unit: bytes) -> bytes:
         with np.load(io.BytesIO(unit), allow_pickle=False) as arrays:
-            tokens, starts = arrays["tokens"], arrays["starts"].tolist()
+            tokens = arrays["tokens"]
+            starts = arrays["starts"].tolist()
         nats = nats_of_lanes(
             self._session, tokens, starts, segment=self._segment, carry_memory=self._carry_memory
         )
@@ -79,7 +81,8 @@ def evaluate_on_ray(
     }
     groups = [starts[at : at + LANES + 1] for at in range(0, lanes, LANES)]
     with closing(Finished(work, plan, blocks=len(groups))) as finished:
-        began, done = time.perf_counter(), len(tokens) - 1
+        began = time.perf_counter()
+        done = len(tokens) - 1
         missing = finished.missing
         done -= sum(groups[number][-1] - groups[number][0] for number in missing)
         units = [(number, _packed(tokens, groups[number])) for number in missing]

@@ -25,7 +25,8 @@ class Finished:
 
     def __init__(self, folder: Path, plan: dict[str, Any], *, blocks: int) -> None:
         """Makes the folder, or takes one that holds the same plan; raises UserError for another plan."""
-        self.folder, self._blocks = folder, blocks
+        self.folder = folder
+        self._blocks = blocks
         self._held: int | None = None
         try:
             self._begin(json.loads(json.dumps(plan | {"blocks": blocks})))

@@ -42,7 +42,8 @@ class ScoreBlock:
         self._options = ScoreOptions(**options)
 
     def __call__(self, unit: str) -> bytes:
-        own, totals = self._options, Totals(self._session.vocab)
+        own = self._options
+        totals = Totals(self._session.vocab)
         scores = score_texts(
             self._session,
             texts_of(Block(**json.loads(unit))),

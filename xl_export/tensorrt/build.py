@@ -51,7 +51,8 @@ def build(
     installed, when the artefact is damaged or of a form that engines do not take, and when TensorRT refuses
     the graph. `out` is then left as it was.
     """
-    artefact, out = Path(artefact), Path(out)
+    artefact = Path(artefact)
+    out = Path(out)
     refuse_existing(out, force=force, marker=BUILD, sources=[artefact])
     spec = load_spec(artefact)
     refuse_artefact(spec, artefact)

@@ -66,17 +66,17 @@ class _OperatorStep(_EngineStep):
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
         inputs = [query, key, value, self.first, *self.term_inputs(group), *self.persistent(group, count)]
-        attributes, name = dataclasses.asdict(Attributes.of(group.rule, persistent=count)), NAME
+        attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
+        name = NAME
         if self.spec.form == "ring":
             slot = self.mask_of(group).write_at
             assert slot is not None, "the mask of a ring has the slots"
             inputs.append(self.op.Cast(slot, to=ir.DataType.INT32))
-            attributes, name = attributes | {"mem_len": group.rule.mem_len}, RING_NAME
+            attributes = attributes | {"mem_len": group.rule.mem_len}
+            name = RING_NAME
         answer = self.op.custom(DOMAIN, name, inputs, attributes, outputs=1)[0]
-        answer.dtype, answer.shape = (
-            ir.DataType.FLOAT,
-            ir.Shape(["batch", len(group.heads), "tokens", self.head_dim]),
-        )
+        answer.dtype = ir.DataType.FLOAT
+        answer.shape = ir.Shape(["batch", len(group.heads), "tokens", self.head_dim])
         return answer
 
     @functools.cached_property
@@ -85,7 +85,8 @@ class _OperatorStep(_EngineStep):
 
         So streams may be longer than an int32 counts.
         """
-        op, rule = self.op, self.rule
+        op = self.op
+        rule = self.rule
         position = op.Gather(self.inputs["position_ids"], op.constant(np.array(0)), axis=1)
         clipped = op.Clip(position, op.constant(np.array(-rule.segment)), op.constant(np.array(rule.slots)))
         return op.Cast(clipped, to=ir.DataType.INT32)
@@ -94,8 +95,10 @@ class _OperatorStep(_EngineStep):
         """u, v, the position table and the bias table of a group, zeros for those that the model does not
         have.
         """
-        terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
-        heads, name = group.heads, f"blocks.{group.name}."
+        terms = self.terms.layer(group.layer)
+        rows = self.terms.rows(group.rule)
+        heads = group.heads
+        name = f"blocks.{group.name}."
         u, v = (query_bias(vector, heads) for vector in (terms.u, terms.v))
         table = position_table(terms, heads[:1] if terms.one_for_all_heads else heads, rows)
         table = None if table is None else table.transpose(0, 2, 1)

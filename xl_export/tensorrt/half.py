@@ -15,7 +15,8 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from runtimes.base.errors import ArtefactError
 
-HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
+HALF = ir.DataType.FLOAT16
+SINGLE = ir.DataType.FLOAT
 # GPUs compute products in float16, and their sums in float32.
 PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention", "RelativeAttentionInRing"}
 # Statistics are computed in float32; their results are inputs of products again.
@@ -42,7 +43,9 @@ class _Rewriting:
     """
 
     def __init__(self, model: ir.Model, promised: Mapping[str, ir.DataType]) -> None:
-        self.model, self.promised, self.tape = model, promised, ir.tape.Tape()
+        self.model = model
+        self.promised = promised
+        self.tape = ir.tape.Tape()
         self.same: dict[tuple[ir.Value, ir.DataType | None], ir.Value] = {}
         self.kind: dict[ir.Value, ir.DataType | None] = {}
 
@@ -58,7 +61,8 @@ class _Rewriting:
         outputs = []
         for value in graph.outputs:
             new = self.of(value, self.promised[value.name or ""])
-            new.name, new.shape = value.name, value.shape
+            new.name = value.name
+            new.shape = value.shape
             outputs.append(new)
         new_graph = ir.Graph(
             inputs,
@@ -91,7 +95,8 @@ class _Rewriting:
         )
         for old, new in zip(node.outputs, results, strict=True):
             assert old.dtype is not None, f"the type of {node.op_type}'s output is not known"
-            new.dtype, new.shape = (kind if _is_float(old) else old.dtype), old.shape
+            new.dtype = kind if _is_float(old) else old.dtype
+            new.shape = old.shape
             self.know(old, self.converted(new, HALF) if node.op_type in STATISTICS else new)
 
     def know(self, old: ir.Value, new: ir.Value) -> None:
@@ -111,7 +116,8 @@ class _Rewriting:
 
     def converted(self, value: ir.Value, kind: ir.DataType) -> ir.Value:
         new = self.tape.op("Cast", [value], {"to": kind.value})
-        new.dtype, new.shape = kind, value.shape
+        new.dtype = kind
+        new.shape = value.shape
         return new
 
     def constant(self, value: ir.Value, kind: ir.DataType | None) -> ir.Value:
@@ -119,7 +125,8 @@ class _Rewriting:
         names.
         """
         assert value.const_value is not None, value
-        array, name = value.const_value.numpy(), value.name
+        array = value.const_value.numpy()
+        name = value.name
         if kind == HALF:
             with np.errstate(over="ignore"):
                 array = array.astype(np.float16)

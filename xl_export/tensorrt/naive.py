@@ -29,7 +29,8 @@ def naive_relative_attention(
     """
     (B, H, T, _), J, N = query.shape, key.shape[2], attributes.persistent
     rule = attributes.rule(mem_len=J - T if mem_len is None else mem_len, segment=T)
-    i, j = np.arange(T)[:, None], np.arange(J)
+    i = np.arange(T)[:, None]
+    j = np.arange(J)
     query, key, value, u, v, r_GRK, b_GR, own_key, own_value = (
         array.astype(np.float64)
         for array in (

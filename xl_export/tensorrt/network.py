@@ -105,7 +105,8 @@ def take_plugins(model: onnx.ModelProto) -> int:
     """Replaces every attention by the nodes of the two plugins, in place; returns how many attentions there
     were.
     """
-    nodes, count = onnx.GraphProto().node, 0
+    nodes = onnx.GraphProto().node
+    count = 0
     signatures = {(DOMAIN, signature.name): signature for signature in SIGNATURES}
     for node in model.graph.node:
         signature = signatures.get((node.domain, node.op_type))

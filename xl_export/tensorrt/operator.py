@@ -47,10 +47,13 @@ import onnx
 
 from runtimes.contract.rule import MemoryRule
 
-DOMAIN, NAME, VERSION = "xl_export", "RelativeAttention", 1
+DOMAIN = "xl_export"
+NAME = "RelativeAttention"
+VERSION = 1
 RING_NAME = "RelativeAttentionInRing"
 # The two plugins that do a node's work, one after the other.
-PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"
+PARTS = "RelativeAttentionParts"
+JOIN = "JoinAttentionParts"
 RING_PARTS = "RelativeAttentionPartsInRing"  # the first of them over a ring
 INPUTS = (
     "query",

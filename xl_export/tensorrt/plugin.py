@@ -75,7 +75,8 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
     Whether they are registered is asked of `tensorrt.plugin.op`, the public table of plugins by namespace:
     TensorRT's front package from PyPI and the bindings that it stands for both have it.
     """
-    trt, trtp = import_module("tensorrt"), import_module("tensorrt.plugin")
+    trt = import_module("tensorrt")
+    trtp = import_module("tensorrt.plugin")
     if not hasattr(getattr(trtp.op, DOMAIN, None), JOIN):
         for signature in SIGNATURES:
             _register_parts(trt, trtp, signature, gpu.capability, multiprocessors)
@@ -174,10 +175,14 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
         arguments: the inputs' descriptions, the attributes, the outputs' descriptions and the tactic's
         number.
         """
-        tensors, values, number = arguments[: len(inputs)], arguments[len(inputs) : -2], arguments[-1]
-        query, key = tensors[0], tensors[1]
+        tensors = arguments[: len(inputs)]
+        values = arguments[len(inputs) : -2]
+        number = arguments[-1]
+        query = tensors[0]
+        key = tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
-        tactic, choice = tactics_of(query)[number - 1], _choice(tensors)
+        tactic = tactics_of(query)[number - 1]
+        choice = _choice(tensors)
         _note(tactic, choice.tactic if choice else None, query)
         attributes = dict(zip(signature.attributes, values, strict=True))
         mem_len = attributes.pop("mem_len", None)
@@ -204,7 +209,8 @@ def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -
         return tensors[0].like()
 
     def autotune(*tensors: Any) -> Any:
-        kind, choice = _type_name(trt, tensors[0]), _join_choice(tensors[0])
+        kind = _type_name(trt, tensors[0])
+        choice = _join_choice(tensors[0])
         numbers = _offered(JOINS, choice.join if choice else None)
         return [trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", numbers)]
 
@@ -213,7 +219,8 @@ def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -
         answer.
         """
         B, H, T = (query.shape_expr[axis] for axis in range(3))
-        tactic, choice = JOINS[tactic_number - 1], _join_choice(query)
+        tactic = JOINS[tactic_number - 1]
+        choice = _join_choice(query)
         _note(tactic, choice.join if choice else None, query)
         fixed = join_constants(tactic, query.shape[3])
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
@@ -237,7 +244,8 @@ def _register(
     kernel: Any,
 ) -> None:
     """Registers the three functions of one plugin under the signatures that TensorRT expects of them."""
-    tensors, integers = dict.fromkeys(inputs, trtp.TensorDesc), dict.fromkeys(attributes, int)
+    tensors = dict.fromkeys(inputs, trtp.TensorDesc)
+    integers = dict.fromkeys(attributes, int)
     kernel_result = GenericAlias(tuple, (str, str, trtp.KernelLaunchParams, trtp.SymIntExprs))
     plugin = f"{DOMAIN}::{name}"
     trtp.register(plugin)(_signed(shapes, {**tensors, **integers}, outputs))
@@ -256,7 +264,8 @@ def _dtype(trt: Any, tensor: Any) -> Type:
 
 def _launch(trtp: Any, kernel: Kernel) -> Any:
     launch = trtp.KernelLaunchParams()
-    launch.block_x, launch.shared_mem = kernel.threads, kernel.shared_bytes
+    launch.block_x = kernel.threads
+    launch.shared_mem = kernel.shared_bytes
     return launch
 
 

@@ -95,7 +95,8 @@ def timing_commands(spec: Spec, options: BuildOptions, reference: Reference, fol
 
 def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str, np.ndarray]:
     """Integer inputs of a step of a profile's usual size, by name, at the position of `full_position`."""
-    batch, length = profile.batch[1], profile.tokens[1]
+    batch = profile.batch[1]
+    length = profile.tokens[1]
     columns = np.arange(length + 1) % reference.tokens.shape[1]
     tokens = reference.tokens[np.arange(batch) % len(reference.tokens)][:, columns]
     rings = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()

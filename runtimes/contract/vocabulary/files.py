@@ -144,7 +144,8 @@ def _byte_vocab(data: dict[str, Any], path: Path) -> ByteVocab:
 
 
 def _ids_vocab(data: dict[str, Any], path: Path) -> IdsVocab:
-    size, names = _size(data, path), data.get("names")
+    size = _size(data, path)
+    names = data.get("names")
     if names is not None:
         names = _symbols(names, path, kind="ids", what="names")
         if len(names) != size or any(name.split() != [name] for name in names):
@@ -156,7 +157,8 @@ def _ids_vocab(data: dict[str, Any], path: Path) -> IdsVocab:
 
 
 def _subword_vocab(data: dict[str, Any], path: Path, files: Mapping[str, Content]) -> SubwordVocab:
-    library, size = data.get("library"), _size(data, path)
+    library = data.get("library")
+    size = _size(data, path)
     if library not in FILES or data.get("file") != FILES[library]:
         raise ArtefactError(
             f"{path} is not a subword vocabulary; expected one of the libraries {', '.join(FILES)} with its "

@@ -21,7 +21,9 @@ class GrowingText:
     """
 
     def __init__(self, decoder: Decoder, stop: Sequence[str], border: str, *, goes_on: bool = False) -> None:
-        self._decode, self._border, self._goes_on = decoder, border, goes_on
+        self._decode = decoder
+        self._border = border
+        self._goes_on = goes_on
         self._stop = [border + (text.strip() if border else text) + border for text in stop]
         self._held = ""
         self.ended: Reason | None = None
@@ -48,7 +50,8 @@ class GrowingText:
         if last:
             return self.held
         keep = self._overlap() if self._stop else 0
-        released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        released = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
         return released
 
     @property
@@ -58,7 +61,8 @@ class GrowingText:
 
     def _overlap(self) -> int:
         """The length of the longest end of the held text with which a stop string begins."""
-        whole, end = self._held + self._border, len(self._border)
+        whole = self._held + self._border
+        end = len(self._border)
         longest = max((len(text) for text in self._stop), default=1) - 1
         for length in range(min(longest, len(whole)), end, -1):
             if any(text.startswith(whole[-length:]) for text in self._stop):

@@ -31,7 +31,8 @@ class IdsVocab(NoFiles):
     def __init__(
         self, size: int, *, names: Sequence[str] | None = None, special: SpecialTokens | None = None
     ) -> None:
-        self.size, self.special = size, special or SpecialTokens()
+        self.size = size
+        self.special = special or SpecialTokens()
         self.names = None if names is None else list(names)
         self._ids = {name: i for i, name in enumerate(self.names or [])}
 
@@ -55,7 +56,8 @@ class IdsVocab(NoFiles):
 
         def decode(token: int) -> str:
             nonlocal begun
-            blank, begun = " " if begun else "", True
+            blank = " " if begun else ""
+            begun = True
             return blank + (str(token) if self.names is None else self.names[token])
 
         return WholeTokens(decode)

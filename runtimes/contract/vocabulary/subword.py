@@ -93,7 +93,8 @@ class SubwordVocab:
         size: int | None = None,
         special: SpecialTokens | None = None,
     ) -> None:
-        self.library, self.content = library, content
+        self.library = library
+        self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.size = self._engine.size if size is None else size
         self.special = self._engine.special if special is None else special
@@ -173,8 +174,10 @@ class _SubwordDecoder:
             self._utf8.decode(data)
             if engine.byte_runs or self._utf8.getstate()[0]:
                 return ""
-        text, piece = self.rest(), self._piece
-        self._piece, self._shown = [], ""
+        text = self.rest()
+        piece = self._piece
+        self._piece = []
+        self._shown = ""
         if alone := engine.decode(piece):
             self._anchor = self._before = piece
             self._text_before = alone
@@ -228,7 +231,8 @@ class _Tokenizers:
             data = json.loads(content)
             model = data.get("model") or {}
             steps = _types(data.get("decoder"))
-        self._byte_level, self.byte_runs = "ByteLevel" in steps, "ByteFallback" in steps
+        self._byte_level = "ByteLevel" in steps
+        self.byte_runs = "ByteFallback" in steps
         self.all_bytes = steps == {"ByteLevel"}
         self._bytes: dict[int, bytes | None] = {}  # of tokens that were asked for
         self.size = max(vocabulary.values(), default=-1) + 1

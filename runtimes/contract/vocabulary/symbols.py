@@ -30,7 +30,9 @@ class ByteVocab(NoFiles):
     special = SpecialTokens()
 
     def __init__(self, values: Sequence[int] = range(256), skipped: Sequence[int] = ()) -> None:
-        self.values, self.skipped, self.size = list(values), list(skipped), len(values)
+        self.values = list(values)
+        self.skipped = list(skipped)
+        self.size = len(values)
         self._ids = np.full(256, -1)
         self._ids[self.values] = np.arange(self.size)
 
@@ -70,7 +72,8 @@ class CharVocab(NoFiles):
     special = SpecialTokens()
 
     def __init__(self, symbols: list[str]) -> None:
-        self.symbols, self.size = symbols, len(symbols)
+        self.symbols = symbols
+        self.size = len(symbols)
         self._ids = {symbol: i for i, symbol in enumerate(symbols)}
 
     @classmethod

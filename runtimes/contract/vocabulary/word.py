@@ -19,7 +19,8 @@ from runtimes.contract.vocabulary.base import (
     refuse_nul,
 )
 
-UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
+UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
 # The options of `WordVocab` with their defaults; `vocab.json` has those that differ.
 WORD_OPTIONS = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE, "start_of_line": None, "lower_case": False}
 
@@ -45,13 +46,12 @@ class WordVocab(NoFiles):
         start_of_line: str | None = None,
         lower_case: bool = False,
     ) -> None:
-        self.symbols, self.size = symbols, len(symbols)
-        self.unknown, self.end_of_line, self.start_of_line, self.lower_case = (
-            unknown,
-            end_of_line,
-            start_of_line,
-            lower_case,
-        )
+        self.symbols = symbols
+        self.size = len(symbols)
+        self.unknown = unknown
+        self.end_of_line = end_of_line
+        self.start_of_line = start_of_line
+        self.lower_case = lower_case
         self._ids = {symbol: i for i, symbol in enumerate(symbols)}
         self.special = SpecialTokens(
             unknown=self._ids.get(unknown),

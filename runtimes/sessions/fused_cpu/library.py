@@ -83,7 +83,8 @@ def build() -> Path:
     """
     if library := compiled():
         return library
-    cache, unused = cache_folder(), _libraries()
+    cache = cache_folder()
+    unused = _libraries()
     if cache is None:
         raise UserError(
             "there is no home folder for the fused operator; name a folder in the variable XDG_CACHE_HOME."

@@ -35,6 +35,7 @@ def _arm_features() -> frozenset[str]:
         getauxval = ctypes.CDLL(None).getauxval
     except (OSError, AttributeError):  # a C library without the function
         return frozenset()
-    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    getauxval.restype = ctypes.c_ulong
+    getauxval.argtypes = [ctypes.c_ulong]
     bits = getauxval(AT_HWCAP)
     return frozenset(name for name, bit in ARM_FEATURES.items() if bits >> bit & 1)

@@ -42,7 +42,8 @@ class OrtArray(DeviceTensor):
     """
 
     def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, place: Mapping[str, Any]) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
         try:
             self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, **place)
         except Exception as error:  # ONNX Runtime raises bare classes of its own
@@ -111,7 +112,9 @@ class DeviceBinding:
 
     def __init__(self, session: Runner, memory: Memory) -> None:
         refuse_part(memory)
-        self.session, self._turn, self._singles = session, 0, 0
+        self.session = session
+        self._turn = 0
+        self._singles = 0
         arrays = {name: np.asarray(memory.tensors[name]) for name in (fact.name for fact in session.state)}
         sets = 1 if session.in_place else 2
         self._sets = [
@@ -182,7 +185,8 @@ class _Step:
         *,
         single: bool,
     ) -> None:
-        self.session, self.single = session, single
+        self.session = session
+        self.single = single
         self._inputs = tuple(inputs)
         self.buffers = {
             name: session.empty(array.shape, array.dtype.name) for name, array in (inputs | outputs).items()

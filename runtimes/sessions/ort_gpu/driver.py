@@ -9,7 +9,9 @@ from runtimes.base.machine import driver_version
 from runtimes.contract.engine import Gpu
 
 LIBRARY = "libcuda.so.1"
-MAJOR, MINOR = 75, 76  # the driver's numbers of the two parts of a compute capability
+# The driver's numbers for the two parts of a compute capability.
+MAJOR = 75
+MINOR = 76
 NO_DEVICE = 100
 NAME_BYTES = 256
 
@@ -53,7 +55,8 @@ def ask_driver() -> DriverFacts:
 
 
 def _gpu(cuda: ctypes.CDLL, number: int) -> Gpu:
-    device, value = ctypes.c_int(), ctypes.c_int()
+    device = ctypes.c_int()
+    value = ctypes.c_int()
     cuda.cuDeviceGet(ctypes.byref(device), number)
     name = ctypes.create_string_buffer(NAME_BYTES)
     cuda.cuDeviceGetName(name, NAME_BYTES, device)

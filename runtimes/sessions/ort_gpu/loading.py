@@ -22,11 +22,9 @@ from runtimes.sessions.ort_gpu.providers import Provider
 
 Contents = Mapping[str, Content]
 # ONNX Runtime's options of a session that write what a provider has compiled as an ONNX file of its own.
-WRITE_CONTEXT, CONTEXT_FILE, CONTEXT_INSIDE = (
-    "ep.context_enable",
-    "ep.context_file_path",
-    "ep.context_embed_mode",
-)
+WRITE_CONTEXT = "ep.context_enable"
+CONTEXT_FILE = "ep.context_file_path"
+CONTEXT_INSIDE = "ep.context_embed_mode"
 # A part of ONNX Runtime's words for a graph of which nodes compute elsewhere.
 CAPTURE_REFUSED = "have not been partitioned"
 

@@ -40,7 +40,8 @@ def of_shapes_elsewhere(session: Any, provider: str) -> str:
 
 def _placement(session: Any, provider: str) -> tuple[int, Counter[str]]:
     """How many nodes are on the provider, and how many of each operator on others."""
-    here, kinds = 0, Counter[str]()
+    here = 0
+    kinds = Counter[str]()
     for part in session.get_provider_graph_assignment_info():
         if part.ep_name == provider:
             here += len(part.get_nodes())

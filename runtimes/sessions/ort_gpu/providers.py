@@ -123,7 +123,9 @@ class Provider(ABC):
 class CudaProvider(Provider):
     """ONNX Runtime's own kernels for CUDA."""
 
-    name, words, kernel = "CUDAExecutionProvider", "CUDA", "cuda"
+    name = "CUDAExecutionProvider"
+    words = "CUDA"
+    kernel = "cuda"
     library = "libonnxruntime_providers_cuda.so"
     captures = True
 
@@ -136,7 +138,9 @@ class CudaProvider(Provider):
 class TensorRtProvider(Provider):
     """An engine of TensorRT that ONNX Runtime builds when it opens the artefact."""
 
-    name, words, kernel = "TensorrtExecutionProvider", "TensorRT", "tensorrt"
+    name = "TensorrtExecutionProvider"
+    words = "TensorRT"
+    kernel = "tensorrt"
     library = "libonnxruntime_providers_tensorrt.so"
     builds = True
     most_rows = MOST_ROWS
@@ -168,7 +172,9 @@ class TensorRtProvider(Provider):
 class TensorRtRtxProvider(TensorRtProvider):
     """An engine of TensorRT-RTX that NVIDIA's plugin for ONNX Runtime builds when it opens the artefact."""
 
-    name, words, kernel = "NvTensorRTRTXExecutionProvider", "TensorRT-RTX", "tensorrt-rtx"
+    name = "NvTensorRTRTXExecutionProvider"
+    words = "TensorRT-RTX"
+    kernel = "tensorrt-rtx"
     prefix = "nv"
     package = "onnxruntime_ep_nv_tensorrt_rtx"
 

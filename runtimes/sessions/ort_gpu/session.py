@@ -54,9 +54,11 @@ class OrtGpuSession(GraphSession):
         threads: int | None = None,
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
-        self.device, self.provider = device, PROVIDERS[device.kind]
+        self.device = device
+        self.provider = PROVIDERS[device.kind]
         self._ort = import_onnxruntime(spec)
-        self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()
+        self._numbers = itertools.count(1)
+        self._one_at_a_time = threading.Lock()
         self._spent: deque[int] = deque()  # numbers of graphs whose memories are gone
         loader = Loader(
             ort=self._ort,

@@ -26,15 +26,20 @@ class Context:
     """
 
     def __init__(self, context: Any, profile: Profile, log: Any, *, captured: bool) -> None:
-        self.context, self.profile, self.captured, self._log = context, profile, captured, log
-        self.serial, self._shapes = 0, dict[str, tuple[int, ...]]()
+        self.context = context
+        self.profile = profile
+        self.captured = captured
+        self._log = log
+        self.serial = 0
+        self._shapes = dict[str, tuple[int, ...]]()
 
     def shape(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Sets the input shapes of the next steps, if they differ from those of the last step."""
         if shapes == self._shapes:
             return
         # A refusal in the middle leaves some shapes set: they count as unknown until all are.
-        self._shapes, self.serial = {}, self.serial + 1
+        self._shapes = {}
+        self.serial += 1
         for name, sizes in shapes.items():
             if not self.context.set_input_shape(name, sizes):
                 raise StreamError(
@@ -71,14 +76,18 @@ class Bound:
 
     def __init__(self, session: GraphSession, cuda: Cuda, memory: Memory) -> None:
         refuse_part(memory)
-        self.session, self.cuda, self.warm = session, cuda, 0
-        facts, batch = session.state, memory.batch
+        self.session = session
+        self.cuda = cuda
+        self.warm = 0
+        facts = session.state
+        batch = memory.batch
         self.history = History(batch, session.rule.segment)
         sets = [
             {f.name: self.cuda.empty(f.sizes(batch=batch), f.dtype) for f in facts}
             for _ in range(len(directions(session.spec)))
         ]
-        self._front, self._back = sets[0], sets[-1]
+        self._front = sets[0]
+        self._back = sets[-1]
         self._turn = 0
         arrays = {name: np.ascontiguousarray(memory.tensors[name]) for name in self._front}
         for name, array in arrays.items():

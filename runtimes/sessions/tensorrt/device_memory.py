@@ -152,7 +152,10 @@ class DeviceArray(DeviceTensor):
     """
 
     def __init__(self, cuda: Cuda, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.cuda, self.address, self.shape, self.dtype = cuda, address, shape, dtype
+        self.cuda = cuda
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
         self.num_bytes = math.prod(shape) * dtype.itemsize
         weakref.finalize(self, cuda.release, "cudaFree", address)
 
@@ -176,7 +179,8 @@ class PinnedArray:
     """Page-locked host memory as a NumPy array, `host`, freed with this object."""
 
     def __init__(self, cuda: Cuda, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.address, num_bytes = address, math.prod(shape) * dtype.itemsize
+        self.address = address
+        num_bytes = math.prod(shape) * dtype.itemsize
         self.host = np.frombuffer((ctypes.c_byte * num_bytes).from_address(address), dtype).reshape(shape)
         weakref.finalize(self, cuda.release, "cudaFreeHost", address)
 

@@ -22,7 +22,8 @@ def load_tensorrt(flavour: Flavour) -> Any:
     """The module `tensorrt` or `tensorrt_rtx`; raises MissingPackageError with the command that installs
     it.
     """
-    package, name = PACKAGES[flavour], NAMES[flavour]
+    package = PACKAGES[flavour]
+    name = NAMES[flavour]
     try:
         trt = import_module(package)
     except (ImportError, OSError) as error:  # OSError: bindings whose library cannot be loaded

@@ -108,7 +108,8 @@ class Padding:
             return None
         positions = starts[:, None] + np.arange(width)
         offsets = (first - starts)[:, None]
-        columns, rows = np.minimum(offsets + np.arange(length), width - 1), np.arange(batch)[:, None]
+        columns = np.minimum(offsets + np.arange(length), width - 1)
+        rows = np.arange(batch)[:, None]
         before = np.arange(width) < offsets
         tokens = np.where(before, history.at(positions), inputs["input_ids"][:, -1:])
         tokens[rows, columns] = inputs["input_ids"]

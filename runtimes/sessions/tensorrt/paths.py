@@ -10,8 +10,10 @@ from runtimes.contract.engine import EngineFacts, Profile
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import Spec
 
-CAPTURED, PLAIN = "launched as a CUDA graph", "run without a graph"
-ALL, LAST = "logits of all tokens", "logits of the last tokens"
+CAPTURED = "launched as a CUDA graph"
+PLAIN = "run without a graph"
+ALL = "logits of all tokens"
+LAST = "logits of the last tokens"
 
 
 def directions(spec: Spec) -> tuple[str, ...]:

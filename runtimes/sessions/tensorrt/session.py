@@ -52,7 +52,8 @@ class TrtSession(GraphSession):
 
     def __init__(self, facts: EngineFacts, spec: Spec, vocab: Vocab, folder: Path) -> None:
         super().__init__(spec, vocab, facts.identity)
-        self.facts, self.folder = facts, folder
+        self.facts = facts
+        self.folder = folder
         self._trt = load_tensorrt(facts.flavour)
         self.cuda = Cuda()
         refuse_elsewhere(facts, folder, version=self._trt.__version__, gpu=self.cuda.gpu)
@@ -210,7 +211,8 @@ class TrtSession(GraphSession):
         """Raises ArtefactError unless the engine has exactly the tensors of the spec, by which buffers are
         sized.
         """
-        engine, trt = self._engine, self._trt
+        engine = self._engine
+        trt = self._trt
         modes = {trt.TensorIOMode.INPUT: "input", trt.TensorIOMode.OUTPUT: "output"}
         found = {}
         for index in range(engine.num_io_tensors):
@@ -242,7 +244,8 @@ class TrtSession(GraphSession):
                 )
 
     def _context(self, index: int) -> Context:
-        profile, trt = self.facts.profiles[index], self._trt
+        profile = self.facts.profiles[index]
+        trt = self._trt
         token = profile.name == "token"
         # Each context has one profile, and needs the scratch memory of that profile alone.
         allocation = trt.ExecutionContextAllocationStrategy.ON_PROFILE_CHANGE

@@ -32,7 +32,8 @@ def convert_vocabulary(
 
     Raises ArtefactError where a tensor is missing, has another shape, or is tied and differs.
     """
-    clusters, D = config.clusters, config.d_model
+    clusters = config.clusters
+    D = config.d_model
     tables = _tables(t, "word_emb.emb_layers.{}.weight", config)
     converted = {f"vocabulary.table.{i}": table for i, table in enumerate(tables)}
     output = tables

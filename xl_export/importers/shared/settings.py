@@ -139,7 +139,8 @@ def memory_rule(
     beyond_self: how many tokens the mask `same_length` shows besides the own token, minus mem_len. It is 0,
     or -1 where mem_len counts the own token too. Raises ConfigError where no key would be visible.
     """
-    mem_len, mask = chosen["mem_len"].value, chosen["mask"].value
+    mem_len = chosen["mem_len"].value
+    mask = chosen["mask"].value
     if mask == "same-length" and mem_len + beyond_self < 0:
         raise ConfigError(
             f"mem_len is {mem_len} and the mask is same-length: no key would be visible to a {project} "

@@ -191,7 +191,8 @@ def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
 def _block(t: Tensors, facts: Architecture, layer: int, d_ff: int) -> dict[str, Tensor]:
     D = facts.d_model
     width = facts.heads * facts.head_dim
-    source, target = f"layers.{layer}.", f"blocks.{layer}."
+    source = f"layers.{layer}."
+    target = f"blocks.{layer}."
     if facts.attention_type in (0, 1):
         query, key, value = t.take(f"{source}dec_attn.qkv_net.weight", 3 * width, D).chunk(3)
     else:

@@ -83,7 +83,9 @@ def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
     where it is none of these, or has another size.
     """
     facts = content.state if isinstance(content, Foreign) else content
-    dataset, lower_case, symbols = None, False, facts
+    dataset = None
+    lower_case = False
+    symbols = facts
     if isinstance(facts, dict):
         dataset = facts.get("dataset")
         inner = next((facts[name] for name in ("vocab", "_dictionary") if name in facts), facts)

@@ -116,7 +116,8 @@ class Driver:
             ctypes.c_int32 if kind == "u32" else ctypes.c_void_p for kind in parameter_kinds(kernel)
         )
         assert len(kinds) == len(arguments), (kernel.name, kinds, arguments)
-        block, stream = (kernel.threads, 1, 1), 0
+        block = (kernel.threads, 1, 1)
+        stream = 0
         self._ask(
             "cuLaunchKernel",
             function,
@@ -150,7 +151,8 @@ class Driver:
                 self._ask("cuMemFree", address)
             for module in self._modules:
                 self._ask("cuModuleUnload", module)
-            self._addresses, self._modules = [], []
+            self._addresses = []
+            self._modules = []
 
     def _attribute(self, name: str) -> int:
         which = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -214,7 +216,8 @@ def run_embedded(
     with driver.freed():
         addresses = [driver.upload(array) for array in inputs.values()]
         mixed, level, out = (driver.empty(size) for size in (rows * K * 4, rows * 4, query.nbytes))
-        attention, joining = driver.load(first), driver.load(second)
+        attention = driver.load(first)
+        joining = driver.load(second)
 
         def call() -> None:
             grid = (B * H, -(-T // first.block_t), number)
@@ -263,7 +266,8 @@ def try_kernels(
     driver = driver or Driver()
     compute_capability = driver.gpu.capability
     for name, case in cases.items():
-        inputs, expected = case.inputs(), naive_answer(case)
+        inputs = case.inputs()
+        expected = naive_answer(case)
         for tactic in tactics(case.K, compute_capability, case.dtype):
             for join in JOINS:
                 got = run_embedded(

@@ -43,7 +43,8 @@ def join_parts(
         rescale = tl.exp2(highest - peak)
         weights = tl.exp2(levels - peak[:, None])
         whole = whole * rescale[:, None] + tl.sum(weights[:, :, None] * values, axis=1)
-        highest, total = peak, total * rescale + tl.sum(weights, axis=1)
+        highest = peak
+        total = total * rescale + tl.sum(weights, axis=1)
     result = whole / tl.where(total > 0, total, 1.0)[:, None]  # zero where no key was visible
     tl.store(
         answer + i[:, None].to(tl.int64) * K + k,

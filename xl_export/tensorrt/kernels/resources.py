@@ -61,14 +61,13 @@ def resources(kernel: Kernel) -> Resources:
     tools = triton.knobs.nvidia
     assembler = tools.ptxas_blackwell if int(target[2]) >= 100 else tools.ptxas
     with tempfile.TemporaryDirectory() as folder:
-        source, code = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source = Path(folder) / "kernel.ptx"
+        code = Path(folder) / "kernel.cubin"
         source.write_text(kernel.ptx)
         said = _run(assembler.path, "-v", "--gpu-name", target[1], str(source), "-o", str(code))
         assembly = _run(tools.nvdisasm.path, "-c", str(code))
-    registers, spilled = (
-        re.search(r"Used (\d+) registers", said),
-        re.search(r"(\d+) bytes spill stores", said),
-    )
+    registers = re.search(r"Used (\d+) registers", said)
+    spilled = re.search(r"(\d+) bytes spill stores", said)
     assert registers, said
     assert spilled, said
     loop = innermost_loop(assembly)
@@ -88,7 +87,9 @@ def _run(*command: str) -> str:
 
 def innermost_loop(assembly: str) -> str:
     """The longest loop of a kernel's assembly that holds no other loop; empty where there is none."""
-    lines, at, loops = assembly.splitlines(), {}, []
+    lines = assembly.splitlines()
+    at = {}
+    loops = []
     for number, line in enumerate(lines):
         if label := re.match(r"\s*(\.L_x?_?\w+):", line):
             at[label[1]] = number

@@ -42,7 +42,9 @@ def skewed(scores, earlier, FIRST: tl.constexpr):
     if FIRST:
         none = (groups[0], groups[0])
         earlier = (none, none, none + none, none + none + none + none)
-    two, four, eight = earlier[1], earlier[2], earlier[3]
+    two = earlier[1]
+    four = earlier[2]
+    eight = earlier[3]
     if W > 1:
         groups, two = _late(groups, two, (w & 1) != 0)
     if W > 2:

@@ -37,7 +37,8 @@ from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import DOMAIN, INPUTS, RING_INPUTS, SIGNATURES, Attributes
 
 SCHEMA = 1
-REPEATS, UNTIMED = 23, 3
+REPEATS = 23
+UNTIMED = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,12 @@ class Shape:
 
     def inputs(self) -> dict[str, np.ndarray]:
         """The operator's inputs in the middle of a stream: the memory is full."""
-        B, T, J, sizes = self.batch, self.tokens, self.keys, self.sizes
-        H, K = sizes.heads, sizes.head_dim
+        B = self.batch
+        T = self.tokens
+        J = self.keys
+        sizes = self.sizes
+        H = sizes.heads
+        K = sizes.head_dim
         shapes: dict[str, tuple[int, ...]] = {
             "query": (B, H, T, K),
             "key": (B, H, J, K),
@@ -148,9 +153,11 @@ def attention_shapes(model: onnx.ModelProto, spec: Spec, profiles: Iterable[Prof
     groups = [group for layer in head_groups(spec.model, spec.rule, spec.form) for group in layer]
     shapes = []
     for profile in profiles:
-        batch, tokens = profile.batch[1], profile.tokens[1]
+        batch = profile.batch[1]
+        tokens = profile.tokens[1]
         for node, group in zip(nodes, groups, strict=True):
-            signature, ring = signatures[node.domain, node.op_type], spec.form == "ring"
+            signature = signatures[node.domain, node.op_type]
+            ring = spec.form == "ring"
             values = {item.name: item.i for item in node.attribute}
             # Queries, keys and positions are computed; their sizes are not among those of a kernel.
             of = [dims.get(name, ()) for name in node.input]
