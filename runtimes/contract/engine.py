@@ -46,14 +46,11 @@ def refuse_unordered(what: str, sizes: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The shapes of one optimisation profile: the least, usual and most rows and tokens.
-
-    It is tuned for the usual ones.
-    """
+    """The shapes of one optimisation profile, which is tuned for the usual ones."""
 
     name: Literal["segment", "token"]
-    batch: tuple[int, ...]
-    tokens: tuple[int, ...]
+    batch: tuple[int, ...]  # least, usual and most rows
+    tokens: tuple[int, ...]  # least, usual and most tokens
 
     def __post_init__(self) -> None:
         for what, sizes in (("batch", self.batch), ("tokens", self.tokens)):
@@ -71,7 +68,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU: that of this machine, or the one that an engine was built on."""
+    """A GPU of this machine, or the one that an engine was built on."""
 
     name: str
     compute_capability: str  # such as 8.9
@@ -84,22 +81,18 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class TacticFacts:
-    """The kernels of the project's plugin for the attentions of one kind, at a profile's usual shape.
-
-    keys: those of memory and segment, or the slots of the ring. kernel, tile: what attends to parts of the
-    keys, and how many queries and keys it takes at once. join_queries: how many queries are joined at once.
-    milliseconds: the median of both kernels' time in the middle of a stream, on the engine's GPU; None where
-    nothing was timed and a default was taken.
-    """
+    """The kernels of the project's plugin for the attentions of one kind, at a profile's usual shape."""
 
     profile: Literal["segment", "token"]
     batch: int
     tokens: int
-    keys: int
+    keys: int  # of memory and segment, or the slots of the ring
     heads: int
-    kernel: str
-    tile: tuple[int, ...]
-    join_queries: int
+    kernel: str  # attends to parts of the keys
+    tile: tuple[int, ...]  # how many queries and keys the kernel handles at once
+    join_queries: int  # how many queries are joined at once
+    # The median time of both kernels in the middle of a stream, on the engine's GPU; None for a default that
+    # was not timed.
     milliseconds: float | None
 
 
@@ -120,7 +113,7 @@ class EngineFacts:
     profiles: tuple[Profile, ...]
     layers: dict[str, int]  # how many of each kind the parsed network has
     types: dict[str, int]
-    plugin_layers: int  # those of this project's plugin, two for each attention
+    plugin_layers: int  # of this project's plugin, two for each attention
     seconds: float
     producer: dict[str, str]
     files: dict[str, FileFacts]

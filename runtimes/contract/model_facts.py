@@ -17,14 +17,10 @@ AnySublayers = Literal[Sublayers, "own"]  # `own`: of a module that this project
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """The kind of a model, its sizes, and the number of its parameters.
+    """The kind of a model, its sizes, and the number of its parameters."""
 
-    positions, sublayers: as in `trainer.model.config.ModelConfig`; `own` for a module that was traced and
-    that this project did not define. persistent: the number of persistent vectors of a layer (N). cutoffs:
-    the first token of each tail cluster of an adaptive softmax. reaches [L][H]: the span of each head, which
-    is the longest distance to which it gives any weight; empty where spans were not learned.
-    """
-
+    # Positions and sublayers are named as in `trainer.model.config.ModelConfig`, and `own` for a traced
+    # module that this project did not define.
     positions: str
     sublayers: AnySublayers
     layers: int
@@ -32,9 +28,10 @@ class ModelFacts:
     head_dim: int
     d_model: int
     d_ff: int
-    persistent: int
+    persistent: int  # the number of persistent vectors of a layer (N)
     vocab_size: int
-    cutoffs: tuple[int, ...]
+    cutoffs: tuple[int, ...]  # the first token of each tail cluster of an adaptive softmax
+    # [L][H]: the longest distance to which each head gives any weight; empty if spans were not learned.
     reaches: tuple[tuple[int, ...], ...]
     pre_norm: bool
     parameters: int

@@ -30,18 +30,13 @@ Bools = tuple[bool, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Tokens, how they are fed, and the answers to them.
+    """Tokens, how they are fed, and the answers to them."""
 
-    tokens: int64 [B, N + 1]. segments: int64, the lengths of the segments; their sum is N. restarts: bool
-    [segments, B], the rows that start a new text at a segment. log_probs: float32 [B, N], of each next token.
-    last: float32 [B, V], of every symbol after the last token.
-    """
-
-    tokens: np.ndarray
-    segments: np.ndarray
-    restarts: np.ndarray
-    log_probs: np.ndarray
-    last: np.ndarray
+    tokens: np.ndarray  # int64 [B, N + 1]
+    segments: np.ndarray  # int64: the lengths of the segments; their sum is N
+    restarts: np.ndarray  # bool [segments, B]: the rows that start a new text at a segment
+    log_probs: np.ndarray  # float32 [B, N]: of each next token
+    last: np.ndarray  # float32 [B, V]: log-probabilities of every symbol after the last token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,15 +25,11 @@ from runtimes.contract.vocabulary import Vocab
 
 @dataclass
 class Paths:
-    """The ways in which a session computes a step: each has kernels, buffers or a captured graph of its own.
+    """How a session can compute a step. Each path has kernels, buffers or a captured graph of its own."""
 
-    possible: what there is, in words for people. taken: those that a step has gone since the session was
-    opened. batches: numbers of rows which together reach every path.
-    """
-
-    possible: tuple[str, ...]
-    batches: tuple[int, ...]
-    taken: set[str] = field(default_factory=set)
+    possible: tuple[str, ...]  # all of them, in words for people
+    batches: tuple[int, ...]  # numbers of rows that together reach every path
+    taken: set[str] = field(default_factory=set)  # the paths that steps have used in this session
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -46,24 +42,23 @@ class Paths:
 
 
 class Session(Protocol):
-    """A model that advances B streams segment by segment.
-
-    identity: the hash of everything that determines the numbers. A memory belongs to exactly one identity.
-    rule: the memory rule that the session computes under.
-    vocab: the vocabulary of the token ids.
-    state: the memory tensors; "batch" is their named axis.
-    sampler: how the model recommends to draw tokens; `generate` does so unless it is given another one.
-    before_run: called in each step when everything is prepared and the computation begins, more than once
-    where a step is computed in pieces. A caller sets it who has something to hand to other threads: while the
-    model computes, Python's lock is free. A step that is refused does not call it.
-    """
+    """A model that advances B streams segment by segment."""
 
     identity: str
+    """The hash of everything that determines the numbers. A memory belongs to exactly one identity."""
     rule: MemoryRule
+    """The memory rule that the session computes under."""
     vocab: Vocab
+    """The vocabulary of the token ids."""
     state: tuple[TensorSpec, ...]
+    """The memory tensors; "batch" is their named axis."""
     sampler: Sampler
+    """The sampling settings that the model recommends; `generate` uses them by default."""
     before_run: Callable[[], object] | None
+    """Called in each step when everything is prepared and the computation begins, more than once if the step
+    is computed in pieces, and not if the step is refused. Set it to hand work to other threads while the
+    model computes: Python's lock is free then.
+    """
 
     @property
     def spec(self) -> Spec | None:

@@ -27,13 +27,10 @@ MEND_NO_TEXT = (
 
 @dataclass(frozen=True)
 class ReadText:
-    """A text as the ids of a vocabulary.
+    """A text as the ids of a vocabulary."""
 
-    tokens: ids [N]; those of files are memory-mapped. text: what they encode; None for bytes and for ids.
-    """
-
-    tokens: np.ndarray
-    text: str | None = None
+    tokens: np.ndarray  # ids [N]; memory-mapped if they come from a file
+    text: str | None = None  # what the ids encode; None for bytes and for ids
 
 
 @dataclass(frozen=True, kw_only=True)

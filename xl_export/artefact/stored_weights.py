@@ -63,13 +63,11 @@ def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class _Rounded:
-    """What a stored array stands for. steps: the distance between the values that each number may have.
-
-    ends: where a number has the largest value of its format, to which TensorRT's formats cut greater ones.
-    """
+    """The values of a stored array."""
 
     array: np.ndarray
-    steps: np.ndarray
+    steps: np.ndarray  # the distance between the values that each number may have
+    # Where a number has the largest value of its format: TensorRT's formats clip larger ones to it.
     ends: np.ndarray | None = None
 
     def refuse_unlike(self, exact: np.ndarray, name: str) -> np.ndarray:

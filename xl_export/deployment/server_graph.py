@@ -33,16 +33,13 @@ NUMBER_WIDTH = 4  # digits of layer numbers in keys
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceGraph:
-    """A model for the server, and its tensors.
-
-    inputs, outputs: those that a client sends and gets. control: the input that the server sets. states:
-    input and output of each memory tensor, the position's at the end.
-    """
+    """A model for the server, and its tensors."""
 
     model: ir.Model
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    control: TensorSpec
+    inputs: tuple[TensorSpec, ...]  # that a client sends
+    outputs: tuple[TensorSpec, ...]  # that a client gets
+    control: TensorSpec  # the input that the server sets
+    # The input and output of each memory tensor, and of the position at the end.
     states: tuple[tuple[TensorSpec, TensorSpec], ...]
 
     @property

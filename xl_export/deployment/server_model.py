@@ -30,33 +30,25 @@ ARTEFACT = "artefact"  # the folder of the model's artefact, in the model's fold
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a client sends: the next tokens [T] of a sequence.
-
-    start, end: whether it is the first and the last request of the sequence. cancelled: whether its client
-    waits for it no more. targets [T]: tokens to score; -1 for none. position: how many tokens the client
-    believes the sequence has had; None where it does not say. logits: whether it wants those of the token
-    after the last one.
-    """
+    """What a client sends: the next tokens of a sequence."""
 
     sequence: int | str
-    tokens: np.ndarray
-    start: bool = False
-    end: bool = False
-    cancelled: bool = False
-    targets: np.ndarray | None = None
-    position: int | None = None
-    logits: bool = True
+    tokens: np.ndarray  # [T]
+    start: bool = False  # whether it is the first request of the sequence
+    end: bool = False  # whether it is the last request of the sequence
+    cancelled: bool = False  # whether its client no longer waits for it
+    targets: np.ndarray | None = None  # [T]: tokens to score; -1 for none
+    position: int | None = None  # how many tokens the client expects the sequence to have; None if unknown
+    logits: bool = True  # whether the logits of the token after the last one are wanted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """logits float32 [V] and log_probs float32 [T], each where it was asked for; position: of the sequence
-    now.
-    """
+    """What a client gets."""
 
-    logits: np.ndarray | None
-    log_probs: np.ndarray | None
-    position: int
+    logits: np.ndarray | None  # float32 [V], if they were requested
+    log_probs: np.ndarray | None  # float32 [T], if they were requested
+    position: int  # of the sequence after the request
 
 
 class Sequences:

@@ -20,12 +20,12 @@ MOST_TASKS = 10_000  # of one dataset; with more units a task has several of the
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A finished unit. began, ended: when its actor worked on it, by the clock of that machine."""
+    """A finished unit."""
 
     number: int
     content: bytes
-    began: float
-    ended: float
+    began: float  # when its actor began it, by the clock of that machine
+    ended: float  # when its actor finished it
 
 
 class Work(Protocol):

@@ -28,22 +28,16 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Some texts of a file.
+    """Some texts of a file."""
 
-    file: path or URL. form: of its lines; None for Parquet. start, stop: in bytes; in Parquet the number of
-    the row group, and the next. line: the first line or row, from 1 on. texts: how many there are. sha256: of
-    its bytes, as `_hash_of_group` says for Parquet. first: the number of its first text in the corpus, from
-    1 on.
-    """
-
-    file: str
-    form: Format | None
-    start: int
-    stop: int
-    line: int
-    texts: int
-    sha256: str
-    first: int = 1
+    file: str  # path or URL
+    form: Format | None  # of its lines; None for Parquet
+    start: int  # in bytes; in Parquet the number of the row group
+    stop: int  # in bytes; in Parquet the number of the next row group
+    line: int  # the first line or row, from 1
+    texts: int  # how many there are
+    sha256: str  # of its bytes; for Parquet see `_hash_of_group`
+    first: int = 1  # the number of its first text in the corpus, from 1
 
 
 def list_files(patterns: str) -> list[str]:

@@ -74,18 +74,12 @@ PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
 
 @dataclass(frozen=True, kw_only=True)
 class Attributes:
-    """The attributes of one node. All are integers and always present: those are what TensorRT passes without
-    exceptions.
+    """The attributes of one node. All are integers and always present: TensorRT passes only those reliably."""
 
-    full_mask: 1 for the mask rule `full`, 0 for `same-length`. nearest: the smallest distance that is visible
-    to a token; 0 where a token sees itself, else 1. initial_masked: 1 where nothing precedes a text, 0 where
-    the whole memory is visible from the first token on. persistent: how many persistent vectors are used. The
-    tables hold at least one, so that no tensor is empty.
-    """
-
-    full_mask: int
-    nearest: int
-    initial_masked: int
+    full_mask: int  # 1 for the mask rule `full`, 0 for `same-length`
+    nearest: int  # the smallest distance that is visible to a token: 0 if a token sees itself, else 1
+    initial_masked: int  # 1 if nothing precedes a text, 0 if the whole memory is visible from the first token
+    # How many persistent vectors are used. The tables hold at least one, so that no tensor is empty.
     persistent: int
 
     @classmethod

@@ -17,34 +17,26 @@ TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How an engine is built from an artefact.
+    """How an engine is built from an artefact."""
 
-    flavour: `tensorrt` builds and tunes on this machine's GPU; `rtx` builds anywhere, and the engine is
-        compiled for the GPU that opens it. attention: `native` for TensorRT's own kernels, `plugin` for this
-        project's Triton kernels, embedded in the plan. compute_capabilities: those of the GPUs that an rtx
-        engine runs on. batch, token_batch: least, usual and most rows of the segment profile and of the
-        single-token profile. A token_batch of None is the batch of the segment profile, and with the plugin
-        its usual size alone. tokens: the usual segment length; None for the artefact's longest. hardware,
-        version_compatible: whether the engine runs on more GPUs and on newer releases, at some cost in speed.
-        refit: whether the weights of the finished engine can be replaced. workspace_mib: how much scratch
-        memory tactics may use; None for all of the GPU's memory. optimization_level: from 0 (quick) to 5
-        (thorough); None for TensorRT's own default. timing_cache: a file of measured kernels that makes later
-        builds quicker. tactics: a file of the plugin's timed kernels, which is read and extended.
-    """
-
+    # `tensorrt` builds and tunes on this machine's GPU; `rtx` builds anywhere, and the engine is compiled for
+    # the GPU that opens it.
     flavour: Flavour = "tensorrt"
+    # `native` for TensorRT's own kernels, `plugin` for this project's Triton kernels, embedded in the plan.
     attention: Attention = "native"
-    compute_capabilities: tuple[str, ...] = ()
-    batch: tuple[int, ...] = (1, 1, 8)
+    compute_capabilities: tuple[str, ...] = ()  # of the GPUs that an rtx engine runs on
+    batch: tuple[int, ...] = (1, 1, 8)  # least, usual and most rows of the segment profile
+    # The same of the single-token profile. None for the batch of the segment profile, or with the plugin for
+    # its usual size only.
     token_batch: tuple[int, ...] | None = None
-    tokens: int | None = None
-    hardware: Hardware = "same-gpu"
-    version_compatible: bool = False
-    refit: bool = False
-    workspace_mib: int | None = None
-    optimization_level: int | None = None
-    timing_cache: Path | None = None
-    tactics: Path | None = None
+    tokens: int | None = None  # the usual segment length; None for the artefact's longest
+    hardware: Hardware = "same-gpu"  # the GPUs that the engine runs on; more cost some speed
+    version_compatible: bool = False  # whether it runs on newer releases, which costs some speed
+    refit: bool = False  # whether the weights of the finished engine can be replaced
+    workspace_mib: int | None = None  # scratch memory of tactics; None for all of the GPU's memory
+    optimization_level: int | None = None  # from 0 (quick) to 5 (thorough); None for TensorRT's default
+    timing_cache: Path | None = None  # a file of measured kernels, which makes later builds quicker
+    tactics: Path | None = None  # a file of the plugin's timed kernels, which is read and extended
 
     def __post_init__(self) -> None:
         name = NAMES[self.flavour]

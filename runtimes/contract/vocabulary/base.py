@@ -79,19 +79,14 @@ class ByteDecoder:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The ids of the tokens that have a meaning of their own; None where a vocabulary has no such token.
+    """The ids of the tokens that have a meaning of their own; None if a vocabulary has no such token."""
 
-    end_of_document: stands after each document in training, and ends a generated text. beginning: stands
-    before a text in some projects. unknown: stands for what the vocabulary lacks. padding: fills rows in some
-    projects; here rows are padded by their positions, and this token is never a target. end_of_line: stands
-    for a newline in a vocabulary of words.
-    """
-
-    end_of_document: int | None = None
-    beginning: int | None = None
-    unknown: int | None = None
+    end_of_document: int | None = None  # follows each document in training, and ends a generated text
+    beginning: int | None = None  # precedes a text in some projects
+    unknown: int | None = None  # replaces what the vocabulary lacks
+    # Fills rows in some projects. Here rows are padded by their positions, and this token is never a target.
     padding: int | None = None
-    end_of_line: int | None = None
+    end_of_line: int | None = None  # a newline in a vocabulary of words
 
     @property
     def before_text(self) -> int | None:

@@ -44,16 +44,13 @@ PADDING_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<PAD>")
 
 
 class Engine(Protocol):
-    """What this project uses of a library.
-
-    all_bytes: whether the text is that of the bytes of all tokens, and nothing else. byte_runs: whether a
-    later byte can still change a whole character before it, because the library decodes a run of byte tokens
-    as a whole: to characters if all of it is UTF-8, and otherwise to U+FFFD for each byte.
-    """
+    """What this project uses of a library."""
 
     size: int
     special: SpecialTokens
-    all_bytes: bool
+    all_bytes: bool  # whether the text is exactly the bytes of all tokens
+    # Whether a later byte can still change a whole character before it, because the library decodes a run of
+    # byte tokens as a whole: to characters if all of it is UTF-8, and otherwise to U+FFFD for each byte.
     byte_runs: bool
 
     def encode(self, text: str) -> list[int]: ...

@@ -29,15 +29,11 @@ HASHES = "hashes.json"  # of the package's libraries, beside them
 
 
 class Variant(NamedTuple):
-    """A library for every processor of an architecture that has some features.
-
-    features: by the operating system's names (see `processor.features`); flags: of the compiler, for exactly
-    these features.
-    """
+    """A library for the processors of an architecture that have some features."""
 
     name: str
-    features: tuple[str, ...]
-    flags: tuple[str, ...]
+    features: tuple[str, ...]  # by the operating system's names (see `processor.features`)
+    flags: tuple[str, ...]  # of the compiler, for exactly these features
 
     @property
     def file(self) -> str:

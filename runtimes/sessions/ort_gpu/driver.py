@@ -18,17 +18,13 @@ NAME_BYTES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class DriverFacts:
-    """What NVIDIA's driver says.
-
-    cuda: the newest release of CUDA that it serves, such as (13, 0), which many drivers have in common.
-    version: its own, such as 580.65.06; None where it is not known. fault: why it gives no GPU, as a part of
-    a sentence; None where it does.
-    """
+    """What NVIDIA's driver reports."""
 
     gpus: tuple[Gpu, ...] = ()
+    # The newest CUDA release that it supports, such as (13, 0). Many drivers have the same one.
     cuda: tuple[int, int] = (0, 0)
-    version: str | None = None
-    fault: str | None = None
+    version: str | None = None  # of the driver, such as 580.65.06; None if it is unknown
+    fault: str | None = None  # why no GPU can be used, as a part of a sentence; None if one can
 
 
 def ask_driver() -> DriverFacts:

@@ -31,13 +31,13 @@ CAPTURE_REFUSED = "have not been partitioned"
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """What is loaded and where. graph: its file, for messages; its content is in the `contents` of `load`."""
+    """What is loaded, and on which device."""
 
     ort: Any
     provider: Provider
     device: Device
     spec: Spec
-    graph: Path
+    graph: Path  # its file, for messages; its content is in the `contents` of `load`
     threads: int | None
 
     def load(self, contents: Contents) -> Any:

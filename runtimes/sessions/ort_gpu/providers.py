@@ -27,24 +27,19 @@ LIBRARIES = "`pip install 'onnxruntime-gpu[cuda,cudnn]'`"
 
 
 class Provider(ABC):
-    """One provider.
+    """One provider."""
 
-    name: ONNX Runtime's. words: for people. kernel: for scripts. library: its file in the package. memory:
-    the name of its memory in ONNX Runtime. captures: whether it captures steps as CUDA graphs; ONNX Runtime
-    then also refuses a graph of which a node computes elsewhere. builds: whether it builds an engine when a
-    graph is loaded. most_rows: the most rows of a step; None where it has no limit. circular: whether memory
-    may be written in a circle.
-    """
-
-    name: ClassVar[str]
-    words: ClassVar[str]
-    kernel: ClassVar[str]
-    library: ClassVar[str]
-    memory: ClassVar[str] = "cuda"
+    name: ClassVar[str]  # in ONNX Runtime
+    words: ClassVar[str]  # its name for people
+    kernel: ClassVar[str]  # its name for scripts
+    library: ClassVar[str]  # its file in the package
+    memory: ClassVar[str] = "cuda"  # the name of its memory in ONNX Runtime
+    # Whether it captures steps as CUDA graphs; ONNX Runtime then also refuses a graph if one of its nodes
+    # computes elsewhere.
     captures: ClassVar[bool] = False
-    builds: ClassVar[bool] = False
-    most_rows: ClassVar[int | None] = None
-    circular: ClassVar[bool] = True
+    builds: ClassVar[bool] = False  # whether it builds an engine when a graph is loaded
+    most_rows: ClassVar[int | None] = None  # of a step; None for no limit
+    circular: ClassVar[bool] = True  # whether memory may be a ring
 
     @abstractmethod
     def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:

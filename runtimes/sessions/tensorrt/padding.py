@@ -65,14 +65,11 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Widened:
-    """A segment [B, n] in windows [B, W]: the inputs and outputs of the longer step.
-
-    columns: int64 [B, n], where in its window each of the segment's tokens is.
-    """
+    """A segment [B, n] in windows [B, W]: the inputs and outputs of the longer step."""
 
     inputs: Arrays
     outputs: Arrays
-    columns: np.ndarray
+    columns: np.ndarray  # int64 [B, n]: the place in its window of each token of the segment
 
     def copy_to(self, outputs: Arrays) -> None:
         """Fills the outputs of the segment."""

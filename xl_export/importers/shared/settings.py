@@ -91,10 +91,10 @@ def read_settings(path: Path) -> Settings:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and its origin: an option, a file, the checkpoint, or what was published."""
+    """One value of a setting."""
 
     value: Any
-    origin: str
+    origin: str  # an option, a file, the checkpoint, or what was published
 
 
 class Overrides:

@@ -14,13 +14,7 @@ from xl_export.tensorrt.operator import RING_INPUTS, Attributes
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Sizes by their letters; G, R of both tables and N at least 1. first: position of each row's first
-    token.
-
-    span: beyond how many tokens a soft mask gives nothing at all. slot: the slot of each row's first query in
-    a ring; empty without a ring. spare: how many slots the ring has besides M + T, as where a segment was
-    cut. dtype: of everything but the positions and slots.
-    """
+    """Sizes by their letters. G and R of both tables and N are at least 1."""
 
     B: int = 1
     H: int = 2
@@ -30,15 +24,15 @@ class Case:
     G: int = 2
     R: int
     N: int = 1
-    first: tuple[int, ...] = (1000,)
-    span: int | None = None
-    slot: tuple[int, ...] = ()
-    spare: int = 0
+    first: tuple[int, ...] = (1000,)  # the position of each row's first token
+    span: int | None = None  # the distance in tokens from which a soft mask is zero
+    slot: tuple[int, ...] = ()  # the slot of each row's first query in a ring; empty without a ring
+    spare: int = 0  # how many slots the ring has besides M + T, as after a segment was cut
     full_mask: int = 0
     nearest: int = 0
     initial_masked: int = 1
     persistent: int = 0
-    dtype: Literal["float16", "float32"] = "float16"
+    dtype: Literal["float16", "float32"] = "float16"  # of everything but the positions and slots
 
     @property
     def attributes(self) -> Attributes:

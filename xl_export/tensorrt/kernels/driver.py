@@ -233,16 +233,14 @@ def run_embedded(
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One tactic on one case. difference: of its answer from the naive operator in float64, at most; NaN
-    where a number is missing. milliseconds: the median of the repeats after the first.
-    """
+    """One tactic on one case."""
 
     case: str
     tactic: Tactic
     join: Tactic
-    difference: float
+    difference: float  # the largest from the naive operator in float64; NaN if a number is missing
     tolerance: float
-    milliseconds: float
+    milliseconds: float  # the median of the repeats after the first
 
     @property
     def passed(self) -> bool:

@@ -43,16 +43,13 @@ UNTIMED = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """An attention at the usual shape of a profile: all that its time depends on, besides the GPU.
-
-    keys: J, those of memory and segment, or the slots of the ring. mem_len: M.
-    """
+    """An attention at the usual shape of a profile: all that its time depends on, besides the GPU."""
 
     profile: Literal["segment", "token"]
     batch: int
     tokens: int
-    keys: int
-    mem_len: int
+    keys: int  # J: of memory and segment, or the slots of the ring
+    mem_len: int  # M
     ring: bool
     sizes: Sizes
     attributes: Attributes
@@ -90,15 +87,12 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The kernels of one attention at one shape, and the median of their time.
-
-    milliseconds: None where nothing was timed and this is the default.
-    """
+    """The kernels of one attention at one shape, and the median of their time."""
 
     shape: Shape
     tactic: Tactic
     join: Tactic
-    milliseconds: float | None
+    milliseconds: float | None  # None for a default that was not timed
 
     @property
     def facts(self) -> TacticFacts:
@@ -119,16 +113,13 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """A choice in a file, with what else it depends on.
-
-    driver_version, driver_cuda: as in `EngineFacts`. The first is None where the machine does not tell it:
-    then drivers that serve the same CUDA count as one. code: of the kernels and of their compiler.
-    """
+    """A choice in a file, with what else it depends on."""
 
     gpu: Gpu
+    # As in `EngineFacts`. If the version is unknown (None), drivers that support the same CUDA count as one.
     driver_version: str | None = None
     driver_cuda: str | None = None
-    code: str
+    code: str  # the hash of the kernels and of their compiler
     choice: Choice
 
     @property
