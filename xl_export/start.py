@@ -21,7 +21,7 @@ def stop_at_interrupt() -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    # No exception: an interrupted import may turn it into another one, or print it and go on.
+    # No exception: an interrupted import may turn it into another one, or print it and continue.
     try:
         os.write(2, b"stopped\n")
     finally:

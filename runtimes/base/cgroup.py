@@ -15,7 +15,7 @@ ROOT = Path("/")
 
 
 def cpu_limit(root: Path = ROOT) -> int | None:
-    """Returns how many processors this process may use, rounded up; None where there is no limit.
+    """Returns how many processors this process may use, rounded up; None if there is no limit.
 
     root: where `proc` and `sys` are.
     """
@@ -24,14 +24,14 @@ def cpu_limit(root: Path = ROOT) -> int | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The bytes of memory that this process may take; None where there is no limit."""
+    """The bytes of memory that this process may take; None if there is no limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     limits = [_number(folder / name) for folder in _groups("memory", root) for name in names]
     return min(found) if (found := [limit for limit in limits if limit is not None]) else None
 
 
 def _share(folder: Path) -> float | None:
-    """The processors of one group's quota; None where it has none ("max", or -1 in version 1)."""
+    """The processors of one group's quota; None if it has none ("max", or -1 in version 1)."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:  # version 1 has a file for each
         quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))

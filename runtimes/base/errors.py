@@ -1,6 +1,6 @@
-"""The family of errors that a user can mend; every other exception is a bug of this project.
+"""The errors that a user can fix; every other exception is a bug of this project.
 
-Each message is one sentence that says what was given, what was expected and how to mend it. The command line
+Each message is one sentence that says what was given, what was expected and how to fix it. The command line
 prints it without a traceback and ends with exit code 2.
 """
 
@@ -32,7 +32,7 @@ def first_line(error: BaseException) -> str:
 
 
 def json_fault(error: BaseException) -> str:
-    """Why one line is no JSON, without the parser's own count of lines, which begins at that line."""
+    """Why one line is not JSON, without the parser's own count of lines, which begins at that line."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.pos + 1}"
     return first_line(error)
@@ -55,7 +55,7 @@ def fields_as_options(*fields: str) -> Iterator[None]:
 def of_library(error: BaseException) -> bool:
     """Whether an error comes from a library that failed, and not from Ctrl-C or the end of the process.
 
-    A library in Rust panics with an exception that is no subclass of Exception.
+    A library in Rust panics with an exception that is not a subclass of Exception.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -67,17 +67,17 @@ def install(extras: str) -> str:
 
 @contextmanager
 def needs(extras: str, *packages: str) -> Iterator[None]:
-    """Raises MissingPackageError, which names the command to run, where one of `packages` cannot be imported.
+    """Raises MissingPackageError, which names the command to run, if one of `packages` cannot be imported.
 
-    The sentence tells a package that is not installed from one that is installed and cannot be loaded.
+    The message distinguishes a package that is not installed from one that is installed and cannot be loaded.
 
-    extras: the extras of xl-export that install them. Any other ImportError is a bug of this project. It is
-    not changed.
+    extras: the extras of xl-export that install them. Any other ImportError is a bug of this project and
+    passes unchanged.
     """
     command = f"run {install(extras)}"
     try:
         yield
-    except (ImportError, OSError) as error:  # OSError: PyTorch, where a library that it needs is missing
+    except (ImportError, OSError) as error:  # OSError: PyTorch, if a library that it needs is missing
         if (package := absent(error)) in packages:
             without_pytorch = WITH_PYTORCH & set(extras.split(",")) and not _is_installed("torch")
             if without_pytorch and "torch" in packages:
@@ -105,7 +105,7 @@ def absent(error: BaseException) -> str | None:
 
 
 def broken(error: BaseException, packages: Collection[str]) -> str | None:
-    """The first of `packages` inside of which an error was raised, or that it names; None where none is."""
+    """The first of `packages` inside of which an error was raised, or that it names; None if none is."""
     names = [error.name] if isinstance(error, ImportError) and error.name else []
     frames = error.__traceback__
     while frames is not None:
@@ -131,9 +131,9 @@ class TextError(UserError):
 
 
 class NoTextError(TextError):
-    """A text was given to a model of token ids. A command adds to the message how it takes ids.
+    """A text was given to a model of token ids. A command adds to the message how it accepts ids.
 
-    fact: what was given and what is expected, without a mend.
+    fact: what was given and what is expected. mend: how to fix it.
     """
 
     def __init__(self, fact: str, mend: str) -> None:
@@ -145,7 +145,7 @@ class NoTextError(TextError):
         return f"{self.fact}; {self.mend}."
 
     def told_to(self, mend: str) -> NoTextError:
-        """The same error with what the user can do with this command in place of the general mend."""
+        """The same error with a fix for this command instead of the general one."""
         return NoTextError(self.fact, mend)
 
 
@@ -158,7 +158,7 @@ class DivergedError(ArtefactError):
 
 
 class StreamError(UserError):
-    """Memory, batch, segment or tokens do not fit the session that they are given to."""
+    """Memory, batch, segment or tokens do not fit the session."""
 
 
 class MissingPackageError(UserError):

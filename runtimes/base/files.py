@@ -1,6 +1,6 @@
 """Files that are whole or absent: atomic writes, checked reads.
 
-Everything is written beside its destination and renamed into place, so a full disk or a kill leaves
+Everything is written next to its destination and renamed into place, so a full disk or a kill leaves
 either the old file or the new one. Everything read is checked for size before memory is taken for it.
 """
 
@@ -32,7 +32,7 @@ from runtimes.base.text import decode_text, text_pieces
 Content = bytes | bytearray | memoryview  # of a file that was read
 
 # Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
-# a header that is no Python literal a SyntaxError, TypeError or TokenError).
+# a header that is not a Python literal a SyntaxError, TypeError or TokenError).
 NPZ_ERRORS = (
     ValueError,
     KeyError,
@@ -53,7 +53,7 @@ NPZ_ERRORS = (
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends without an error."""
+    """A temporary path next to `path` that takes its place when the block ends without an error."""
     with writing(path):
         sweep(path)
         temporary, lock = make_hidden(path, folder=False)
@@ -70,7 +70,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Raises UserError where no file of one of these kinds, or of any, can be written at `path`; call it
+    """Raises UserError if no file of one of these kinds, or of any, can be written at `path`; call it
     before work.
     """
     if suffixes and path.suffix not in suffixes:
@@ -84,7 +84,7 @@ def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...] = ()
 
 
 def refuse_replacing(path: Path, *, option: str, force: bool) -> None:
-    """Raises UserError where a file exists and `force` does not say to replace it; call it before work."""
+    """Raises UserError if a file exists and may not be replaced (`force`); call it before work."""
     if path.exists() and not force:
         raise UserError(f"{path} exists already; give another {option}, or --force to replace it.")
 
@@ -119,8 +119,8 @@ OTHER_KINDS = {
 def open_file(path: Path) -> io.BufferedReader:
     """A regular file, or a link to one, opened to be read as bytes.
 
-    Raises OSError where it cannot be opened and for a folder, a pipe or a device. Nobody may ever write into
-    a pipe, and whoever opened it in the usual way would wait for ever.
+    Raises OSError if it cannot be opened and for a folder, a pipe or a device. A pipe may
+    never be written to, and opening it in the usual way would wait for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -160,7 +160,7 @@ MENDS: dict[type[OSError], str] = {
 
 
 def unreadable(path: Path | str, error: OSError) -> str:
-    """The sentence for a file that could not be read, with what mends it where that is known."""
+    """The sentence for a file that could not be read, and how to fix it if that is known."""
     return f"{path} could not be read: {error.strerror or first_line(error)}{MENDS.get(type(error), '')}."
 
 
@@ -176,7 +176,7 @@ def reading(path: Path) -> Iterator[None]:
 def read_json(path: Path, content: Content | None = None) -> Any:
     """Parsed JSON; raises ArtefactError when the file is missing or is not JSON.
 
-    content: of the file, where it was read already.
+    content: of the file, if it was read already.
     """
     try:
         return json.loads(decode_text(read_bytes(path) if content is None else bytes(content), str(path)))
@@ -191,9 +191,9 @@ def read_json(path: Path, content: Content | None = None) -> Any:
 def read_npz(path: Path, content: bytes | bytearray | None = None) -> dict[str, np.ndarray]:
     """Every array of an `.npz` file.
 
-    content: of the file, where it was read already.
-    Raises ArtefactError for a damaged archive, for pickled objects, for a name that is there twice, and for
-    headers that promise more data than the archive holds; nothing is allocated before that is known.
+    content: of the file, if it was read already.
+    Raises ArtefactError for a damaged archive, for pickled objects, for a duplicate name, and for headers
+    that promise more data than the archive holds; nothing is allocated before that is known.
     """
     try:
         with open_file(path) if content is None else io.BytesIO(content) as stream:

@@ -1,7 +1,7 @@
 """Folders that are whole or absent: everything is made under a hidden name and renamed into place at the end.
 
-A kill at any moment leaves either the old folder or the new one under the name that was asked for. What it
-leaves under the hidden name is removed by the next command that writes to the same place.
+A kill at any moment leaves either the old folder or the new one under the requested name. What it leaves
+under the hidden name is removed by the next command that writes to the same place.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def atomic_folder(
     sources: Sequence[Path] = (),
     own: Collection[str] = (),
 ) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place when the block ends without an error.
+    """A temporary folder next to `path` that takes its place when the block ends without an error.
 
     marker: the file that shows what kind of folder this is. An existing `path` is refused unless it is empty,
-    or `force` is given and it holds the marker; it is checked again just before it is replaced, because
-    somebody else may have filled it meanwhile. sources: what the new folder is made from, which must not lie
-    in the folder that is replaced. own: names that a folder of this kind may hold; a folder with others is
+    or `force` is set and it holds the marker; it is checked again just before it is replaced, because another
+    process may have filled it meanwhile. sources: what the new folder is made from, which must not be in the
+    folder that is replaced. own: names that a folder of this kind may hold; a folder with others is
     not replaced. Raises UserError; `path` is then as it was.
     """
     refuse_existing(path, force=force, marker=marker, sources=sources, own=own)
@@ -66,7 +66,7 @@ def atomic_folder(
 
 
 def refuse_no_folder(path: Path, *, give: str) -> None:
-    """Raises ArtefactError where `path` is no folder. Call it before a message says what the folder lacks.
+    """Raises ArtefactError if `path` is not a folder. Call it before a message says what the folder lacks.
 
     give: what was expected, for the message.
     """
@@ -76,7 +76,7 @@ def refuse_no_folder(path: Path, *, give: str) -> None:
 
 
 def refuse_dataset(path: Path, *, give: str) -> None:
-    """Raises ArtefactError where `path` is a prepared dataset. give: what was expected, for the message."""
+    """Raises ArtefactError if `path` is a prepared dataset. give: what was expected, for the message."""
     if (path / DATA).is_file():
         raise ArtefactError(
             f"{path} is a dataset; give {give}, or train a model on it with `xl-export train --data {path}`."
@@ -153,7 +153,7 @@ def _exchange(
     if not path.exists():
         _move_onto_nothing(temporary, path)
         return
-    with _locked(path):  # under its hidden name, too, nobody may sweep it before it was looked at
+    with _locked(path):  # it must not be swept under its hidden name either before it was checked
         _exchange_existing(temporary, path, marker=marker, own=own)
 
 
@@ -165,8 +165,8 @@ def _exchange_existing(temporary: Path, path: Path, *, marker: str, own: Collect
             _swap(temporary, path)
             raise UserError(f"{path} changed meanwhile, and is left as it is; give another --out.") from error
         return
-    # Two renames, where the system knows no exchange. A kill between them leaves the old folder under a name
-    # from which the next command brings it back.
+    # Two renames, because the system has no exchange. A kill between them leaves the old folder under a name
+    # from which the next command restores it.
     retired = retired_name(path)
     os.rename(path, retired)
     try:
@@ -179,7 +179,7 @@ def _exchange_existing(temporary: Path, path: Path, *, marker: str, own: Collect
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock on a folder by which `sweep` knows what is in use, where the file system has locks."""
+    """Holds the lock on a folder that shows `sweep` what is in use, if the file system has locks."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -190,7 +190,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _swap(first: Path, second: Path) -> bool:
-    """Exchanges two names at once, so that neither is ever missing; False where the system cannot."""
+    """Exchanges two names at once, so that neither is ever missing; False if the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

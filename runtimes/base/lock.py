@@ -21,8 +21,8 @@ MOST_BYTES = 200
 def only_writer(folder: Path, *, doing: str) -> Iterator[None]:
     """While the block runs, every other process that asks for the same folder is refused.
 
-    doing: what this process does there, for the sentence that the others get. The operating system gives the
-    lock back when this process ends, however it ends. Raises UserError that names the process that holds it.
+    doing: what this process does there, for the error message of the others. The operating system releases
+    the lock when this process ends, however it ends. Raises UserError that names the process that holds it.
     """
     lock = _take(folder)
     try:
@@ -33,8 +33,8 @@ def only_writer(folder: Path, *, doing: str) -> Iterator[None]:
         )
         yield
     finally:
-        # The file goes before the lock, so that whoever gets the lock on it next sees that it is gone. Where
-        # the folder was exchanged meanwhile, the file of that name is somebody else's.
+        # The file is removed before the lock, so that the next owner of the lock sees that it is gone. If the
+        # folder was exchanged meanwhile, the file of that name belongs to another process.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(lock), os.stat(folder / LOCK)):
                 (folder / LOCK).unlink()

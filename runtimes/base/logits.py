@@ -13,7 +13,7 @@ def log_probability(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:
-    """log of the sum of exponentials over the last axis; NaN without a warning where one is NaN or +inf."""
+    """log of the sum of exponentials over the last axis; NaN, without a warning, where one is NaN or +inf."""
     top = logits.max(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):
         shifted = logits - top
@@ -24,7 +24,7 @@ def log_sum_exp(logits: np.ndarray) -> np.ndarray:
 def differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """How far log-probabilities are apart, in nats; 0 where both are -inf, which a padded vocabulary has.
 
-    NaN where either is no log-probability, so that no comparison with a tolerance holds.
+    NaN where either is not a log-probability, so that no comparison with a tolerance holds.
     """
     impossible = (mine == -np.inf) & (theirs == -np.inf)
     with np.errstate(invalid="ignore"):

@@ -14,8 +14,8 @@ from runtimes.base.errors import StreamError, UserError
 
 STAT = Path("/proc/stat")
 NVML = "libnvidia-ml.so.1"  # NVIDIA's library that manages GPUs; it comes with the driver
-NVML_BYTES = 80  # that it asks for, for a version
-NVIDIA_MODULE = Path("/proc/driver/nvidia/version")  # what the driver's part in the kernel says of itself
+NVML_BYTES = 80  # the buffer that NVML wants for a version
+NVIDIA_MODULE = Path("/proc/driver/nvidia/version")  # the driver's version in the kernel
 DRIVER_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)  # such as 580.65.06
 
 
@@ -28,8 +28,8 @@ def available_cpus() -> int:
 def busy_cpus(seconds: float = 1.0) -> float:
     """How many CPUs other processes use while this one sleeps; the load average on systems without /proc.
 
-    In a container it counts the processes of the whole machine. Raises OSError where the system does not
-    tell.
+    In a container it counts the processes of the whole machine. Raises OSError if the system does not
+    report it.
     """
     if not STAT.is_file():
         return os.getloadavg()[0]
@@ -39,7 +39,7 @@ def busy_cpus(seconds: float = 1.0) -> float:
 
 
 def _worked() -> int:
-    """Clock ticks that all CPUs together have worked, or that the host of a virtual machine took from it."""
+    """Clock ticks of work of all CPUs together, or that the host of a virtual machine took away."""
     user, nice, system, _idle, _waiting, *rest = map(
         int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
     )
@@ -62,7 +62,7 @@ def refuse_beyond_memory(
 ) -> None:
     """Raises `error` where `num_bytes` exceeds the memory of this machine, or `available` bytes.
 
-    what: the subject of the sentence, in the singular. mend: what the reader can do, in the imperative.
+    what: the subject of the sentence, in the singular. mend: how to fix it, in the imperative.
     """
     available = memory_bytes() if available is None else available
     if num_bytes > available:
@@ -75,7 +75,7 @@ def refuse_beyond_memory(
 def driver_version() -> str | None:
     """The version of NVIDIA's driver, such as 580.65.06: of NVML, or else of the module in the kernel.
 
-    None where neither tells it: there is no driver, or it is that of a Jetson, which may have neither.
+    None if neither is there: without a driver, and on some Jetsons.
     """
     return _version_by_nvml() or _version_by_module()
 

@@ -1,7 +1,7 @@
-"""Hidden names for what is being written, beside the place that it will take.
+"""Hidden names for what is being written, next to its final place.
 
-Whoever writes holds a lock on the hidden file or folder. So a later command can tell what a killed one left
-behind, which nobody has locked, from what somebody else is writing now.
+The writer holds a lock on the hidden file or folder. So a later command can distinguish what a killed one
+left behind, which is not locked, from what another process is writing now.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_hidden_name(name: str) -> bool:
 
 
 def bring_back(path: Path) -> None:
-    """Gives `path` its old folder again, where a kill between two renames left only a hidden name."""
+    """Restores the old folder at `path` if a kill between two renames left it only under a hidden name."""
     if path.exists():
         return
     for entry in list(os.scandir(path.parent)):
@@ -43,14 +43,14 @@ def bring_back(path: Path) -> None:
 def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
     """Makes an empty hidden file or folder next to `path`.
 
-    Returns it, and the descriptor that holds its lock until it is closed. Whatever interrupts this leaves
-    nothing behind.
+    Returns it, and the descriptor that holds its lock until it is closed. An interruption leaves nothing
+    behind.
     """
     while True:
         hidden = hidden_name(path)
         try:
             lock = _made_and_locked(hidden, folder=folder)
-        except FileExistsError:  # somebody else's: it is not ours to remove
+        except FileExistsError:  # it belongs to another process, so it is not removed
             continue
         except BaseException:  # a signal may come between any two calls
             with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
 
 
 def _made_and_locked(hidden: Path, *, folder: bool) -> int | None:
-    """The descriptor of a new file or folder, locked; None where a sweeper was quicker."""
+    """The descriptor of a new file or folder, locked; None if a sweeper was quicker."""
     if folder:
         hidden.mkdir()
         try:
@@ -75,7 +75,7 @@ def _made_and_locked(hidden: Path, *, folder: bool) -> int | None:
     except BlockingIOError:  # the sweeper came between the two calls, and removes it
         os.close(lock)
         return None
-    except OSError:  # a file system without locks, where nothing is swept
+    except OSError:  # a file system without locks: nothing is swept
         return lock
     if hidden.exists():
         return lock
@@ -84,7 +84,7 @@ def _made_and_locked(hidden: Path, *, folder: bool) -> int | None:
 
 
 def sweep(path: Path) -> None:
-    """Removes what killed commands left beside `path`: hidden names made for it that nobody has locked."""
+    """Removes what killed commands left next to `path`: hidden names made for it that are not locked."""
     left = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.partial")
     with contextlib.suppress(OSError):  # a folder that cannot be listed keeps what is in it
         for entry in list(os.scandir(path.parent)):

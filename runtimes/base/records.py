@@ -33,7 +33,7 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
     """An instance of the dataclass `cls` from parsed JSON.
 
     `where` names the source in messages. Raises ConfigError for anything that is not an object with
-    exactly the known keys and the declared types (a float field takes an int, never a NaN). A `dict`
+    exactly the known keys and the declared types (a float field accepts an int, never a NaN). A `dict`
     or `tuple[X, ...]` field checks its items; nested dataclasses are built the same way.
     """
     if not isinstance(data, dict):
@@ -65,7 +65,7 @@ def probably_meant(key: str, cls: type) -> str | None:
     """The known key that was probably meant, as a path such as `model.layers`; None if no key is similar.
 
     It is a key of the same name inside another record, a key with these initials or the initials of the given
-    key, one that the given key makes longer, or one that is spelled nearly so.
+    key, a prefix of the given key, or a key with a similar spelling.
     """
     paths = list(_paths(cls))
     names = {path.rpartition(".")[2]: path for path in reversed(paths)}
@@ -78,7 +78,7 @@ def probably_meant(key: str, cls: type) -> str | None:
 
 
 def _paths(cls: type) -> Iterator[str]:
-    """The keys of a record, and after them those of the records inside it with their paths."""
+    """The keys of a record, and after them the keys of the records inside it with their paths."""
     hints = typing.get_type_hints(cls)
     yield from hints
     for name, hint in hints.items():

@@ -80,7 +80,7 @@ def file_facts(path: Path) -> FileFacts:
 
 
 def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> None:
-    """Raises ArtefactError where a file is not the one that `record` lists.
+    """Raises ArtefactError if a file is not the one that `record` lists.
 
     again: the imperative that makes the file again.
     """
@@ -89,10 +89,9 @@ def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> Non
 
 
 def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> bytearray:
-    """The content of a file that is the one that `record` lists; raises ArtefactError where it is another.
+    """The content of a file that is the one that `record` lists; raises ArtefactError for another one.
 
-    The file is read once, and what is returned is what was hashed: whatever happens to the file afterwards
-    changes nothing.
+    The file is read once, and what is returned is what was hashed: later changes of the file do not matter.
     """
     _refuse_other_size(path, facts, again=again)  # before memory is taken for it
     content = bytearray(facts.num_bytes)
@@ -104,9 +103,9 @@ def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> b
 def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> Iterator[memoryview]:
     """The content of a large file, which another thread hashes while the body of the `with` statement runs.
 
-    Raises ArtefactError at the end of the body, also in the place of the body's own Exception, where the file
-    is not the one that `record` lists. Until then the body must give nothing away that it made of the
-    content. Other errors of the body, such as KeyboardInterrupt, go through at once.
+    Raises ArtefactError at the end of the body, also instead of the body's own Exception, if the file is not
+    the one that `record` lists. Until then the body must not pass on anything that it made from the content.
+    Other errors of the body, such as KeyboardInterrupt, pass at once.
     """
     _refuse_other_size(path, facts, again=again)  # before memory is taken for it
     # NumPy asks for huge pages, and the first use of their memory takes less time.
@@ -158,12 +157,12 @@ def _verifying(
             while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
                 hashed.append(hasher.submit(digest.update, content[at : at + length]))
                 at += length
-        if at < len(content):  # it was cut since its size was seen, and the rest of `content` was never read
+        if at < len(content):  # it was cut since its size was read, and the rest was never filled
             raise _other_size(path, at, facts, again=again)
         failure: Exception | None = None
         try:
             yield
-        except Exception as error:  # perhaps for the reason that the file was altered, which is said first
+        except Exception as error:  # perhaps because the file was altered, which is reported first
             failure = error
         for part in hashed:
             part.result()

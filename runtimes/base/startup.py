@@ -1,8 +1,8 @@
 """Settings of this process that must be made before PyTorch or ONNX Runtime loads.
 
 Nothing here happens at import. A command calls `start_command` when it starts; functions that load one of
-these libraries for users of the Python interface call `prepare_libraries` or `load_onnxruntime`. Whoever
-trains calls `prepare_training`.
+these libraries for users of the Python interface call `prepare_libraries` or `load_onnxruntime`. Training
+calls `prepare_training`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from runtimes.base.errors import absent, broken_error
 
 # What a user has set stays as it is.
 DEFAULTS = {
-    # Threads of PyTorch that wait should sleep. Spinning, they take the cores from each other and from every
-    # other job: on two busy cores training was six times slower, and evaluation 30 to 75 times. See also
+    # Waiting threads of PyTorch should sleep. If they spin, they slow down each other and every other job:
+    # on two busy cores training was six times slower, and evaluation 30 to 75 times. See also
     # `prepare_training`.
     "OMP_WAIT_POLICY": "PASSIVE",
     # The wheels of ONNX Runtime for Linux report to their maker from release 1.29 on, onnxruntime-genai's
@@ -44,12 +44,12 @@ def prepare_libraries() -> None:
 
 
 def prepare_training() -> None:
-    """`prepare_libraries`, and lets threads of PyTorch wait a moment before they sleep, on an idle machine.
+    """`prepare_libraries`, and on an idle machine lets threads of PyTorch spin a moment before they sleep.
 
-    A training step has thousands of parallel pieces, and to wake a thread takes longer than most of them: a
-    step of a small model took half of the time so. Two trainings on the same two cores are 2.6 times as slow
-    with it, so it is not done where other jobs run now. It takes a tenth of a second. What the user has set
-    stays as it is. A process that another one of this project has started takes over what that has decided.
+    A training step has thousands of parallel pieces, and waking a thread takes longer than most of them:
+    spinning halved the time of a step of a small model. Two trainings on the same two cores are 2.6 times as
+    slow with it, so it is not done if other jobs are running now. Finding out takes a tenth of a second.
+    Settings of the user are kept. A process started by another one of this project inherits its decision.
     """
     prepare_libraries()
     decided = SPIN in os.environ or "OMP_WAIT_POLICY" not in _own or "torch" in sys.modules
@@ -58,7 +58,7 @@ def prepare_training() -> None:
 
 
 def _is_idle() -> bool:
-    """Whether others hardly use the processors now; False where the system does not tell."""
+    """Whether other processes hardly use the CPUs now; False if the system does not report it."""
     from runtimes.base.machine import available_cpus, busy_cpus
 
     try:
@@ -80,7 +80,7 @@ def start_command() -> None:
 def load_onnxruntime() -> ModuleType:
     """The package onnxruntime, imported after `prepare_libraries`. In a command, its own log is silent.
 
-    Raises ImportError where it is not installed, and MissingPackageError where it is installed and cannot be
+    Raises ImportError if it is not installed, and MissingPackageError if it is installed and cannot be
     loaded, as when a library of the system is too old for it.
     """
     prepare_libraries()
@@ -93,7 +93,7 @@ def load_onnxruntime() -> ModuleType:
 
     if (
         _in_command
-    ):  # its allocator, for one, writes to the logger of the process and not to that of a session
+    ):  # its allocator, for one, logs to the logger of the process, not to the session's
         onnxruntime.set_default_logger_severity(FATAL)
     module: ModuleType = onnxruntime
     return module

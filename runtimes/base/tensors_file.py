@@ -1,6 +1,6 @@
 """Arrays in one file that any language can read: the layout of safetensors, with a SHA-256 of the numbers.
 
-Eight bytes, little-endian, say how long the header is. The header is a JSON object: for each array its
+Eight bytes, little-endian, are the length of the header. The header is a JSON object: for each array its
 `dtype`, `shape` and `data_offsets`, and under `__metadata__` texts by name. The numbers follow,
 little-endian, without a gap.
 """
@@ -62,7 +62,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and the texts in a file that `write_tensors` wrote, or another program in the same layout.
 
-    Raises ArtefactError for anything else, and where the numbers are not those of the SHA-256.
+    Raises ArtefactError for anything else, and if the numbers do not have the SHA-256.
     """
     with reading(path), open_file(path) as stream:
         return tensors_in(stream, path)
@@ -121,7 +121,7 @@ def _is_entry(facts: Any) -> bool:
     lists = all(isinstance(x, list) and all(type(n) is int and n >= 0 for n in x) for x in numbers)
     if not lists or len(facts["shape"]) > 8 or len(facts["data_offsets"]) != 2:
         return False
-    # NumPy refuses sizes whose product is too large, even where another size is 0.
+    # NumPy refuses sizes whose product is too large, even if another size is 0.
     return bool(math.prod(size or 1 for size in facts["shape"]) <= MAX_NUMBERS)
 
 

@@ -1,7 +1,6 @@
-"""Text of strangers that is safe to print: a terminal obeys control characters, and so do some readers.
+"""Makes untrusted text safe to print: a terminal obeys control characters, and so do some readers.
 
-Names in archives, keys of checkpoints, symbols of vocabularies and texts of a model are data of somebody
-else.
+Names in archives, keys of checkpoints, symbols of vocabularies and texts of a model are untrusted.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class TerminalStream:
         self._allowed = allowed
 
     def write(self, text: str) -> int:
-        if not isinstance(text, str):  # click asks in this way whether a stream takes bytes
+        if not isinstance(text, str):  # click finds out in this way whether a stream accepts bytes
             raise TypeError(f"write() takes text and was given {type(text).__name__}")
         self._stream.write(without_controls(text, allowed=self._allowed))
         return len(text)

@@ -1,7 +1,7 @@
 """Text files as Python's text mode reads them: UTF-8 with or without a byte order mark, universal newlines.
 
 Everything that reads a text file decodes it here. A byte order mark is left out, and `\\r\\n` and `\\r`
-become `\\n`, so the same text gives the same tokens whichever program wrote the file. With a byte
+become `\\n`, so the same text has the same tokens whichever program wrote the file. With a byte
 vocabulary, a whole file (`eval`, `train`) is read as it is; files of lines are read here for all of them.
 """
 
@@ -15,7 +15,7 @@ from typing import BinaryIO
 from runtimes.base.errors import TextError
 from runtimes.base.progress import say_once
 
-LONGEST_LINE = 1 << 26  # bytes of one line where a file is read line by line
+LONGEST_LINE = 1 << 26  # bytes of one line of a file that is read line by line
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LOOKED_AT = 1 << 12  # bytes that show whether a file is UTF-16
 LINE_ENDS = {"\r\n": "Windows line ends (\\r\\n)", "\r": "old Macintosh line ends (\\r)"}

@@ -1,4 +1,4 @@
-"""The names of devices: what `--device` takes, and what a session computes on."""
+"""The names of devices: what `--device` accepts, and what a session computes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEANT: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Device:
-    """A device by its kind, and the number of the GPU where a machine has several."""
+    """A device by its kind, and the number of the GPU if a machine has several."""
 
     kind: Kind
     index: int = 0
@@ -78,7 +78,7 @@ def _meant(text: str) -> str:
 
 
 def refuse_for_run(device: Device, folder: Path) -> None:
-    """Raises ConfigError where PyTorch cannot compute a run on a device."""
+    """Raises ConfigError if PyTorch cannot compute a run on a device."""
     if device.kind in (*OF_RUNS, "auto"):
         return
     raise ConfigError(
@@ -88,7 +88,7 @@ def refuse_for_run(device: Device, folder: Path) -> None:
 
 
 def refuse_for_artefact(device: Device, folder: Path) -> None:
-    """Raises ConfigError where ONNX Runtime has no such device for an artefact."""
+    """Raises ConfigError if ONNX Runtime has no such device for an artefact."""
     if device.kind in (*OF_ARTEFACTS, "auto"):
         return
     mend = f"give one of {_listed(OF_ARTEFACTS)}"

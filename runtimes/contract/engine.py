@@ -98,7 +98,7 @@ class TacticFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The contract of one engine. The spec of the artefact that it was built from lies next to it."""
+    """The contract of one engine. The spec of the artefact that it was built from is next to it."""
 
     schema: int = SCHEMA
     artefact: str  # the identity of the artefact that it was built from
@@ -119,7 +119,7 @@ class EngineFacts:
     files: dict[str, FileFacts]
     # Of the GPU's driver during the build, such as 580.65.06; None if no GPU built, or the machine hides it.
     driver_version: str | None = None
-    driver_cuda: str | None = None  # the newest CUDA that this driver serves, such as 13.0
+    driver_cuda: str | None = None  # the newest CUDA that this driver supports, such as 13.0
     tactics: tuple[TacticFacts, ...] = ()  # the plugin's kernels, for each kind of attention in each profile
     identity: str = ""  # SHA-256 of the bytes of `build.json`, which does not hold it
 
@@ -143,7 +143,7 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
     """The facts of an engine folder and the spec of its artefact, after digest, sizes and all hashes were
     verified.
 
-    Nothing is given to TensorRT before that. Raises ArtefactError that says what is wrong and how to build
+    TensorRT reads nothing before that. Raises ArtefactError that says what is wrong and how to build
     the engine again.
     """
     where = folder / BUILD
@@ -189,9 +189,9 @@ def _read(path: Path) -> EngineFacts:
 
 
 def refuse_elsewhere(facts: EngineFacts, folder: Path, *, version: str, gpu: Gpu) -> None:
-    """Raises ArtefactError where this TensorRT or this GPU does not run the engine.
+    """Raises ArtefactError if this TensorRT or this GPU does not run the engine.
 
-    The message has the command that mends it.
+    The message has the command that fixes it.
     """
     again = f"build it again here: {rebuild_command(folder, facts, here=gpu)}"
     name = NAMES[facts.flavour]

@@ -20,14 +20,14 @@ from runtimes.base.text import byte_lines, text_lines, text_pieces
 
 IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 ID_TYPES: tuple[IdType, ...] = get_args(IdType)
-ID_SUFFIXES = (".npy", ".bin", ".jsonl")  # without .txt, which is taken where ids alone can be meant
+ID_SUFFIXES = (".npy", ".bin", ".jsonl")  # without .txt, which is accepted where only ids are possible
 TEXT_BLOCK = 1 << 22  # bytes of a `.txt` file that are read at a time
 INTEGERS = (
     'expected token ids, which are integers: convert the array with `.astype("int64")` and save it again'
 )
 LONGEST_NUMBER = 100  # bytes, many of which may be leading zeros
 CHECKED = 1 << 22  # ids that are checked at a time
-LARGEST_ID = 1 << 62  # which fits into int64 whatever is added to it
+LARGEST_ID = 1 << 62  # fits into int64 with anything added to it
 
 
 def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.ndarray:
@@ -57,7 +57,7 @@ def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.
             f"{path} could not be read as a .npy file of token ids: {error.strerror or first_line(error)}."
         ) from error
     except NPZ_ERRORS as error:
-        if "Python objects" in str(error):  # NumPy has no error of its own for them
+        if "Python objects" in str(error):  # NumPy has no error class for them
             raise TextError(f"{path} holds Python objects; {INTEGERS}.") from error
         raise TextError(
             f"{path} is no whole .npy file; copy it again, or make it with `numpy.save`."
@@ -80,7 +80,7 @@ def documents(
 
     They are the lines of a `.jsonl` file, the rows of a two-dimensional `.npy` file, or the whole of any
     other file. tick: called with the number of bytes of each line that was read. Raises TextError as
-    `open_ids` does, and for a line that is no list of integers.
+    `open_ids` does, and for a line that is not a list of integers.
     """
     if path.suffix != ".jsonl":
         ids = open_ids(path, dtype=dtype, rows=True)
@@ -108,8 +108,8 @@ def number_blocks(
 ) -> Iterator[np.ndarray]:
     """The ids of a `.txt` file of whole numbers with white space or commas between them, block by block.
 
-    tick: called with the number of bytes of each block. mend: the end of the sentence for a file that has
-    something else. Raises TextError with the first word that is no token id.
+    tick: called with the number of bytes of each block. mend: how to fix it, the end of the message for a
+    file that has something else. Raises TextError with the first word that is not a token id.
     """
     _refuse_no_file(path, "a .txt file of token ids")
     with reading(path), open_file(path) as stream:
@@ -119,7 +119,7 @@ def number_blocks(
         for block in text_pieces(blocks, str(path)):
             text = rest + block.replace(",", " ")
             words = text.split()
-            # The last word may go on in the next block, unless it is longer than any number.
+            # The last word may continue in the next block, unless it is longer than any number.
             goes_on = len(words) > 0 and not text[-1:].isspace() and len(words[-1]) <= LONGEST_NUMBER
             rest = words.pop() if goes_on else ""
             yield _numbers(words, path, before, mend)
@@ -128,7 +128,7 @@ def number_blocks(
 
 
 def refuse_archive(path: Path) -> None:
-    """Raises TextError for an `.npz` file, which holds several arrays, and says how to take one out."""
+    """Raises TextError for an `.npz` file, which holds several arrays, and says how to extract one."""
     if path.suffix == ".npz":
         raise TextError(
             f"{path} is an archive of arrays; save one of them as a .npy file, such as the first with "
@@ -139,8 +139,8 @@ def refuse_archive(path: Path) -> None:
 def refuse_outside(ids: np.ndarray, where: object, size: int, *, mend: str, start: int = 0) -> None:
     """Raises TextError with file and index of the first id that is not from 0 to size - 1.
 
-    where: the file, for the message. start: index of the first of these ids in it. mend: what the user can
-    do, the end of the sentence.
+    where: the file, for the message. start: index of the first of these ids in it. mend: how to fix it,
+    the end of the message.
     """
     for at in range(0, len(ids), CHECKED):
         block = ids[at : at + CHECKED]

@@ -9,7 +9,7 @@ from runtimes.base.errors import ConfigError
 
 MAX_SIZE = 1 << 24  # of any one dimension; an absurd size becomes a sentence and not an allocation
 MAX_LAYERS = 4096
-SELECTIVE_FROM = 8192  # tokens; the graph of a larger vocabulary computes only the logits that are asked for
+SELECTIVE_FROM = 8192  # tokens; the graph of a larger vocabulary computes only the requested logits
 
 Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
 AnySublayers = Literal[Sublayers, "own"]  # `own`: of a module that this project did not define
@@ -31,7 +31,7 @@ class ModelFacts:
     persistent: int  # the number of persistent vectors of a layer (N)
     vocab_size: int
     cutoffs: tuple[int, ...]  # the first token of each tail cluster of an adaptive softmax
-    # [L][H]: the longest distance to which each head gives any weight; empty if spans were not learned.
+    # [L][H]: the longest distance at which each head has any weight; empty if spans were not learned.
     reaches: tuple[tuple[int, ...], ...]
     pre_norm: bool
     parameters: int
@@ -57,9 +57,7 @@ class ModelFacts:
 
     @property
     def selective(self) -> bool:
-        """Whether the graph computes only the logits that are asked for, as it does for a large
-        vocabulary.
-        """
+        """Whether the graph computes only the requested logits, as it does for a large vocabulary."""
         return is_selective(self.cutoffs, self.vocab_size)
 
 

@@ -41,7 +41,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredArray:
-    """Where an array lies: little-endian numbers of a file from byte `offset` on, the last axis fastest."""
+    """Where an array is: little-endian numbers of a file from byte `offset`, the last axis fastest."""
 
     file: str
     dtype: Literal["float32"]
@@ -51,7 +51,7 @@ class StoredArray:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceFile:
-    """The content of `reference.json`: a `Reference` whose answers lie in `reference.bin`."""
+    """The content of `reference.json`: a `Reference` whose answers are in `reference.bin`."""
 
     tokens: tuple[Ints, ...]
     segments: Ints
@@ -73,7 +73,7 @@ def replay(
     segments.
 
     lead: lengths of segments that are fed before; then all rows start a new text. whole: whether the answers
-    are computed from the logits of all tokens, which graphs with a large vocabulary give only where asked to.
+    are computed from the logits of all tokens, which graphs with a large vocabulary return only on request.
     """
     memory = session.start(len(tokens))
     taken = set(session.paths.taken) if session.paths else set()
@@ -130,7 +130,7 @@ def save_reference(folder: Path, reference: Reference) -> None:
 def load_reference(folder: Path, spec: Spec) -> Reference:
     """The reference in the folder of an artefact or of an engine, its hashes, shapes and values checked.
 
-    Raises ArtefactError where anything does not fit.
+    Raises ArtefactError if anything does not fit.
     """
     path = folder / REFERENCE
     contents = {

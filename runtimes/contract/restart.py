@@ -13,10 +13,10 @@ from runtimes.contract.memory import Memory
 
 
 def clear_restarted_rows(memory: Memory) -> None:
-    """Sets the tensors of rows that start a new text to zero, where they may hold what is not finite.
+    """Sets the tensors of rows that start a new text to zero if they may hold values that are not finite.
 
-    Before position 0 a row holds only padding, so nothing is lost. Afterwards all rows are looked at once:
-    the memory stays unsure only where another row does hold such values.
+    Before position 0 a row holds only padding, so nothing is lost. Afterwards all rows are checked once: the
+    memory stays unsure only if another row does hold such values.
     """
     if not memory.unsure:
         return
@@ -35,11 +35,10 @@ def clear_restarted_rows(memory: Memory) -> None:
 def observe(memory: Memory, last: np.ndarray) -> None:
     """Notes whether the last output of a step is finite in every row.
 
-    last: a number for each row, and for any other output that tells; NaN where an output was not computed.
-    With `lengths` it is the output after the last fed token. A row of length 0 has none and may be left out.
+    last: a number for each row, of any output that depends on the memory; NaN where it was not computed. With
+    `lengths` it is the output after the last fed token. A row of length 0 has none and may be left out.
 
-    A value that is not finite and visible makes every later output of its row not a number, so it is enough
-    to look at the last output.
+    A visible value that is not finite makes every later output of its row NaN, so the last output is enough.
     """
     if not np.isfinite(last).all():
         memory.unsure = True

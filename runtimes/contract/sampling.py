@@ -1,6 +1,6 @@
 """How tokens are drawn, and `sampling.json`: the settings that a model recommends.
 
-`sampling.json` lies in the folder of a run, an artefact or an engine. It is optional, and no hash covers it:
+`sampling.json` is in the folder of a run, an artefact or an engine. It is optional, and no hash covers it:
 changing it changes neither the identity of the artefact nor its saved streams.
 """
 

@@ -1,7 +1,7 @@
-"""The session protocol: the whole contract between the tasks and whatever computes a step.
+"""The session protocol: the whole contract between the tasks and what computes a step.
 
-A task (`runtimes/tasks`), a command or a benchmark uses a session through these members alone. It never asks
-for the class of a session. A new runtime is one class with these members, one line in
+A task (`runtimes/tasks`), a command or a benchmark uses a session only through these members. It never checks
+the class of a session. A new runtime is one class with these members, one line in
 `runtimes/sessions/open.py` and one line in the kinds of the contract test, `tests/session_kinds.py`.
 """
 
@@ -33,7 +33,7 @@ class Paths:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The paths that no step has gone."""
+        """The paths that no step has used."""
         return tuple(path for path in self.possible if path not in self.taken)
 
     def without(self, before: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class Session(Protocol):
 
     @property
     def spec(self) -> Spec | None:
-        """The contract of the artefact that the session was opened on; None where the session is the trained
+        """The contract of the artefact that the session was opened on; None if the session is the trained
         model itself.
         """
         ...
@@ -74,28 +74,26 @@ class Session(Protocol):
 
     @property
     def kernel(self) -> str | None:
-        """The same for scripts, where a runtime has several implementations (`standard`, `fused`, `cuda`);
-        None where it has one.
+        """The same for scripts, if a runtime has several implementations (`standard`, `fused`, `cuda`); None
+        if it has one.
         """
         ...
 
     @property
     def paths(self) -> Paths | None:
-        """The ways in which the session may compute a step; None where it has one."""
+        """The ways in which the session may compute a step; None if it has one."""
         ...
 
     def with_rule(self, rule: MemoryRule) -> Session:
-        """A session of the same weights under another rule; the session itself where the rule is its own.
+        """A session of the same weights under another rule; the session itself if the rule is its own.
 
         The weights are shared and not read again. Memory does not pass between sessions of different rules.
-        Raises StreamError where the rule is fixed in a graph.
+        Raises StreamError if the rule is fixed in a graph.
         """
         ...
 
     def step_bytes(self, *, segment: int) -> int:
-        """About how many bytes one row of a step takes in a segment of that many tokens, its memory
-        included.
-        """
+        """About how many bytes one row of a step needs in a segment of that many tokens, with its memory."""
         ...
 
     def start(self, batch: int) -> Memory:
@@ -148,6 +146,6 @@ class SessionClass(Protocol):
         """The facts that `info` prints: `kind`, `identity`, `model`, `rule`, and what else this kind of
         folder has.
 
-        Artefacts and engines are described from their files alone, without the package that would run them.
+        Artefacts and engines are described from their files, without the package that would run them.
         """
         ...

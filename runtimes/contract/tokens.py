@@ -35,7 +35,7 @@ class ReadText:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSize:
-    """How much text some tokens stand for, with which models of different vocabularies can be compared."""
+    """How much text some tokens are, which makes models of different vocabularies comparable."""
 
     characters: int
     num_bytes: int
@@ -49,13 +49,13 @@ def read_tokens(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | Non
 def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None = None) -> ReadText:
     """The tokens of a text, of a file of ids, or of the test part of a prepared dataset.
 
-    A text is decoded as `runtimes.base.text` says, except for a byte vocabulary, which takes its bytes.
+    A text is decoded as `runtimes.base.text` says, except for a byte vocabulary, which uses its bytes.
 
     path: `-` is the text of standard input.
     ids: the file holds ids of this vocabulary: `.npy`, raw `.bin` of the type `dtype`, or `.jsonl` with one
-    document a line, between which the token for the end of a document stands. Without it a `.npy` file is
-    taken only where a side file (see `side_file`) tells that its vocabulary is this one, or where the model
-    knows ids alone. The vocabulary of a dataset must be that of the model.
+    document a line, separated by the token for the end of a document. Without it a `.npy` file is accepted
+    only if a side file (see `side_file`) says that its vocabulary is this one, or if the model only knows
+    ids. A dataset must have the model's vocabulary.
 
     Raises UserError for a file that cannot be read, TextError for one that is not text of this vocabulary,
     holds something else than integers, or has ids that the vocabulary lacks.
@@ -82,7 +82,7 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
 
 
 def _encoded(raw: bytes, vocab: Vocab, *, name: str) -> ReadText:
-    """A text and its tokens; raises TextError, which names the text, where the vocabulary lacks a part."""
+    """A text and its tokens; raises TextError, which names the text, if the vocabulary lacks a part."""
     text = None if isinstance(vocab, ByteVocab) else "".join(text_pieces([raw], name))
     try:
         return ReadText(vocab.encode(raw if text is None else text), text)
@@ -105,7 +105,7 @@ def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
     """The size of the text without its first token, which is never predicted; None for ids without text.
 
     For ids of a vocabulary that has text, it is the size of what they decode to, without the tokens that
-    separate documents. It is None where the library that decodes them is not installed.
+    separate documents. It is None if the library that decodes them is not installed.
     """
     if vocab.kind == "ids" or len(text.tokens) == 0:
         return None
@@ -137,7 +137,7 @@ def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:
 
 
 def side_file(ids: str) -> str:
-    """The name of the file next to a file of ids that tells their vocabulary: `test.json` for `test.npy`."""
+    """The name of the file next to a file of ids that names their vocabulary: `test.json` for `test.npy`."""
     return str(Path(ids).with_suffix(".json"))
 
 
@@ -152,7 +152,7 @@ def side_bytes(vocab: Vocab) -> bytes:
 
 
 def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
-    """The share of `tokens` that are the token for unknown symbols; None where the vocabulary has no such
+    """The share of `tokens` that are the token for unknown symbols; None if the vocabulary has no such
     token.
     """
     unknown = vocab.special.unknown
@@ -182,7 +182,7 @@ def _read_ids(path: Path, vocab: Vocab, *, told: bool, dtype: str | None) -> np.
 
 
 def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarray:
-    """The documents of a file in one, each with the token for the end of a document behind it, as in
+    """The documents of a file in one, each followed by the token for the end of a document, as in
     training. A document that ends with that token has it already.
     """
     end = vocab.special.end_of_document

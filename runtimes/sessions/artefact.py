@@ -1,4 +1,4 @@
-"""Opens an artefact on the device that was asked for, or on the best one that computes it rightly here."""
+"""Opens an artefact on the requested device, or on the best one that computes it correctly here."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
 from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 
-BEST = Device("cuda")  # engines take minutes to build, so nobody gets one without asking
+BEST = Device("cuda")  # engines take minutes to build, so they are built only on request
 TRIED_TOKENS = 24  # of the reference, in each of its rows
 SINGLE_TOKENS = 8  # enough for a CUDA graph in both directions
 
 
 class ArtefactOpener:
-    """What `runtimes/sessions/open.py` asks for an artefact; see `runtimes.contract.session.SessionClass`."""
+    """What `runtimes/sessions/open.py` needs of an artefact; see `runtimes.contract.session.SessionClass`."""
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
         """The session over an artefact whose every hash was verified.
 
-        With `auto` it is the first GPU where ONNX Runtime has CUDA, if that gives the reference's answers to
-        some tokens; otherwise it is the CPU, and standard error says once why. Raises ConfigError for a
-        device that computes no artefact, and MissingPackageError or ArtefactError for one that cannot here.
+        With `auto` it is the first GPU if ONNX Runtime has CUDA and reproduces the reference's answers to
+        some tokens; otherwise it is the CPU, and a warning says why, once. Raises ConfigError for a device
+        that cannot compute artefacts, and MissingPackageError or ArtefactError for one that cannot do so
+        here.
         """
         refuse_for_artefact(device, folder)
         with read_artefact(folder) as (spec, contents):
             if device == CPU or (device == AUTO and not _has_cuda()):
-                # A package for GPUs is installed and does not count: that must not pass without a word.
+                # A package for GPUs is installed and is not used: that must not pass silently.
                 if device == AUTO and (fault := fault_of_both()):
                     say_once(f"computing on the CPU, because {fault}")
                 return OrtSession.of(folder, spec, contents, threads=threads)
@@ -63,10 +64,10 @@ class ArtefactOpener:
 
 
 def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
-    """Raises ArtefactError unless a session gives the answers of the artefact's reference to some tokens.
+    """Raises ArtefactError unless a session reproduces the artefact's reference for some tokens.
 
-    The first segments are fed as in the reference; then, under the mask that allows it, the first tokens one
-    by one, as in generation.
+    The first segments are fed as in the reference; then, if the mask allows it, the first tokens one by
+    one, as in generation.
     """
     reference = load_reference(folder, spec)
     trials = [_beginning(reference, TRIED_TOKENS)]

@@ -1,4 +1,4 @@
-"""The facts of an artefact that `info` prints, from its verified spec alone."""
+"""The facts of an artefact that `info` prints, from its verified spec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def describe_vocab(vocab: Vocab) -> dict[str, Any]:
 def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
     """Model, rule, vocabulary, memory, precision, tensors, hashes and producers of an artefact, as JSON.
 
-    folder: where its vocabulary lies, whose hashes are verified.
+    folder: of its vocabulary, whose hashes are verified.
     """
     for name in VOCAB_FILES:
         if name in spec.files:

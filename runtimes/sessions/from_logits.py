@@ -15,7 +15,7 @@ class FromLogits:
 
     @property
     def paths(self) -> Paths | None:
-        """None: there is one way to compute a step, unless a session says more."""
+        """None: there is one way to compute a step, unless a session overrides this."""
         return None
 
     def predict(

@@ -42,7 +42,7 @@ class GraphSession(FromLogits, ABC):
     `ModelFacts.selective`).
     """
 
-    # Positions whose logits a selective graph computes while scoring, where nobody reads them: as few as the
+    # Positions whose logits a selective graph computes while scoring, which reads none: as few as the
     # runtime allows.
     logits_while_scoring: ClassVar[Positions] = "none"
     before_run: Callable[[], object] | None = None
@@ -56,7 +56,7 @@ class GraphSession(FromLogits, ABC):
         self._counts_from_end = False
         self.rule: MemoryRule = spec.rule
         self.sampler = Sampler()
-        self._selective = spec.model.selective  # asked several times for each token
+        self._selective = spec.model.selective  # read several times for each token
         self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.
         self._ring_sizes = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
@@ -72,7 +72,7 @@ class GraphSession(FromLogits, ABC):
 
     @property
     def kernel(self) -> str | None:
-        """The implementation that computes a step, where the runtime has several."""
+        """The implementation that computes a step, if the runtime has several."""
         return None
 
     @abstractmethod
@@ -147,7 +147,7 @@ class GraphSession(FromLogits, ABC):
         logits_of: Positions,
         targets: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of some positions, and log p(target) [B, T] where targets are given; advances the memory.
+        """Logits of some positions, and log p(target) [B, T] if there are targets; advances the memory.
 
         The logits are [B, T, V] of all positions, [B, V] of each row's last one, or [0, V].
         """
@@ -159,9 +159,9 @@ class GraphSession(FromLogits, ABC):
             lengths = checked_lengths(lengths, tokens)
             clear_restarted_rows(memory)
             tokens = _padded(tokens, lengths)
-            # Padding behind a row's tokens needs no input of its own. A token sees nothing that comes after
-            # it. The ring has room for a whole segment next to a whole memory, so the padding takes no slot
-            # that is still seen; the row's next tokens take its slots, or see in them what is yet to come.
+            # Padding after a row's tokens needs no input of its own. A token sees nothing that comes after
+            # it. The ring has room for a whole segment next to a whole memory, so the padding uses no slot
+            # that is still visible; the row's next tokens overwrite its slots, or see them as the future.
             stream = memory.positions[:, None] + np.arange(tokens.shape[1])
             inputs = {"input_ids": tokens, "position_ids": stream}
             where = tokens.shape
@@ -190,16 +190,16 @@ class GraphSession(FromLogits, ABC):
         memory: Memory,
         lengths: np.ndarray | None,
     ) -> None:
-        """Runs the graph over a whole segment, in pieces where its ring cannot be written across its end.
+        """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end.
 
-        lengths: how many tokens of each row are no padding, int64 [B], or None; for runtimes that pad more.
+        lengths: how many tokens of each row are not padding, int64 [B], or None; for runtimes that pad more.
         """
         length = inputs["input_ids"].shape[1]
         pieces = [slice(0, length)]
         if self._ring_sizes and length > 1:
             pieces = cut(memory.positions, length, self._ring_sizes)
         empty_rows = self.logits_while_scoring == "none"
-        # Where no row has a token, no logits are wanted.
+        # If no row has a token, no logits are wanted.
         if len(pieces) == 1 and (empty_rows or outputs["logits"].size):
             self.run(inputs, outputs, memory)
             return
@@ -212,7 +212,7 @@ class GraphSession(FromLogits, ABC):
         )
 
     def _refuse_lengths(self) -> None:
-        """Raises StreamError where the rows of a step can only advance together."""
+        """Raises StreamError if the rows of a step can only advance together."""
         if not self.spec.rows_apart:
             raise StreamError(
                 f"lengths were given, and in {self.spec.form} memory all rows of a step advance by the same "
@@ -252,9 +252,9 @@ def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions
 
 
 def _padded(tokens: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
-    """The tokens [B, T] with the last real one of each row as its padding, or 0 where a row has none.
+    """The tokens [B, T] with the last real one of each row as its padding, or 0 if a row has none.
 
-    So nothing depends on what the caller has put there, and a row computes only what its own tokens compute.
+    So nothing depends on what the caller has put there, and a row's results depend only on its own tokens.
     """
     if lengths is None:
         return tokens

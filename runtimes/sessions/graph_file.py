@@ -28,15 +28,14 @@ SPARSE = (1, 2)  # values, indices
 TENSOR_EXTERNAL = 13
 ENTRY_KEY = 1
 ENTRY_VALUE = 2
-# The operators that run a part of the graph again and again, perhaps for ever. No graph of this project has
-# one.
+# The operators that run a part of the graph repeatedly, perhaps for ever. No graph of this project has one.
 LOOPS = {b"Loop", b"Scan", b"SequenceMap"}
 COMPILED = b"EPContext"  # the operator that holds what a provider has compiled, or names a file of it
 DEEPEST = 16  # graphs within graphs
 
 
 class _DamagedError(Exception):
-    """The bytes are no message of the format."""
+    """The bytes are not a message of the format."""
 
 
 @dataclass
@@ -49,12 +48,12 @@ class _Inside:
 
 
 def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str], compiled: bool = False) -> None:
-    """Raises ArtefactError unless an ONNX file takes its tensors from itself and `files` only, and has no
+    """Raises ArtefactError unless an ONNX file reads its tensors only from itself and `files`, and has no
     loop and no compiled code.
 
-    data: the file's content. name: of the file, for the sentence. files: names that the artefact's spec
-    lists. compiled: whether it may hold compiled code, which runs on the GPU as it is: only where this user
-    had it compiled.
+    data: the file's content. name: of the file, for the message. files: names that the artefact's spec
+    lists. compiled: whether it may hold compiled code, which runs on the GPU unchecked: only if this user had
+    it compiled.
     """
     inside = _Inside()
     try:
@@ -83,10 +82,10 @@ def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str], co
 
 
 def refuse_foreign_ort_graph(data: Content, *, name: str) -> None:
-    """Raises ArtefactError where a graph in ONNX Runtime's own format has a loop or compiled code.
+    """Raises ArtefactError if a graph in ONNX Runtime's own format has a loop or compiled code.
 
-    The format is a flatbuffer, in which the name of an operator stands with its length before it and a zero
-    behind it, so its bytes tell. Such a file names no other files.
+    The format is a flatbuffer, which stores the name of an operator with its length before it and a zero
+    after it, so searching the bytes is enough. Such a file names no other files.
     """
     for operator in sorted((*LOOPS, COMPILED)):
         if re.search(re.escape(len(operator).to_bytes(4, "little") + operator + b"\0"), data):

@@ -33,10 +33,10 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
     """A session for an artefact (ONNX Runtime), an engine (TensorRT) or a run (PyTorch).
 
     threads: the number of CPU threads; all CPUs that this process may use when None. PyTorch has one number
-    for the whole process. An engine takes none. device: `auto`, or the name of what computes, such as `cpu`
+    for the whole process. An engine accepts none. device: `auto`, or the name of what computes, such as `cpu`
     or `cuda:1`. With `auto` it is the best that passes a small test when the folder is opened; if something
-    better is installed and cannot be used, standard error says why, once. Raises ArtefactError for a folder
-    that is none of these or is damaged, StreamError for an impossible number of threads, ConfigError for a
+    better is installed and cannot be used, a warning says why, once. Raises ArtefactError for a folder
+    of another kind or a damaged one, StreamError for an impossible number of threads, ConfigError for a
     device that is unknown or that does not compute such a folder, and MissingPackageError for one that cannot
     be used here.
     """

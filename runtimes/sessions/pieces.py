@@ -39,9 +39,8 @@ def run_in_pieces(
 ) -> None:
     """Fills the outputs of a whole segment [B, T, …] by running its pieces in order.
 
-    run: runs the graph over the inputs and outputs of one piece. empty_rows: whether the graph may be asked
-    for the logits of no position. Where it may not, it is asked for those of each row's last one, which are
-    dropped.
+    run: runs the graph over the inputs and outputs of one piece. empty_rows: whether the graph can compute
+    the logits of no position. If it cannot, it computes the logits of each row's last one, which are dropped.
     """
     shape = inputs["input_ids"].shape
     chosen = np.zeros(shape, bool)  # the positions whose logits are wanted, in graphs that compute only those

@@ -1,4 +1,4 @@
-"""A trial that tells whether a row of a session may be padded on the right."""
+"""A trial that shows whether a row of a session may be padded on the right."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOLERANCE = 1e-3
 def sees_segment_end(session: Session) -> bool | None:
     """Whether the answer to a token depends on how many tokens follow it in its segment.
 
-    It is so for positions that count from the end of the segment. Not every session can say that it has them,
-    so a few tokens are scored on new streams, alone and with others behind them. The answer is None where a
-    score is not a number, so that nothing can be said.
+    This is so for positions that count from the end of the segment. Not every session knows whether it has
+    them, so a few tokens are scored on new streams, with and without others after them. None if a score is
+    NaN, which shows nothing.
     """
     tokens = np.arange(TRIED_ROWS)[:, None] % session.vocab.size
     answers = []

@@ -75,7 +75,8 @@ def export(
     - memory_precision: of the memory tensors. None is fp32. It must be None with target `tensorrt`.
       `int8` is for ring memory: each key and value of a head has a float32 scale, which is a memory tensor
       too.
-    - storage: `external` writes the weights beside the graph, `single-file` into it, and `ort` writes both in
+    - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
+    in
       ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
@@ -136,7 +137,7 @@ def export(
 def form_for(target: Target, memory: Form | None, *, needs_shift: str | None = None) -> Form:
     """Returns the form of memory for a target; raises ConfigError where the two do not fit.
 
-    needs_shift: why an engine of this model cannot have a ring; None where it can.
+    needs_shift: why an engine of this model cannot have a ring; None if it can.
     """
     if target == "tensorrt" and memory == "hidden":
         raise ConfigError(
@@ -152,7 +153,7 @@ def form_for(target: Target, memory: Form | None, *, needs_shift: str | None = N
 
 
 def needs_shift(rule: MemoryRule, model: ModelConfig, exporter: Exporter) -> str | None:
-    """Returns why an engine of a model cannot have its memory in a ring; None where it can.
+    """Returns why an engine of a model cannot have its memory in a ring; None if it can.
 
     TensorRT writes no segment across the end of a ring, so sessions cut segments there.
     """
@@ -227,6 +228,6 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
 def finite_weights(run: Run) -> Weights:
     """Returns the run's parameters as float32 arrays by name.
 
-    Raises ArtefactError where one is not finite.
+    Raises ArtefactError if one is not finite.
     """
     return finite_arrays(run.model)

@@ -62,8 +62,8 @@ def _refuse_size(num_bytes: int, storage: Storage) -> None:
 def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
     """Replaces `step.onnx` and `weights.bin` in a folder by the file of the spec's storage.
 
-    Returns the spec, in whose measurements the bytes are those of the new file. Raises ConfigError where the
-    weights are too large for it, and ArtefactError where it gives other answers than what was packed.
+    Returns the spec, in whose measurements the bytes are those of the new file. Raises ConfigError if the
+    weights are too large for it, and ArtefactError if it gives other answers than what was packed.
     """
     _refuse_size(sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)), spec.storage)
     whole = OrtSession(dataclasses.replace(spec, storage="external"), vocab, folder / GRAPH)

@@ -25,7 +25,7 @@ TEXTS = ("test.npy", "test.txt")  # the files of a run that hold its test text; 
 def held_out(run: Path, vocab: Vocab, text: Path | None = None) -> np.ndarray | None:
     """Returns the first tokens int64 [N] of a text, or of the test text that the run kept.
 
-    Returns None where the run kept no text. Raises UserError where the text cannot be read or has fewer than
+    Returns None if the run kept no text. Raises UserError if the text cannot be read or has fewer than
     two tokens.
     """
     path = text or next((run / name for name in TEXTS if (run / name).is_file()), None)

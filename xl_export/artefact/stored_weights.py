@@ -33,7 +33,7 @@ def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
     """Gives the constants of an fp32 graph the values that a lowered graph of the same model stores for them.
 
     exact: the graph that is changed. Constants that the lowered graph stores in float32 or does not have stay
-    as they are. Raises ArtefactError where a stored value is not the exact one, rounded to the nearest that
+    as they are. Raises ArtefactError if a stored value is not the exact one, rounded to the nearest that
     its scale allows: a wrong scale or axis would otherwise be part of every answer that is compared.
     """
     graph = exact.graph
@@ -98,7 +98,7 @@ class _Stored:
         self.constants = model.graph.initializers
 
     def matrix(self, matrix: Matrix) -> _Rounded | None:
-        """W [K, N] of a product; None where the graph does not store it in fewer bits."""
+        """W [K, N] of a product; None if the graph does not store it in fewer bits."""
         rows = len(matrix.array)
         if (values := self.array(f"{matrix.name}.int8")) is not None:
             scales = self.array(f"{matrix.name}{COLUMN_SCALES}")
@@ -119,7 +119,7 @@ class _Stored:
         return _Rounded(wide * factors, fine * factors, np.abs(wide) == chosen.largest)
 
     def table(self, name: str) -> _Rounded | None:
-        """A constant that is no matrix of a product; None where it is stored in float32."""
+        """A constant that is not a matrix of a product; None if it is stored in float32."""
         values = self.array(f"{name}.int8")
         scales = self.array(name + SCALES)
         if values is not None and scales is not None:

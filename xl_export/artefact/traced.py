@@ -64,14 +64,14 @@ def trace(
       evaluation mode, so dropout is off.
     - vocab: of its token ids.
     - rule: its memory length, its longest segment and its mask. The memory length says how many tokens the
-      module remembers, and so how long the comparison with PyTorch goes on.
+      module remembers, and so how long the comparison with PyTorch continues.
     - memory: the form of its memory tensors. None takes the one that their shapes say. `own` takes them as
       they are, whatever form they look like.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None measures nothing.
 
     First the module is compared with itself (`xl_export/tracing/verify.py`). Then its graph is compared with
-    it, as in `xl_export.export`. Raises UserError where either fails, and where the step cannot be traced;
+    it, as in `xl_export.export`. Raises UserError if either fails, and where the step cannot be traced;
     `out` is not changed then.
     """
     out = Path(out)

@@ -22,7 +22,7 @@ WRAPS = 3  # how many times the chained streams pass the whole ring
 ENOUGH = 4096  # tokens; where WRAPS needs more, the streams pass the ring once and a few segments more
 ROWS = 3  # the largest batch of the validation
 # Nats; a mean difference of quantised answers beyond this, and beyond half of what log-probabilities vary by,
-# is no rounding: the graph computes something else.
+# is not a rounding: the graph computes something else.
 ANOTHER_MODEL = 0.5
 FAR = 1 << 33  # a position that 32 bits cannot hold
 
@@ -160,7 +160,7 @@ def check_again(lowered: OrtSession, reference: Reference) -> None:
 
 
 def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Reference) -> None:
-    """Raises ArtefactError where a graph in another file does not give the answers that it gives as it was
+    """Raises ArtefactError if a graph in another file does not give the answers that it gives as it was
     written, within the tolerances of `check`.
     """
     answers = []

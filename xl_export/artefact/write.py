@@ -97,7 +97,7 @@ def precisions_for(
 ) -> tuple[Precision, MemoryPrecision]:
     """Returns the precisions of weights and memory.
 
-    Raises ConfigError where the target does not take them.
+    Raises ConfigError if the target does not take them.
     """
     for name, value, choices in (
         ("precision", precision, get_args(Precision)),
@@ -144,7 +144,7 @@ def reference_of(run: Run, rule: MemoryRule) -> Session:
 def finite_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     """The parameters and buffers of a module as float32 arrays by name.
 
-    Raises ArtefactError where a parameter is not finite, or a buffer is not a number: masks hold infinities.
+    Raises ArtefactError if a parameter is not finite, or a buffer is not a number: masks hold infinities.
     """
     weights = {name: tensor.detach().float().numpy() for name, tensor in module.state_dict().items()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -169,7 +169,7 @@ def write_artefact(
     """Writes the artefact of a spec to the folder `out`, atomically.
 
     tokens: those on which a lower precision is measured; None measures nothing. sources: files and folders
-    that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError where the
+    that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError if the
     graphs do not compute what PyTorch computes.
     """
     storage = spec.storage
@@ -251,7 +251,7 @@ def compare(model: Exportable, exported: OrtSession) -> Reference:
 
 
 def refuse_if_too_large(spec: Spec) -> None:
-    """Raises ConfigError where the validation of the graph needs more memory than this machine has."""
+    """Raises ConfigError if the validation of the graph needs more memory than this machine has."""
     model = spec.model
     rule = spec.rule
     width = model.heads * model.head_dim

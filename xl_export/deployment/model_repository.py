@@ -42,7 +42,7 @@ MEMORY_BYTES = 1 << 30  # of all streams that a session keeps, if that many fit
 def model_folder(artefact: Path, repository: Path, *, force: bool = False) -> Path:
     """The folder of a repository for an artefact or engine of this name.
 
-    Raises UserError where it exists, unless `force` is set, and for a name that the server does not take.
+    Raises UserError if it exists, unless `force` is set, and for a name that the server does not take.
     """
     name = artefact.resolve().name
     if not NAME.fullmatch(name):
@@ -58,7 +58,7 @@ def model_folder(artefact: Path, repository: Path, *, force: bool = False) -> Pa
 def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Path:
     """Writes the model of an artefact for the server's ONNX Runtime backend; returns the model's folder.
 
-    Raises UserError where the folder exists, unless `force` is set, and for an artefact that is damaged or
+    Raises UserError if the folder exists, unless `force` is set, and for an artefact that is damaged or
     that the server cannot run. Nothing is written then.
     """
     out = model_folder(artefact, repository, force=force)

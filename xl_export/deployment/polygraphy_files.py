@@ -37,7 +37,7 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
 
     There are three: a segment from empty memory, and with full memory a segment and a single token, each of
     `batch` rows with random tokens. The answers hold the memory after each of them too. Raises UserError
-    where `out` exists, unless `force` is set, and for a damaged artefact.
+    if `out` exists, unless `force` is set, and for a damaged artefact.
     """
     refuse_existing(out, force=force, marker=INPUTS, sources=[artefact])
     if batch < 1:

@@ -44,7 +44,7 @@ FREE = {
 def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> EngineFacts:
     """The facts of the engine that it writes to `out`: the plan of `engine` with other weights.
 
-    All hashes of both are verified first. Raises UserError where `out` exists (unless it holds an engine and
+    All hashes of both are verified first. Raises UserError if `out` exists (unless it holds an engine and
     `force` is given), where the engine was not built with --refit or does not run here, where the artefact
     has another step, and where TensorRT refuses the weights. `out` is then left as it was.
     """

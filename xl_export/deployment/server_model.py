@@ -1,7 +1,7 @@
 """The model of Triton Inference Server's Python backend: a session, and one memory with a row a sequence.
 
 `xl-export export --triton REPOSITORY --triton-backend python` copies this file into a model repository as
-`NAME/1/model.py`, beside the artefact in `NAME/artefact`. It imports `runtimes` and nothing above it, so the
+`NAME/1/model.py`, next to the artefact in `NAME/artefact`. It imports `runtimes` and nothing above it, so the
 server's Python needs NumPy, ONNX Runtime and click alone.
 
 The server says which sequence a request belongs to, and whether it begins or ends there. It says nothing when
@@ -237,7 +237,7 @@ class TritonPythonModel:
 
 def _read(request: Any, server: Any) -> Request:
     def row(name: str) -> np.ndarray | None:
-        """The input of this name without its batch of one; None where it was not sent."""
+        """The input of this name without its batch of one; None if it was not sent."""
         tensor = server.get_input_tensor_by_name(request, name)
         return None if tensor is None else tensor.as_numpy().reshape(-1)
 

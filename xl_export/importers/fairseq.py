@@ -119,7 +119,7 @@ TASK: Table = {  # the fields of TruncatedBPTTLMConfig
 def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the options of the model and of the task, as plain data.
 
-    Raises ArtefactError where the checkpoint has another model than this one, or an unknown option of it.
+    Raises ArtefactError if the checkpoint has another model than this one, or an unknown option of it.
     """
     config = plain(content.get("cfg") if content.get("cfg") is not None else content.get("args"))
     if not isinstance(config, dict):
@@ -173,7 +173,7 @@ def _vocabulary_size(state: dict[Any, Any], where: Path) -> int:
 def read_dictionary(path: Path, *, size: int) -> ReadVocabulary:
     """Returns the vocabulary in a `dict.txt`; a file of another kind is read as of the other projects.
 
-    Raises ArtefactError where it is damaged or has another size.
+    Raises ArtefactError if it is damaged or has another size.
     """
     if inner_suffix(path) != ".txt":
         return read_vocabulary(path, size=size)

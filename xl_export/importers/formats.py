@@ -74,7 +74,7 @@ FORMATS = {
 def recognise(opened: Source, wanted: str = "auto") -> str:
     """Returns the name of the format of a checkpoint that was opened.
 
-    wanted: the format that the user named, or `auto`. Raises ArtefactError where the content is of no known
+    wanted: the format that the user named, or `auto`. Raises ArtefactError if the content is of no known
     format, or of another format than the wanted one.
     """
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
@@ -103,7 +103,7 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
 def open_source(path: Path) -> Source:
     """Reads a file, or the checkpoint file in a folder.
 
-    Raises UserError where it cannot be read.
+    Raises UserError if it cannot be read.
     """
     if prefix := tensorflow_checkpoint.find_prefix(path):
         files = tensorflow_checkpoint.files_of(prefix)
@@ -130,7 +130,7 @@ def open_source(path: Path) -> Source:
 
 
 def _is_of_folder(path: Path) -> bool:
-    """Whether a file is one that Hugging Face writes beside `config.json`."""
+    """Whether a file is one that Hugging Face writes next to `config.json`."""
     return inner_suffix(path) in (".json", ".safetensors") or path.name in WEIGHTS
 
 

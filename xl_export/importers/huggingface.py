@@ -207,7 +207,7 @@ GENERATION = (
 def checked_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Returns the settings in `config.json`, with the defaults of transformers for those that it lacks.
 
-    Raises ArtefactError where one is unknown or has a value that cannot be expressed here.
+    Raises ArtefactError if one is unknown or has a value that cannot be expressed here.
     """
     first_releases = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
     older = {name: config[old] for old, name in first_releases.items() if old in config}

@@ -125,7 +125,7 @@ def _rule(settings: dict[str, Setting]) -> MemoryRule:
 def drop_shared_projections(tensors: Tensors) -> None:
     """Removes `crit.shared_out_projs`, a second copy of the list of input projections.
 
-    The output layer reads it for the clusters that `tie_projs` ties. Raises ArtefactError where an entry
+    The output layer reads it for the clusters that `tie_projs` ties. Raises ArtefactError if an entry
     differs from its original.
     """
     for i in range(tensors.count("crit.shared_out_projs")):

@@ -196,7 +196,7 @@ def spelled(name: str, *, plain: bool) -> str:
 
 
 def _translated(name: str, table: dict[str, str]) -> str | None:
-    """Returns the name that a table of patterns gives, with the number kept; None where no pattern fits."""
+    """Returns the name that a table of patterns gives, with the number kept; None if no pattern fits."""
     for pattern, other in table.items():
         if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"), name):
             return other.format(*match.groups())

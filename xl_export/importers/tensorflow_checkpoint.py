@@ -40,7 +40,7 @@ PROGRAM = (
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Returns the prefix of the checkpoint that a path means; None where it means none.
+    """Returns the prefix of the checkpoint that a path means; None if it means none.
 
     path: a prefix, one of the checkpoint's files, the file `checkpoint`, or a folder. Raises ArtefactError
     for a folder with several checkpoints of which none is the newest.
@@ -72,7 +72,7 @@ def files_of(prefix: Path) -> dict[str, Path]:
 def read_variables(prefix: Path) -> Mapping[str, Tensor]:
     """Returns the variables of a checkpoint by name, without those of the optimiser.
 
-    Raises MissingPackageError where TensorFlow is not installed, ArtefactError where it cannot read the file.
+    Raises MissingPackageError if TensorFlow is not installed, ArtefactError if it cannot read the file.
     """
     if PathFinder.find_spec("tensorflow", _module_path()) is None:
         raise MissingPackageError(

@@ -21,7 +21,7 @@ MAX_NAMES = 100_000
 def write_variables(prefix: str, out: str, limit: int) -> None:
     """Writes the variables of a checkpoint to an `.npz` file, without those of the optimiser.
 
-    Raises ValueError where they are larger than `limit` or cannot be named in such a file.
+    Raises ValueError if they are larger than `limit` or cannot be named in such a file.
     """
     import tensorflow
 

@@ -76,7 +76,7 @@ def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
 def cluster(address: str, *, cpus: int) -> Iterator[None]:
     """Connects to the Ray cluster at an address; `local` starts one on this machine, and ends it afterwards.
 
-    cpus: how many the actors take together. Raises UserError where the cluster cannot be reached or has less.
+    cpus: how many the actors take together. Raises UserError if the cluster cannot be reached or has less.
     """
     # Ray sends statistics of its use to its makers unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

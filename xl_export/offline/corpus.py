@@ -41,7 +41,7 @@ class Block:
 
 
 def list_files(patterns: str) -> list[str]:
-    """The files of a path, a URL or a glob, sorted by name. Raises UserError where there is none."""
+    """The files of a path, a URL or a glob, sorted by name. Raises UserError if there is none."""
     try:
         system, path = fsspec.core.url_to_fs(patterns)
         found = [path] if system.isfile(path) else sorted(system.glob(path))
@@ -84,7 +84,7 @@ def numbered(files: list[list[Block]]) -> list[Block]:
 def texts_of(block: Block) -> Iterator[TextToScore]:
     """Yields the texts of a block. One that has no id gets its number in the corpus, as `score` gives it.
 
-    Raises TextError where the file is no longer what it was when the blocks were made.
+    Raises TextError if the file is no longer what it was when the blocks were made.
     """
     texts = _texts_of_rows(block) if block.form is None else _texts_of_lines(block)
     for number, text in enumerate(texts, block.first):

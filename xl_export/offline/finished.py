@@ -82,7 +82,7 @@ class Finished:
             self._held = None
 
     def _lock(self) -> None:
-        """Raises UserError where another call works with the folder.
+        """Raises UserError if another call works with the folder.
 
         On a file system without locks nothing is refused.
         """

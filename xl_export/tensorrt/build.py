@@ -148,7 +148,7 @@ def layer_information(trt: Any, log: Any, plan: bytes) -> str:
 def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | None]:
     """TensorRT's module, its log, and the GPU that it builds on; None for one that builds without.
 
-    The plugins are registered where the options want them. Raises UserError where the GPU does not take the
+    The plugins are registered where the options want them. Raises UserError if the GPU does not take the
     artefact.
     """
     trt = load_tensorrt(options.flavour)

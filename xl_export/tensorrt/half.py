@@ -30,7 +30,7 @@ def to_half(model: ir.Model, promised: Mapping[str, ir.DataType]) -> ir.Model:
 
     Products take and give float16. Statistics are computed in float32. Log-probabilities, and what is
     computed from them, stay float32. Every other operator has the type of its inputs, and constants follow.
-    Raises ArtefactError where a weight is beyond the range of float16.
+    Raises ArtefactError if a weight is beyond the range of float16.
     """
     return _Rewriting(ShapeInferencePass()(model).model, promised).result()
 

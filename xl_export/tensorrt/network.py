@@ -36,7 +36,7 @@ class Parsed:
 def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) -> Parsed:
     """The network of an artefact's `step.onnx`, with the types that the graph has (it is strongly typed).
 
-    name: what errors call this TensorRT. Raises ConfigError where the plugin is asked for and the graph has
+    name: what errors call this TensorRT. Raises ConfigError if the plugin is asked for and the graph has
     no attention that it could take. Raises ArtefactError with every node that this TensorRT does not know,
     and where the number of plugin layers is not the one that the graph's attention needs.
     """

@@ -74,7 +74,7 @@ PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
 
 @dataclass(frozen=True, kw_only=True)
 class Attributes:
-    """The attributes of one node. All are integers and always present: TensorRT passes only those reliably."""
+    """The attributes of one node. All are integers and always present, which TensorRT passes reliably."""
 
     full_mask: int  # 1 for the mask rule `full`, 0 for `same-length`
     nearest: int  # the smallest distance that is visible to a token: 0 if a token sees itself, else 1

@@ -109,7 +109,7 @@ class BuildOptions:
 
 
 def refuse_old_gpus(precision: Precision, capabilities: Iterable[str]) -> None:
-    """Raises ConfigError where a GPU of one of these compute capabilities has no numbers of the precision."""
+    """Raises ConfigError if a GPU of one of these compute capabilities has no numbers of the precision."""
     oldest = PRESETS[precision].oldest_gpu
     for capability in capabilities:
         if float(capability) < oldest:

@@ -48,7 +48,7 @@ JOIN_INPUTS = ("query", "mixed", "level")
 
 
 def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
-    """Raises UserError where the Triton kernels cannot be compiled for this model and this GPU.
+    """Raises UserError if the Triton kernels cannot be compiled for this model and this GPU.
 
     It is asked before the build, because errors of functions that TensorRT calls do not reach the user.
     """

@@ -1,4 +1,4 @@
-"""Vocabularies: between text and token ids. One file for each kind, and `files.py` for what lies on disk."""
+"""Vocabularies: between text and token ids. One file for each kind, and `files.py` for what is on disk."""
 
 from runtimes.contract.vocabulary.base import (
     Decoder,

@@ -19,8 +19,8 @@ VocabKind = Literal["byte", "char", "word", "subword", "ids"]
 class Decoder(Protocol):
     """Decodes one stream of tokens: called with its tokens one by one.
 
-    What the calls return, and then `rest`, is together the text of all tokens, exactly as the vocabulary's
-    own library decodes them at once.
+    What the calls return, followed by `rest`, is the text of all tokens, exactly as the vocabulary's own
+    library decodes them together.
     """
 
     def __call__(self, token: int, /) -> str:
@@ -30,7 +30,7 @@ class Decoder(Protocol):
     def rest(self, *, half: bool = True) -> str:
         """The text that would follow if the stream ended here, such as U+FFFD for half a character.
 
-        It changes nothing: the stream may go on. half: whether half a character at the end counts.
+        It changes nothing: the stream may continue. half: whether half a character at the end counts.
         """
         ...
 
@@ -60,7 +60,7 @@ class WholeTokens:
 
 
 class ByteDecoder:
-    """A decoder of a vocabulary in which each token is bytes of UTF-8. bytes_of: those of a token."""
+    """A decoder of a vocabulary in which each token is bytes of UTF-8. bytes_of: the bytes of a token."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -92,8 +92,8 @@ class SpecialTokens:
     def before_text(self) -> int | None:
         """The token from which the first token of a text is predicted, as a model has learned it.
 
-        In the streams of training, here and in fairseq, that is the end of the document before. Where there
-        is no such token it is the beginning, as `<S>` before a sentence, or the end of a line.
+        In the streams of training, here and in fairseq, that is the end of the document before. Without such
+        a token it is the beginning, as `<S>` before a sentence, or the end of a line.
         """
         return _first_of(self.end_of_document, self.beginning, self.end_of_line)
 
@@ -134,7 +134,7 @@ class Vocab(Protocol):
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """The content of other files that belong beside `vocab.json`, by name."""
+        """The content of other files that belong next to `vocab.json`, by name."""
         ...
 
 
@@ -164,12 +164,12 @@ def token_texts(vocab: Vocab, tokens: Iterable[int]) -> list[str]:
 
 
 def not_unicode(symbols: Iterable[str]) -> str | None:
-    """The first symbol with half of a surrogate pair, which UTF-8 cannot hold; None where there is none."""
+    """The first symbol with half of a surrogate pair, which UTF-8 cannot hold; None if there is none."""
     return next((symbol for symbol in symbols if SURROGATE.search(symbol)), None)
 
 
 def refuse_nul(text: str | bytes) -> None:
-    """Raises TextError for bytes with a NUL: a file that is no text, which would be read as unknown words."""
+    """Raises TextError for bytes with a NUL: they are not text, and would be read as unknown words."""
     if isinstance(text, bytes) and (at := text.find(b"\0")) >= 0:
         raise TextError(
             f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte "
@@ -178,7 +178,7 @@ def refuse_nul(text: str | bytes) -> None:
 
 
 def as_text(text: str | bytes) -> str:
-    """`text` itself, or bytes decoded as UTF-8; raises TextError where they are not UTF-8."""
+    """`text` itself, or bytes decoded as UTF-8; raises TextError if they are not UTF-8."""
     if isinstance(text, str):
         return text
     try:

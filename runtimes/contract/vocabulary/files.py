@@ -1,6 +1,6 @@
-"""Vocabularies on disk: `vocab.json`, and the file of a subword library that may lie beside it.
+"""Vocabularies on disk: `vocab.json`, and the file of a subword library that may be next to it.
 
-A vocabulary is stored beside its model. It is never rebuilt from a corpus.
+A vocabulary is stored next to its model. It is never rebuilt from a corpus.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from runtimes.contract.vocabulary.symbols import ByteVocab, CharVocab
 from runtimes.contract.vocabulary.word import WORD_OPTIONS, WordVocab
 
 VOCAB = "vocab.json"
-VOCAB_FILES = (VOCAB, *FILES.values())  # `vocab.json`, and what may lie beside it
-# The files beside a `tokenizer.json` in which Hugging Face's `transformers` says which tokens are special.
+VOCAB_FILES = (VOCAB, *FILES.values())  # `vocab.json`, and what may be next to it
+# The files next to a `tokenizer.json` in which Hugging Face's `transformers` says which tokens are special.
 TRANSFORMERS_FILES = ("special_tokens_map.json", "tokenizer_config.json")
 TRANSFORMERS_NAMES = {
     "eos_token": "end_of_document",
@@ -34,7 +34,7 @@ TRANSFORMERS_NAMES = {
 
 
 def save_vocab(folder: Path, vocab: Vocab) -> None:
-    """Writes `vocab.json` and the files that belong beside it."""
+    """Writes `vocab.json` and the files that belong next to it."""
     for name, content in vocab.files.items():
         with atomic_file(folder / name) as temporary:
             temporary.write_bytes(content)
@@ -49,7 +49,7 @@ def load_vocab(
     """The vocabulary in a `vocab.json`; raises ArtefactError when it is not one.
 
     Every symbol is Unicode text, so that what a model generates can be printed and encoded. content, files:
-    of `vocab.json` and of the files beside it, where they were read and verified already.
+    of `vocab.json` and of the files next to it, if they were read and verified already.
     """
     data = read_json(path, content)
     kind = data.get("kind") if isinstance(data, dict) else None
@@ -73,13 +73,13 @@ def load_vocab(
 
 
 def vocab_from_file(path: Path) -> Vocab:
-    """The vocabulary in a file that a user gives: a `vocab.json` of this project, a `tokenizer.json` of the
+    """The vocabulary in a user's file: a `vocab.json` of this project, a `tokenizer.json` of the
     library `tokenizers`, or a `.model` of SentencePiece.
 
-    For a `tokenizer.json`, the files of `transformers` in the same folder say which tokens are special; where
-    there are none, their usual names do. Raises ArtefactError for any other file.
+    For a `tokenizer.json`, the files of `transformers` in the same folder say which tokens are special;
+    without them the usual names do. Raises ArtefactError for any other file.
     """
-    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)  # the library `tokenizers` takes none
+    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)  # the library `tokenizers` accepts none
     if content.lstrip()[:1] != b"{" and content[:2] not in UTF16_MARKS:
         return _opened("sentencepiece", content, path)
     data = read_json(path, content)
@@ -92,7 +92,7 @@ def vocab_from_file(path: Path) -> Vocab:
         )
     vocab = _opened("tokenizers", content, path)
     special = vocab.special.to_json() | _named_by_transformers(path, vocab)
-    # Some projects name one token for everything; such a token is no sign of an unknown symbol.
+    # Some projects name one token for everything; such a token is not a sign of an unknown symbol.
     if special.get("unknown") in (special.get("end_of_document"), special.get("beginning")):
         special.pop("unknown", None)
     return SubwordVocab("tokenizers", content, special=SpecialTokens(**special))
@@ -112,9 +112,9 @@ def _opened(library: Library, content: bytes, path: Path) -> SubwordVocab:
 
 
 def _named_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
-    """The ids of the special tokens that the files beside a `tokenizer.json` name.
+    """The ids of the special tokens that the files next to a `tokenizer.json` name.
 
-    They are those of the library, which does not always take the ids that the file says.
+    They are the library's ids, which are not always the ids in the file.
     """
     named = {}
     for file in TRANSFORMERS_FILES:
@@ -199,7 +199,7 @@ def _special(data: dict[str, Any], size: int, path: Path) -> SpecialTokens:
 
 
 def _symbols(symbols: Any, path: Path, *, kind: str, what: str) -> list[str]:
-    """The symbols of a vocabulary, each of them a text of its own."""
+    """The symbols of a vocabulary: texts, no two the same."""
     if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
         raise ArtefactError(f"{path} is not a {kind} vocabulary; expected a list of {what}.")
     if len(set(symbols)) != len(symbols):

@@ -13,11 +13,11 @@ Reason = Literal["end", "stop", "length"]
 class GrowingText:
     """The text of one stream as it grows. It releases what can no longer be part of a stop string.
 
-    decoder: of the stream; it has had the tokens before the text. stop: strings that are not empty. border:
-    what stands around each token, and so around a stop string (see `border_of`). goes_on: whether a later
-    text continues this one, so that half a character at its end waits for the other half. ended: why the text
-    has ended; None while it grows. plain: the decoder, if nothing is ever held back. It may be called instead
-    of `add` for any token but the last.
+    decoder: of the stream; it has decoded the tokens before the text. stop: strings that are not empty.
+    border: the text around each token, and so around a stop string (see `border_of`). goes_on: whether a
+    later text continues this one, so that half a character at its end waits for the other half. ended: why
+    the text has ended; None while it grows. plain: the decoder, if nothing is ever held back. It may be
+    called instead of `add` for any token but the last.
     """
 
     def __init__(self, decoder: Decoder, stop: Sequence[str], border: str, *, goes_on: bool = False) -> None:
@@ -71,5 +71,5 @@ class GrowingText:
 
 
 def border_of(vocab: Vocab) -> str:
-    """What stands around each token of a text; empty where a stop string may be a part of a token."""
+    """The text around each token of a text; empty if a stop string may be a part of a token."""
     return " " if vocab.kind == "ids" else ""

@@ -19,11 +19,11 @@ from runtimes.contract.vocabulary.base import (
 
 
 class IdsVocab(NoFiles):
-    """The tokens 0 to size - 1, which have a meaning for the user's own program alone.
+    """The tokens 0 to size - 1, which have a meaning only for the user's own program.
 
     names: a name for each token, without white space, if there are any. With names, a text is a sequence of
     names between white space, and a generated token shows its name. Without names there is no text: `encode`
-    refuses one, and a generated token shows its number. Pieces of decoded text are separated by one blank.
+    refuses it, and a generated token shows its number. Pieces of decoded text are separated by one blank.
     """
 
     kind: VocabKind = "ids"

@@ -1,7 +1,7 @@
 """A vocabulary of subwords, computed by the library that made it: `tokenizers` or SentencePiece.
 
-The library's own file travels beside `vocab.json` and is never rewritten. The library itself is imported when
-the first text is encoded or decoded, so a device that works with ids alone does not need it.
+The library's own file travels next to `vocab.json` and is never rewritten. The library itself is imported
+when the first text is encoded or decoded, so a device that works only with ids does not need it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Library = Literal["tokenizers", "sentencepiece"]
 FILES: dict[Library, str] = {"tokenizers": "tokenizer.json", "sentencepiece": "tokenizer.model"}
 PIECE = 1 << 18  # characters of a text that the library encodes at a time
 # Of fewer characters, `tokenizers` encodes a text faster by itself than as a batch of one. But then it holds
-# Python's lock all the while, and for a batch it lets other threads of the program go on.
+# Python's lock all the while, and for a batch it lets other threads of the program continue.
 SHORT = 1 << 10
 LINE_END = re.compile(r"\n(?=\S)")
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # of a vocabulary that falls back to bytes
-# The names that projects give to their special tokens, for files that do not say which token is which.
+# Common names of special tokens, for files that do not say which token is which.
 END_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 BEGINNING_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<|bos|>", "[BOS]", "<BOS>")
 UNKNOWN_NAMES = ("<unk>", "[UNK]", "<|unk|>", "<UNK>")
@@ -74,10 +74,10 @@ class SubwordVocab:
     content: the bytes of that file. size: the model's number of tokens, at least that of the file; the
     file's own when None. special: which tokens have a meaning of their own, as the file says when None.
 
-    The ids are those of the library, without tokens that it would add in front or at the end. A text longer
-    than `PIECE` characters is encoded in pieces that end at the end of a line, so that memory stays bounded;
-    where a piece begins, a library that puts a blank before a text puts one there too.
-    Text that looks like a special token becomes that token where the library says so.
+    The ids are the library's, without tokens that it would add in front or at the end. A text longer than
+    `PIECE` characters is encoded in pieces that end at the end of a line, so that memory stays bounded; a
+    library that puts a blank before a text also puts one before each piece.
+    Text that looks like a special token becomes that token if the library says so.
     """
 
     kind: VocabKind = "subword"
@@ -105,7 +105,7 @@ class SubwordVocab:
         return {FILES[self.library]: self.content}
 
     def id_of(self, token: str) -> int | None:
-        """The id that the library gives to a token, such as `</s>`; None where it has no such token."""
+        """The library's id of a token, such as `</s>`; None if it has no such token."""
         return self._engine.id_of(token)
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -147,7 +147,7 @@ class _SubwordDecoder:
     A piece is as many tokens as end with a whole character (and with a whole run of bytes, see
     `Engine.byte_runs`), so no later token can change its text. Its text is what it adds to the text of the
     tokens before it. Of these the last piece is enough, together with the last one that has text by itself:
-    behind such a piece a library no longer treats a token as the first of a text, which loses its blank.
+    after such a piece a library no longer treats a token as the first of a text, which loses its blank.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -199,10 +199,10 @@ class _SubwordDecoder:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end at the end of a line, where there is none in front of a blank, and
-    where there is none either after `PIECE` characters.
+    """The text in pieces that end at the end of a line, or else before a blank, or else after `PIECE`
+    characters.
 
-    Whatever follows a text changes its last piece alone, so a long text can be cut while it is read.
+    What follows a text only changes its last piece, so a long text can be cut while it is read.
     """
     at = 0
     while len(text) - at > PIECE:
@@ -231,7 +231,7 @@ class _Tokenizers:
         self._byte_level = "ByteLevel" in steps
         self.byte_runs = "ByteFallback" in steps
         self.all_bytes = steps == {"ByteLevel"}
-        self._bytes: dict[int, bytes | None] = {}  # of tokens that were asked for
+        self._bytes: dict[int, bytes | None] = {}  # of tokens that were looked up
         self.size = max(vocabulary.values(), default=-1) + 1
         unknown = model.get("unk_token")
         if unknown is None and isinstance(model.get("unk_id"), int):  # Unigram
@@ -314,7 +314,7 @@ class _SentencePiece:
         return text
 
     def id_of(self, token: str) -> int | None:
-        found: int = self._processor.piece_to_id(token)  # that of the unknown piece for what it lacks
+        found: int = self._processor.piece_to_id(token)  # the id of the unknown piece if it lacks the token
         return found if self._processor.id_to_piece(found) == token else None
 
     def silent(self, token: int) -> bool:
@@ -358,9 +358,9 @@ def _named(vocabulary: Mapping[str, int], names: Iterable[Any]) -> int | None:
 
 @contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """Raises ArtefactError where a library fails on a file or a text.
+    """Raises ArtefactError if a library fails on a file or a text.
 
-    `tokenizers` is written in Rust, whose panics are no subclass of Exception.
+    `tokenizers` is written in Rust, whose panics are not a subclass of Exception.
     """
     try:
         yield

@@ -30,9 +30,9 @@ class WordVocab(NoFiles):
 
     A word outside the vocabulary becomes `unknown`, a newline `end_of_line`.
 
-    Where `end_of_line` is None, a newline is white space like any other. start_of_line: a symbol that stands
-    before each line, if any. lower_case: whether a text is lower-cased first. Decoding puts one blank between
-    words, so it restores a text but not its white space.
+    end_of_line: if None, a newline is white space like any other. start_of_line: a symbol before each line,
+    if any. lower_case: whether a text is lower-cased first. Decoding puts one blank between words, so it
+    restores a text but not its white space.
     """
 
     kind: VocabKind = "word"

@@ -1,12 +1,12 @@
-"""Finds the library of the fused operator, or compiles it from its C++ sources for the processor at hand.
+"""Finds the library of the fused operator, or compiles it from its C++ sources for this processor.
 
 The fused operator computes what about a dozen standard operators compute in a layer: the ring write, the
 position scores, the shift, the mask, the softmax and the weighted values. Its scores never leave the
-processor's cache. A library that was compiled on this machine, for this very processor, lies in the user's
-cache and comes first. The next choice is the one that came with the package (`packaged.py`).
+processor's cache. A library that was compiled on this machine, for this very processor, is in the user's
+cache and comes first. The next choice is the one in the package (`packaged.py`).
 
-Loading a library executes it. A library is therefore used only where nobody but this user and root can have
-written it (`trust.py`), and only if its content has the hash that was recorded when it was made.
+Loading a library executes it. A library is therefore used only if no other user but root can have written
+it (`trust.py`), and only if its content has the hash that was recorded when it was made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def built() -> Path | None:
     """The library that sessions load: the one compiled on this machine, or else the package's best one for
     this processor.
 
-    None where there is neither, where a file was altered, or where another user may have written it.
+    None if there is neither, if a file was altered, or if another user may have written it.
     """
     return compiled() or packaged.library()
 
@@ -58,9 +58,9 @@ def variant() -> str | None:
 
 
 def ignored() -> str | None:
-    """One sentence that says why a library in the cache or in the package is not loaded, and how to mend it.
+    """One sentence that says why a library in the cache or in the package is not loaded, and how to fix it.
 
-    None where the better one is used, where there is none, or where it is only damaged.
+    None if the better one is used, if there is none, or if it is only damaged.
     """
     if compiled():
         return None
@@ -78,8 +78,8 @@ def ignored() -> str | None:
 def build() -> Path:
     """The library for this processor, compiled into the user's cache unless it is there already.
 
-    The compiler is the command in the variable CXX, or g++. Raises MissingPackageError where it cannot be
-    started, and UserError where it fails or where another user may write the cache.
+    The compiler is the command in the variable CXX, or g++. Raises MissingPackageError if it cannot be
+    started, and UserError if it fails or if another user may write the cache.
     """
     if library := compiled():
         return library
@@ -153,8 +153,8 @@ def cache_folder() -> Path | None:
     """The folder of this user's libraries, without links; None for a user without a home folder, as in some
     containers.
 
-    A relative XDG_CACHE_HOME is ignored, as the XDG Base Directory Specification asks: the working folder may
-    be a stranger's.
+    A relative XDG_CACHE_HOME is ignored, as the XDG Base Directory Specification requires: the working folder
+    may belong to another user.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
@@ -170,7 +170,7 @@ def _fault(path: Path) -> Fault | None:
 
 
 def _mend(found: Fault) -> str:
-    """What is wrong with a library of the cache, and how to mend it."""
+    """What is wrong with a library of the cache, and how to fix it."""
     if found.kind == "unknown":
         return f"{found.says}; name another folder in XDG_CACHE_HOME"
     if found.kind == "irregular":

@@ -19,7 +19,7 @@ LIBRARIES = Path(__file__).parent / "libraries"
 
 
 def library() -> Path | None:
-    """The package's best library for this processor; None where it has none, or where another user may have
+    """The package's best library for this processor; None if it has none, or if another user may have
     written it.
 
     A library whose content does not have the hash that the package recorded is left out.

@@ -1,4 +1,4 @@
-"""What the processor at hand can do, by the names that Linux gives to its features."""
+"""The features of this processor, by the names that Linux uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ARM_FEATURES = {"asimd": 1}  # bits, from Linux's asm/hwcap.h
 
 
 def features() -> frozenset[str]:
-    """The features of this processor that the operating system lets programs use; empty where it says none.
+    """The features of this processor that the operating system lets programs use; empty if it lists none.
 
-    x86 lists them in /proc/cpuinfo. ARM hands them to every process, which is right under an emulator too,
-    where /proc/cpuinfo may be the emulating machine's.
+    x86 lists them in /proc/cpuinfo. ARM passes them to every process, which is correct under an emulator too;
+    /proc/cpuinfo may describe the emulating machine there.
     """
     if platform.machine() == "aarch64":
         return _arm_features()

@@ -1,9 +1,9 @@
-"""Whether a library may be loaded: only where nobody but this user and root can have written it.
+"""Whether a library may be loaded: only if no other user but root can have written it.
 
 Loading a library executes it. The file and every folder above it must belong to this user or to root, and no
-other user may write there. The folders are examined from the root downwards and without links, so nobody else
-can exchange a folder that was examined. For the same reason nobody else can exchange the library between this
-check and the moment when ONNX Runtime loads it.
+other user may write there. The folders are examined from the root downwards and without links, so no
+other user can exchange a folder that was examined, or the library between this check and the moment when ONNX
+Runtime loads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 
 class Fault(NamedTuple):
-    """A file or folder that others may write, and half a sentence that says so."""
+    """A file or folder that others may write, and the part of a message that says so."""
 
     place: Path
     kind: Literal["unknown", "irregular", "foreign", "shared"]
@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
 
 def fault(path: Path, *, folder: Path) -> Fault | None:
-    """What is wrong with a path or with a folder above it; None where nobody else may write any of them.
+    """What is wrong with a path or with a folder above it; None if no other user may write any of them.
 
     folder: the folder of libraries. A folder above it may be one in which only the owner of a file can
     replace it, such as /tmp.
@@ -53,8 +53,8 @@ def fault(path: Path, *, folder: Path) -> Fault | None:
 def _is_private_group(group: int) -> bool:
     """Whether a group has this user as its only member, which is the default of many systems.
 
-    They let the group write what the user makes, as Python's environments. Every group of this number then
-    has the user's name and no other member, and it is the first group of the user and of nobody else. Root
+    They let the group write what the user makes, such as Python's environments. Every group of this number
+    then has the user's name and no other member, and it is the first group of this user only. Root
     has no such group here: system accounts may share it.
 
     The lists of all accounts and groups must hold the user's own. A directory service that does not list its
@@ -77,7 +77,7 @@ def _is_private_group(group: int) -> bool:
 def _has_access_list(place: Path) -> bool:
     """Whether a file or folder has an access control list.
 
-    The bits of the group then say what any user may do whom the list names, and not what the group may do.
+    The group's permission bits then apply to any user that the list names, and not to the group.
     """
     if sys.platform != "linux":
         return True  # no way to ask, and no private groups by default

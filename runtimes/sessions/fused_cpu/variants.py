@@ -25,7 +25,7 @@ SOURCES = (
 # masked scores are minus infinity, and a NaN in the memory must reach the answer.
 FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-w")
 NATIVE = ("-march=native",)
-HASHES = "hashes.json"  # of the package's libraries, beside them
+HASHES = "hashes.json"  # of the package's libraries, next to them
 
 
 class Variant(NamedTuple):

@@ -25,7 +25,7 @@ NO_GRAPH = -1  # ONNX Runtime's number for a step that is neither captured nor r
 
 @contextmanager
 def _refusals(doing: str) -> Iterator[None]:
-    """Turns an error of ONNX Runtime, which raises bare classes of its own, into a sentence."""
+    """Turns an error of ONNX Runtime, which have no common base class, into a sentence."""
     try:
         yield
     except Exception as error:
@@ -38,7 +38,7 @@ def _refusals(doing: str) -> Iterator[None]:
 class OrtArray(DeviceTensor):
     """An array on a device. `np.asarray` and `copy` download its content.
 
-    place: where it lies, as `Provider.place` says.
+    place: where it is, from `Provider.place`.
     """
 
     def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, place: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class OrtArray(DeviceTensor):
         self.dtype = np.dtype(dtype)
         try:
             self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, **place)
-        except Exception as error:  # ONNX Runtime raises bare classes of its own
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             raise StreamError(
                 f"the device has no room for an array {list(shape)} ({first_line(error):.200}); use a "
                 "smaller batch."
@@ -94,7 +94,7 @@ class Runner(Protocol):
         ...
 
     def releaser(self) -> Callable[[int], None]:
-        """A function that gives a captured graph back, in any thread; it does not keep the session alive."""
+        """A function that releases a captured graph, in any thread; it does not keep the session alive."""
         ...
 
     def launch(self, io: Any, graph: int) -> None:
@@ -145,7 +145,7 @@ class DeviceBinding:
     ) -> int | None:
         """Runs one step and makes the buffers that it has written the memory's tensors.
 
-        The answer is the direction of the CUDA graph that computed it, 0 or 1; None where no graph did.
+        The answer is the direction of the CUDA graph that computed it, 0 or 1; None if no graph did.
         """
         single = inputs["input_ids"].shape[1] == 1
         step = self._step(inputs, outputs, single=single)
@@ -162,8 +162,8 @@ class DeviceBinding:
         return direction if graph else None
 
     def _step(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], *, single: bool) -> _Step:
-        """The buffers for a step of these shapes. Those of single tokens are kept, and those of the last
-        segment.
+        """The buffers for a step of these shapes. The buffers of single tokens and of the last segment
+        are kept.
         """
         arrays = inputs | outputs
         key = tuple(size for array in arrays.values() for size in array.shape)

@@ -1,4 +1,4 @@
-"""NVIDIA's driver, asked through its own library: whether it is here, and which GPUs it has."""
+"""NVIDIA's driver, queried through its own library: whether it is installed, and which GPUs it has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Engines that ONNX Runtime has built, kept in the user's cache.
 
 An engine is an ONNX file with an EPContext node, named `engine-KEY-HASH.onnx`, where HASH is the beginning
-of its own SHA-256. It is code that runs on the GPU, so it is used only where nobody but this user and root
+of its own SHA-256. It is code that runs on the GPU, so it is used only if no other user but root
 can have written it.
 """
 
@@ -28,8 +28,8 @@ def key_of(*facts: object) -> str:
 
 
 def kept_engine(key: str) -> bytes | None:
-    """The content of the engine for a key; None where there is none, where it was altered, or where another
-    user may have written it.
+    """The content of the engine for a key; None if there is none, if it was altered, or if another user
+    may have written it.
     """
     folder = _folder()
     for path in [] if folder is None else sorted(folder.glob(f"engine-{key}-*.onnx")):
@@ -47,8 +47,8 @@ def kept_engine(key: str) -> bytes | None:
 def keeping_engine(key: str) -> Iterator[Path | None]:
     """A path for a new engine's file, which is kept, whole, when the block ends without an error.
 
-    None where it cannot be kept: there is no home folder, or the cache cannot be written, or other users may
-    write it. The engine then serves this process alone, and standard error says why.
+    None if it cannot be kept: there is no home folder, or the cache cannot be written, or other users may
+    write it. Then only this process uses the engine, and a warning says why.
     """
     with contextlib.ExitStack() as stack:
         folder = temporary = None
@@ -73,7 +73,7 @@ def keeping_engine(key: str) -> Iterator[Path | None]:
 
 
 def _made_folder() -> Path | None:
-    """The folder of engines, which is made where it is not there; None where nothing may be kept in it."""
+    """The folder of engines, which is created if necessary; None if nothing may be kept in it."""
     if (folder := _folder()) is None:
         return None
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Loads a graph on one provider of ONNX Runtime and on no other, or says in a sentence why it cannot be."""
+"""Loads a graph on one provider of ONNX Runtime and on no other, or says why that is impossible."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from runtimes.sessions.ort_gpu.placement import RECORD, TELLS_PLACEMENT, elsewhe
 from runtimes.sessions.ort_gpu.providers import Provider
 
 Contents = Mapping[str, Content]
-# ONNX Runtime's options of a session that write what a provider has compiled as an ONNX file of its own.
+# ONNX Runtime's session options that write what a provider has compiled to another ONNX file.
 WRITE_CONTEXT = "ep.context_enable"
 CONTEXT_FILE = "ep.context_file_path"
 CONTEXT_INSIDE = "ep.context_embed_mode"
-# A part of ONNX Runtime's words for a graph of which nodes compute elsewhere.
+# A part of ONNX Runtime's message for a graph if some nodes compute elsewhere.
 CAPTURE_REFUSED = "have not been partitioned"
 
 
@@ -41,11 +41,11 @@ class Loader:
     threads: int | None
 
     def load(self, contents: Contents) -> Any:
-        """ONNX Runtime's session, of which every node that computes runs on the device. Standard error says
-        once which nodes compute shapes on the CPU.
+        """ONNX Runtime's session; every node that computes runs on the device. A message says once which
+        nodes compute shapes on the CPU.
 
-        Raises MissingPackageError where the provider is not installed or does not start here, and
-        ArtefactError where the graph cannot be loaded or a node would run elsewhere.
+        Raises MissingPackageError if the provider is not installed or does not start here, and
+        ArtefactError if the graph cannot be loaded or a node would run elsewhere.
         """
         self.provider.refuse_form(self.spec, self.device)
         self.provider.refuse_missing(self.ort, self.device)
@@ -57,7 +57,7 @@ class Loader:
             return session
         except (ArtefactError, MissingPackageError):
             raise
-        except Exception as error:  # ONNX Runtime raises bare classes of its own
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             if self.provider.fault(self.ort):
                 raise self.provider.not_started(self.ort, self.device) from error
             raise ArtefactError(
@@ -72,11 +72,11 @@ class Loader:
         except (ArtefactError, MissingPackageError):
             raise
         except Exception as error:
-            # With CUDA graphs asked for, ONNX Runtime refuses a graph of which a node computes elsewhere.
-            # Without them it loads, and tells which nodes these are.
+            # With CUDA graphs, ONNX Runtime refuses a graph if a node computes elsewhere. Without them it
+            # loads and reports which nodes these are.
             try:
                 session = self._create(contents, judged=False)
-            except Exception:  # the first error says more
+            except Exception:  # the first error is more informative
                 raise error from None
             self._refuse_elsewhere(session, refused=CAPTURE_REFUSED in str(error))
             raise
@@ -127,12 +127,12 @@ class Loader:
         return load_graph(self.ort, self.spec, self.graph, contents, options, providers, compiled=compiled)
 
     def _refuse_unless_started(self, session: Any) -> None:
-        """Raises MissingPackageError where ONNX Runtime left the provider out, which it does silently."""
+        """Raises MissingPackageError if ONNX Runtime left the provider out, which it does silently."""
         if self.provider.name not in session.get_providers():
             raise self.provider.not_started(self.ort, self.device)
 
     def _refuse_elsewhere(self, session: Any, *, refused: bool = False) -> None:
-        """Raises ArtefactError where a node computes on another device, after `_refuse_unless_started`."""
+        """Raises ArtefactError if a node computes on another device, after `_refuse_unless_started`."""
         self._refuse_unless_started(session)
         if found := elsewhere(session, self.provider.name, refused=refused):
             raise ArtefactError(

@@ -1,4 +1,4 @@
-"""Which nodes of a graph ONNX Runtime has given to another provider than the one that was asked for."""
+"""Which nodes of a graph ONNX Runtime runs on another provider than the requested one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OF_SHAPES = {"Shape", "Size", "Add", "Sub", "Mul", "Div", "Concat", "Squeeze", "
 
 
 def elsewhere(session: Any, provider: str, *, refused: bool = False) -> str:
-    """The nodes on other providers, as a part of a sentence; empty where none of them computes more than
+    """The nodes on other providers, as a part of a sentence; empty if none of them computes more than
     shapes.
 
-    refused: whether ONNX Runtime has found that they compute more; then all of them are named. Releases of
-    ONNX Runtime before 1.24 do not tell the placement; the sentence then says that.
+    refused: whether ONNX Runtime has found that they compute more; then all of them are named. ONNX Runtime
+    before 1.24 does not report the placement; the sentence then says that.
     """
     if not hasattr(session, TELLS_PLACEMENT):
         return "some nodes, which this release does not name,"
@@ -29,8 +29,8 @@ def elsewhere(session: Any, provider: str, *, refused: bool = False) -> str:
 def of_shapes_elsewhere(session: Any, provider: str) -> str:
     """The nodes that ONNX Runtime keeps on the CPU because they compute shapes, as a part of a sentence.
 
-    For a session for which `elsewhere` is empty. It is empty where there are none, or where the release does
-    not tell.
+    For a session for which `elsewhere` is empty. Empty if there are none, or if the release does not report
+    them.
     """
     if not hasattr(session, TELLS_PLACEMENT):
         return ""

@@ -1,4 +1,4 @@
-"""ONNX Runtime's providers for NVIDIA GPUs: how each is asked for, and what it needs."""
+"""ONNX Runtime's providers for NVIDIA GPUs: how each is requested, and what it needs."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Provider(ABC):
         """The options of the provider for an artefact."""
 
     def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:
-        """The arguments of ONNX Runtime's session that ask for this provider and no other."""
+        """The arguments of ONNX Runtime's session that request this provider and no other."""
         return {"providers": [(self.name, dict(chosen))], "enable_fallback": 0}
 
     def place(self, ort: Any, device: Device) -> dict[str, Any]:
-        """The arguments of ONNX Runtime's arrays with which they lie in the memory of the device."""
+        """The arguments of ONNX Runtime's arrays that place them in the memory of the device."""
         return {"device_type": self.memory, "device_id": device.index}
 
     def fault(self, ort: Any) -> str | None:
-        """Why ONNX Runtime does not have this provider here, and what mends it, as parts of one sentence.
+        """Why ONNX Runtime does not have this provider here, and how to fix it, as parts of one sentence.
 
-        None where it has it and its library loads; whether it starts shows when a session is opened.
+        None if it has it and its library loads; whether it starts shows when a session is opened.
         """
         if self.name not in ort.get_available_providers():
             return _not_in_package(ort, self.words)
@@ -73,11 +73,11 @@ class Provider(ABC):
             getattr(ort, "preload_dlls", lambda: None)()
 
     def install(self, missing: str) -> str:
-        """What to do where a library is missing, in the imperative."""
+        """What to do if a library is missing, in the imperative."""
         return INSTALL_DRIVER if "libcuda." in missing or "libnvidia" in missing else f"run {LIBRARIES}"
 
     def mend(self, spec: Spec) -> str:
-        """What to do where a node of the graph has no kernel here, in the imperative."""
+        """What to do if a node of the graph has no kernel here, in the imperative."""
         if spec.target == "tensorrt":
             return "export for ONNX Runtime, without --target tensorrt"
         update = "install onnxruntime-gpu 1.27 or newer, which has every kernel and needs CUDA 13"
@@ -94,7 +94,7 @@ class Provider(ABC):
             )
 
     def refuse_missing(self, ort: Any, device: Device) -> None:
-        """Raises MissingPackageError where the installed ONNX Runtime does not have this provider, or this
+        """Raises MissingPackageError if the installed ONNX Runtime does not have this provider, or this
         machine not that GPU.
         """
         if self.name not in ort.get_available_providers():
@@ -143,7 +143,7 @@ class TensorRtProvider(Provider):
     prefix = "trt"
 
     def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
-        # The weights are in memory, where they were verified; TensorRT would look for their file.
+        # The weights were read and verified in memory; TensorRT would look for their file.
         own = {"device_id": str(device.index), "trt_load_user_initializer": "1"}
         return own | profile_shapes(spec, prefix=self.prefix)
 
@@ -187,7 +187,7 @@ class TensorRtRtxProvider(TensorRtProvider):
             old = f"ONNX Runtime {ort.__version__} gives no arrays in the memory of a plugin"
             raise MissingPackageError(self._sentence(device, f"{old}; run `pip install -U onnxruntime`"))
         memory = self._gpu(ort, device).memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-        if memory is None:  # ONNX Runtime would take the CPU's memory without a word
+        if memory is None:  # ONNX Runtime would silently use the CPU's memory
             raise self.not_started(ort, device)
         return {"memory_info": memory}
 
@@ -226,7 +226,7 @@ class TensorRtRtxProvider(TensorRtProvider):
             return fault
         try:
             ort.register_execution_provider_library(self.name, plugin.get_library_path())
-        except Exception as error:  # ONNX Runtime raises bare classes of its own
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             if "already registered" in str(error).lower():
                 return None
             reason = first_line(error).rpartition("with error: ")[2]
@@ -268,7 +268,7 @@ def both_installed() -> bool:
 
 
 def fault_of_both() -> str | None:
-    """What is wrong where both packages of ONNX Runtime are installed, and what mends it; None elsewhere."""
+    """What is wrong if both packages of ONNX Runtime are installed, and how to fix it; None otherwise."""
     if not both_installed():
         return None
     return (
@@ -286,7 +286,7 @@ def _not_in_package(ort: Any, words: str) -> str:
 
 
 def _fault_of_driver(ort: Any) -> str | None:
-    """Why NVIDIA's driver does not serve ONNX Runtime here, and what mends it; None where it does."""
+    """Why NVIDIA's driver does not work for ONNX Runtime here, and how to fix it; None if it does."""
     driver = ask_driver()
     if driver.fault:
         return f"{driver.fault}; {INSTALL_DRIVER}"
@@ -302,7 +302,7 @@ def _fault_of_driver(ort: Any) -> str | None:
 
 
 def _unloadable(library: Path) -> str | None:
-    """Why the dynamic linker cannot load a library, in its own words; None where it can."""
+    """Why the dynamic linker cannot load a library, in its own words; None if it can."""
     try:
         ctypes.CDLL(str(library))
     except OSError as error:

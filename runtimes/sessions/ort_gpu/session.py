@@ -1,7 +1,7 @@
 """The session over an artefact on an NVIDIA GPU with ONNX Runtime: the memory stays on the device.
 
-Nothing runs elsewhere without a word: a provider that ONNX Runtime left out, and a node that the provider
-does not take, end in an error that names them.
+Nothing runs elsewhere silently: a provider that ONNX Runtime left out, and a node that the provider does not
+support, raise an error that names them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OrtGpuSession(GraphSession):
         self._ort = import_onnxruntime(spec)
         self._numbers = itertools.count(1)
         self._one_at_a_time = threading.Lock()
-        self._spent: deque[int] = deque()  # numbers of graphs whose memories are gone
+        self._spent: deque[int] = deque()  # numbers of graphs whose memories were deleted
         loader = Loader(
             ort=self._ort,
             provider=self.provider,
@@ -70,8 +70,8 @@ class OrtGpuSession(GraphSession):
         )
         self._session = loader.load(contents)
         self.in_place = spec.in_place
-        # The output layer of a large vocabulary picks rows by their values (NonZero), which no capture takes;
-        # a traced graph may do the same. Before release 1.31 a graph could not be given back.
+        # The output layer of a large vocabulary picks rows by their values (NonZero), which cannot be
+        # captured; a traced graph may do the same. Before release 1.31 a graph could not be released.
         fixed = not spec.model.selective and spec.exporter == "graph"
         releases = hasattr(self._session, "release_captured_graph")
         # Under the mask `full` answers depend on how tokens are cut, so no reference is fed singly, and a
@@ -94,7 +94,7 @@ class OrtGpuSession(GraphSession):
 
     @property
     def paths(self) -> Paths | None:
-        """With CUDA graphs and without, where a reference can be fed in single tokens; otherwise None."""
+        """With and without CUDA graphs, if a reference can be fed in single tokens; otherwise None."""
         return self._paths
 
     @classmethod
@@ -109,8 +109,8 @@ class OrtGpuSession(GraphSession):
     ) -> OrtGpuSession:
         """The session over an artefact that was read and verified (`read_artefact`).
 
-        Raises MissingPackageError where the provider of the device is not installed or cannot start here, and
-        ArtefactError where the graph cannot be loaded, or a node would run elsewhere.
+        Raises MissingPackageError if the provider of the device is not installed or cannot start here, and
+        ArtefactError if the graph cannot be loaded, or a node would run elsewhere.
         """
         refuse_ort_format(spec, folder, what=f"the device {device}")
         vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
@@ -149,7 +149,7 @@ class OrtGpuSession(GraphSession):
         return next(self._numbers)
 
     def releaser(self) -> Callable[[int], None]:
-        # A memory may be collected while another thread runs a step; the next step gives its graph back.
+        # A memory may be collected while another thread runs a step; the next step releases its graph.
         return self._spent.append
 
     def launch(self, io: Any, graph: int) -> None:
@@ -160,7 +160,7 @@ class OrtGpuSession(GraphSession):
             while self._spent:
                 self._session.release_captured_graph(self._spent.popleft())
             self._session.run_with_iobinding(io, options)
-        except Exception as error:  # ONNX Runtime raises bare classes of its own
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             raise ArtefactError(
                 f"ONNX Runtime {self._ort.__version__} could not run the step on {self.device} "
                 f"({first_line(error):.300}); open the artefact again, or give --device cpu."

@@ -34,7 +34,7 @@ class Context:
         self._shapes = dict[str, tuple[int, ...]]()
 
     def shape(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Sets the input shapes of the next steps, if they differ from those of the last step."""
+        """Sets the input shapes of the next steps, if they differ from the last step's."""
         if shapes == self._shapes:
             return
         # A refusal in the middle leaves some shapes set: they count as unknown until all are.
@@ -66,12 +66,12 @@ class Io:
 
 
 class Bound:
-    """The buffers of one Memory on the GPU, kept from step to step: those of the state, inputs and outputs.
+    """The buffers of one Memory on the GPU, kept from step to step: state, inputs and outputs.
 
     A ring has one set of buffers for the state, which a step reads and writes. Shift memory has two: a step
     reads the front set and writes the back set; then they change places, so there are two directions and a
     CUDA graph for each. warm: the `serial` of the context at which a step was run without a graph; TensorRT
-    demands such a step after each change of shapes, before one is captured.
+    requires such a step after each change of shapes, before one is captured.
     """
 
     def __init__(self, session: GraphSession, cuda: Cuda, memory: Memory) -> None:
@@ -113,8 +113,8 @@ class Bound:
         )
 
     def io(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> dict[str, Io]:
-        """The buffers for a step of these shapes. Those of single tokens are kept, and those of the last
-        segment.
+        """The buffers for a step of these shapes. The buffers of single tokens and of the last segment
+        are kept.
         """
         arrays = inputs | outputs
         key = tuple(size for array in arrays.values() for size in array.shape)

@@ -50,7 +50,8 @@ class Cuda:
 
     @property
     def driver_cuda(self) -> str:
-        """The newest version of CUDA that the driver serves, such as 13.0: many drivers have it in common."""
+        """The newest version of CUDA that the driver supports, such as 13.0: many drivers have the same one.
+        """
         number = self._ask(self._cuda.cudaDriverGetVersion())
         return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -63,8 +64,7 @@ class Cuda:
         return self._ask(self._cuda.cudaGetDeviceProperties(self._ask(self._cuda.cudaGetDevice())))
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """A new array on the device with undefined content; raises StreamError where the GPU has no room for
-        it.
+        """A new array on the device with undefined content; raises StreamError if the GPU has no room for it.
         """
         num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         problem, address = self._cuda.cudaMalloc(num_bytes)  # aligned to 256 bytes, as TensorRT demands
@@ -77,7 +77,7 @@ class Cuda:
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> PinnedArray:
         """A new array in page-locked host memory with undefined content: copies from it and to it run while
-        Python goes on.
+        Python continues.
         """
         num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         address = int(self._ask(self._cuda.cudaMallocHost(num_bytes)))
@@ -98,7 +98,7 @@ class Cuda:
         )
 
     def synchronize(self) -> None:
-        """Returns when all queued work is done; raises ArtefactError where a part of it failed."""
+        """Returns when all queued work is done; raises ArtefactError if a part of it failed."""
         self._ask(self._cuda.cudaStreamSynchronize(self.stream))
 
     def capture(self, queue: Callable[[], None]) -> Graph:
@@ -136,7 +136,7 @@ class Cuda:
         self._ask(self._cuda.cudaMemcpyAsync(target, source, num_bytes, kind, self.stream))
 
     def _ask(self, answer: tuple[Any, ...]) -> Any:
-        """The value that a CUDA call gave; raises ArtefactError where the call failed."""
+        """The value that a CUDA call returned; raises ArtefactError if the call failed."""
         problem, *values = answer
         if problem != self._cuda.cudaError_t.cudaSuccess:
             raise ArtefactError(

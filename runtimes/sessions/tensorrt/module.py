@@ -53,7 +53,7 @@ def fresh_log(trt: Any) -> Any:
 
 @functools.cache
 def _make_log(trt: Any) -> Any:
-    """The one logger of this process: TensorRT keeps the first that it is given."""
+    """The one logger of this process: TensorRT keeps the first one that it gets."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -2,14 +2,14 @@
 
 TensorRT leaks a CUDA module whenever the shape of a plugin with an embedded kernel changes
 (NVIDIA/TensorRT#4849). So a segment shorter than the profile's is run as a longer one, a *window* of W
-positions that holds it. What stands around it in the window depends on the form of memory.
+positions that holds it. What surrounds it in the window depends on the form of memory.
 
-In a ring, after the segment comes padding: its slots are those of tokens that nobody sees any more. Where the
-window would go across the end of a ring, it begins earlier: the tokens before the segment are fed again. They
-see what they saw the first time, since S = M + T, and write what is there already.
+In a ring, padding follows the segment, in slots of tokens that are no longer visible. If the window would go
+across the end of a ring, it begins earlier: the tokens before the segment are fed again. They see what they
+saw the first time, since S = M + T, and write what is there already.
 
-In shift memory padding takes the places of tokens that are still seen, and what was pushed out cannot be fed
-again. Only where no row has begun its text, padding may stand before the segment, at negative positions.
+In shift memory padding would replace tokens that are still visible, and what was pushed out cannot be fed
+again. Only if no row has begun its text, padding may precede the segment, at negative positions.
 `docs/decisions/ring-memory.md` has the arithmetic.
 """
 
@@ -27,10 +27,10 @@ NEVER = np.iinfo(np.int64).min  # a position that no token has
 
 
 class History:
-    """What a window has to know of each row: its last T tokens, and the step that runs.
+    """What a window needs to know about each row: its last T tokens, and the running step.
 
     ends: the position of each row's next token after the step. floors: the first position that a window may
-    begin at, because the tokens from there on are known and the keys that they see are still in the ring.
+    begin at, because the tokens from there are known and the keys that they see are still in the ring.
     """
 
     def __init__(self, batch: int, longest: int) -> None:
@@ -42,7 +42,7 @@ class History:
 
     def begin(self, positions: np.ndarray, ends: np.ndarray) -> None:
         """Begins a step of the tokens from `positions` to `ends`, int64 [B]."""
-        moved = positions != self.ends  # by the caller: nothing is known of what lies before
+        moved = positions != self.ends  # by the caller: what comes before is unknown
         self.floors = np.where(positions <= 0, NEVER, np.where(moved, positions, self.floors))
         self.ends = ends
 
@@ -52,7 +52,7 @@ class History:
         real = positions < self.ends[:, None]
         rows = np.broadcast_to(self._rows, real.shape)[real]
         self._tokens[rows, positions[real] % self.longest] = inputs["input_ids"][real]
-        if not widened:  # windows leave padding only where the next windows bear it
+        if not widened:  # windows leave padding only where the next windows allow it
             behind = positions[:, -1] + 1
             floors = np.maximum(self.floors, behind - self.longest)
             self.floors = np.where(behind > self.ends, floors, self.floors)
@@ -75,7 +75,7 @@ class Widened:
         """Fills the outputs of the segment."""
         rows = np.arange(len(self.columns))[:, None]
         for name, array in self.outputs.items():
-            by_row = name == "logits" and "logit_rows" in self.inputs  # [N, V], of chosen positions alone
+            by_row = name == "logits" and "logit_rows" in self.inputs  # [N, V], of chosen positions only
             outputs[name][...] = array if by_row else array[rows, self.columns]
 
 
@@ -85,11 +85,11 @@ class Padding:
     def __init__(self, spec: Spec, profile: Profile) -> None:
         self.widths = profile.tokens[1:]
         self.rings = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
-        # Keys before the text count as zeros under the other rule, and padding would take their place.
+        # Keys before the text count as zeros under the other rule, and padding would replace them.
         self.before_texts = spec.form == "shift" and spec.rule.initial_memory == "masked"
 
     def widen(self, inputs: Arrays, outputs: Arrays, history: History) -> Widened | None:
-        """The segment in windows; None where it has a profile's length already, and where it has no windows.
+        """The segment in windows; None if it already has a profile's length, or if it has no windows.
 
         Single tokens are not widened: they have a profile of their own.
         """
@@ -98,7 +98,7 @@ class Padding:
             return None
         width = next(width for width in self.widths if width >= length)
         # A row that has no token in this part of a step writes padding where its next token will be, and no
-        # farther behind, or it would take the place of what that token sees.
+        # further, or it would replace what that token sees.
         first = np.minimum(inputs["position_ids"][:, 0], history.ends)
         starts = self._starts(first, length, width)
         if starts is None or (starts < history.floors).any():
@@ -126,9 +126,9 @@ class Padding:
         return Widened(inputs=wide, outputs=answers, columns=columns)
 
     def _starts(self, first: np.ndarray, length: int, width: int) -> np.ndarray | None:
-        """The first position of each row's window, int64 [B]; None where there is no window.
+        """The first position of each row's window, int64 [B]; None if there is no window.
 
-        A segment lies in one turn of every ring, because it was cut so.
+        A segment never crosses the end of a ring, because it was cut there.
         """
         if not self.rings:
             return first - (width - length) if self.before_texts and (first <= 0).all() else None

@@ -51,13 +51,13 @@ def engine_paths(facts: EngineFacts, spec: Spec, *, captured: Collection[str]) -
             and _alone(profile, profiles)
         )
     ]
-    # Two rows where the profile takes them, so that rows are seen to be independent.
+    # Two rows if the profile allows them, to show that rows are independent.
     batches = [min(max(2, profile.batch[0]), profile.batch[2]) for profile in profiles]
     return Paths(possible=tuple(names), batches=tuple(dict.fromkeys(batches)))
 
 
 def _hidden(profile: Profile, profiles: tuple[Profile, ...]) -> bool:
-    """Whether another profile takes every step that this one takes: it is never chosen then."""
+    """Whether another profile accepts every step that this one accepts: then this one is never chosen."""
     later = profiles[profiles.index(profile) + 1 :]
     return profile.tokens[2] == 1 and any(
         other.batch[0] <= profile.batch[0] and profile.batch[2] <= other.batch[2] for other in later

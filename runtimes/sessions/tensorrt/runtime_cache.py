@@ -2,8 +2,8 @@
 
 TensorRT-RTX compiles an engine's kernels for the GPU when a context is made, and for shapes that it meets
 later. The variable `XL_EXPORT_RTX_CACHE` names a folder in which that work is kept for the next process.
-Without the variable nothing is kept. The files hold code for the GPU, so they are read only where nobody but
-the user and root can have written them.
+Without the variable nothing is kept. The files hold code for the GPU, so they are read only if no other user
+but root can have written them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RuntimeCache:
             return
         if self._cache is None:
             self._cache = runtime_config.create_runtime_cache()
-            # A file that TensorRT-RTX does not take is of another release: everything is compiled again.
+            # A file that TensorRT-RTX rejects is of another release: everything is compiled again.
             if self.path.exists():
                 self._cache.deserialize(read_bytes(self.path))
             weakref.finalize(self, _save, self._cache, self.path)
@@ -59,7 +59,8 @@ class RuntimeCache:
 
 
 def _save(cache: Any, path: Path) -> None:
-    """Writes the cache for its user alone. It runs when a session ends, so it says what fails and goes on."""
+    """Writes the cache, readable only by its user. It runs when a session ends, so a failure is only printed.
+    """
     content = bytes(memoryview(cache.serialize()))
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -101,7 +101,7 @@ class TrtSession(GraphSession):
         """The session over an engine folder.
 
         Every hash is verified, and that the engine is for this TensorRT and this GPU, before anything is
-        loaded. Raises ArtefactError where one of these does not hold, StreamError for `threads`, which
+        loaded. Raises ArtefactError if one of these does not hold, StreamError for `threads`, which
         engines do not have, and ConfigError for a device that is not the engine's.
         """
         if threads is not None:
@@ -166,7 +166,7 @@ class TrtSession(GraphSession):
             how = PLAIN
             bound.queue(context, io, inputs, outputs)
             bound.warm = context.serial if context.captured else bound.warm
-        self.begins()  # the device computes already
+        self.begins()  # the device is already computing
         self.cuda.synchronize()
         for name, array in outputs.items():
             array[...] = io[name].pinned.host
@@ -180,7 +180,7 @@ class TrtSession(GraphSession):
         return bound
 
     def _context_for(self, tokens: np.ndarray) -> Context:
-        """The context of the narrowest profile that takes tokens [B, T]: the last profiles are the
+        """The context of the narrowest profile that accepts tokens [B, T]: the last profiles are the
         narrowest.
         """
         batch, length = tokens.shape
@@ -247,14 +247,14 @@ class TrtSession(GraphSession):
         profile = self.facts.profiles[index]
         trt = self._trt
         token = profile.name == "token"
-        # Each context has one profile, and needs the scratch memory of that profile alone.
+        # Each context has one profile, and only needs the scratch memory of that profile.
         allocation = trt.ExecutionContextAllocationStrategy.ON_PROFILE_CHANGE
         if self.facts.flavour == "rtx":  # it compiles for this GPU now, and captures CUDA graphs by itself
             runtime_config = self._engine.create_runtime_config()
             runtime_config.set_execution_context_allocation_strategy(allocation)
             if token:
                 # Single tokens have one shape for each batch, so its kernels are compiled before the first
-                # step and not beside it. A graph is captured again when an address changes: with two sets of
+                # step and not next to it. A graph is captured again when an address changes: with two sets of
                 # buffers that would be at every token.
                 specialisation = trt.DynamicShapesKernelSpecializationStrategy.EAGER
                 runtime_config.dynamic_shapes_kernel_specialization_strategy = specialisation

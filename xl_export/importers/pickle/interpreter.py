@@ -97,7 +97,7 @@ class Interpreter:
     def run(self) -> Any:
         """Returns the object that the next pickle makes; raises PickleError for what is not data.
 
-        The counts of steps and containers go on from one pickle to the next.
+        The counts of steps and containers continue from one pickle to the next.
         """
         self.stack = []
         self.marks = []

@@ -84,7 +84,7 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
 
 
 def _start_of_no_pickle(path: Path) -> str | None:
-    """How a file begins that is no pickle; None for one that may be a pickle, whole or damaged."""
+    """How a file begins that is not a pickle; None for one that may be a pickle, whole or damaged."""
     with open_content(path) as (stream, _):
         head = stream.read(8)
         stream.seek(-1, 2)
@@ -100,7 +100,7 @@ def _start_of_no_pickle(path: Path) -> str | None:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file that is no pickle seems to be a text.
+    """Whether a file that is not a pickle seems to be a text.
 
     It has no control characters then, and no STOP opcode at its end.
     """

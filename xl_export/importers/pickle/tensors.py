@@ -53,7 +53,7 @@ class Storages:
     def storage(self, key: Any, kind: str, count: Any) -> Tensor:
         """Returns the storage `key` with `count` elements; it holds zeros until it is filled.
 
-        kind: the class that tells the type of the elements, such as `torch.FloatStorage`.
+        kind: the class that shows the type of the elements, such as `torch.FloatStorage`.
         """
         dtype = DTYPES.get(kind)
         if dtype is None:
@@ -146,7 +146,7 @@ def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Tens
 def read_npz_tensors(path: Path) -> dict[str, Tensor]:
     """Returns every array of an `.npz` file, which may be compressed, as a tensor.
 
-    Raises ArtefactError where `read_npz` does, and for arrays that do not hold numbers. `tensorflow.py`
+    Raises ArtefactError if `read_npz` does, and for arrays that do not hold numbers. `tensorflow.py`
     explains how a TensorFlow checkpoint becomes such a file.
     """
     tensors = {}

@@ -70,7 +70,7 @@ def described(value: Any) -> str:
 
 
 def check_shape(root: Any) -> None:
-    """Raises PickleError where an object holds itself, is nested too deeply or has too many parts.
+    """Raises PickleError if an object holds itself, is nested too deeply or has too many parts.
 
     Parts that are shared count each time, as in a tree. This function is not recursive, so that the caller
     may walk `root` with a recursive one.

@@ -108,7 +108,7 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, w
     """Returns the file `wanted`, or the first of `names` that the checkpoint's folder contains.
 
     The file in the folder may have .gz, .bz2 or .xz at the end of its name. what: the content of the file,
-    for the message. Raises ArtefactError where there is no such file.
+    for the message. Raises ArtefactError if there is no such file.
     """
     if wanted is not None:
         return wanted

@@ -30,7 +30,7 @@ def convert_vocabulary(
     tables. tie_projections: the same for the projection of each cluster. A tied tensor may be absent from the
     file. Where one of the two is None, tensors with equal values are taken as tied.
 
-    Raises ArtefactError where a tensor is missing, has another shape, or is tied and differs.
+    Raises ArtefactError if a tensor is missing, has another shape, or is tied and differs.
     """
     clusters = config.clusters
     D = config.d_model

@@ -19,7 +19,7 @@ from runtimes.contract.rule import MAX_LENGTH, InitialMemory, Mask, MemoryRule
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Lengths and mask in the words of the project that trained the model; None where one is not set.
+    """Lengths and mask in the words of the project that trained the model; None if one is not set.
 
     n_head, cutoffs and pre_lnorm belong to the model. They are for bare state dicts, where the tensors do not
     tell them.
@@ -104,7 +104,7 @@ class Overrides:
         self.sources = sources
 
     def chosen(self, name: str) -> Any:
-        """Returns the value that the user chose for a setting; None where it was not chosen."""
+        """Returns the value that the user chose for a setting; None if it was not chosen."""
         values = (getattr(settings, name) for _, settings in self.sources)
         return next((value for value in values if value is not None), None)
 
@@ -137,7 +137,7 @@ def memory_rule(
     """Returns the rule of a Transformer-XL model under the settings of its project.
 
     beyond_self: how many tokens the mask `same_length` shows besides the own token, minus mem_len. It is 0,
-    or -1 where mem_len counts the own token too. Raises ConfigError where no key would be visible.
+    or -1 where mem_len counts the own token too. Raises ConfigError if no key would be visible.
     """
     mem_len = chosen["mem_len"].value
     mask = chosen["mask"].value

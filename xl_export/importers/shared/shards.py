@@ -27,7 +27,7 @@ MAX_SHARDS = 1000
 
 
 def find_weights(folder: Path) -> Path | None:
-    """Returns the file of the weights in a folder, or their index; None where there is neither."""
+    """Returns the file of the weights in a folder, or their index; None if there is neither."""
     for name in WEIGHTS:  # an index may not be compressed
         path = folder / name if name.endswith(INDEX) else present(folder, name)
         if path is not None and path.is_file():
@@ -36,9 +36,9 @@ def find_weights(folder: Path) -> Path | None:
 
 
 def read_weights(path: Path) -> tuple[dict[Any, Any], list[Path]]:
-    """Returns the tensors by name, and the shards, of which there are none where `path` is no index.
+    """Returns the tensors by name, and the shards, of which there are none where `path` is not an index.
 
-    Raises UserError where a file is damaged, is missing or does not belong to the index.
+    Raises UserError if a file is damaged, is missing or does not belong to the index.
     """
     if path.name.endswith(INDEX):
         return _read_shards(path)
@@ -81,7 +81,7 @@ def _read_shards(index: Path) -> tuple[dict[Any, Any], list[Path]]:
 def _names_by_shard(index: Path) -> dict[str, set[str]]:
     """Returns the names of the tensors that an index expects in each shard.
 
-    Raises ArtefactError where the index is not one, or names a file outside of its folder.
+    Raises ArtefactError if the index is not one, or names a file outside of its folder.
     """
     content = read_json(index)
     found = content.get("weight_map") if isinstance(content, dict) else None

@@ -55,7 +55,7 @@ def unwrapped(content: Any) -> Any:
 
 
 def state_in(content: Any) -> dict[Any, Any] | None:
-    """Returns the tensors by name that a file holds, alone or under a key; None where it holds none."""
+    """Returns the tensors by name that a file holds, alone or under a key; None if it holds none."""
     if not isinstance(content, dict):
         return None
     inner = (content.get(key) for key in KEYS)
@@ -99,7 +99,7 @@ def project_of(content: Any) -> str | None:
 def architecture(t: Tensors, options: ImportOptions, *, reversed_clusters: bool) -> Architecture:
     """Returns sizes and options that follow from the tensors; `n_head`, `cutoffs` and `pre_lnorm` may not.
 
-    t: tensors under kimiyoung's names. Raises ConfigError where the user must give a size.
+    t: tensors under kimiyoung's names. Raises ConfigError if the user must give a size.
     """
     kind = _attention_type(t)
     tables = max(t.count("word_emb.emb_layers"), 1)

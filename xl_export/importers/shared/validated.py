@@ -92,7 +92,7 @@ class Tensors:
     def peek(self, name: str, *, dimensions: int) -> Tensor:
         """Returns a tensor without taking it, to read its sizes.
 
-        Raises ArtefactError where it does not fit.
+        Raises ArtefactError if it does not fit.
         """
         if name not in self._left:
             raise ArtefactError(
@@ -119,7 +119,7 @@ class Tensors:
         return next(i for i in range(len(numbers) + 1) if str(i) not in numbers)
 
     def finish(self) -> None:
-        """Raises ArtefactError where a tensor was not taken."""
+        """Raises ArtefactError if a tensor was not taken."""
         if self._left:
             name = min(self._left)
             raise ArtefactError(

@@ -56,7 +56,7 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
 
     These are a `vocab.json`, a `tokenizer.json` and a SentencePiece `.model`. A model may have some more
     tokens than a file of subwords, because some projects round their number up. The path `ids` means that
-    the model takes token ids and has no text. Raises ArtefactError where the file is damaged or the
+    the model takes token ids and has no text. Raises ArtefactError if the file is damaged or the
     vocabulary has another size.
     """
     if path == IDS:
@@ -80,7 +80,7 @@ def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
     """Returns the vocabulary in the content of a file.
 
     The content is a list of symbols, a vocabulary object, or a corpus that holds one. Raises ArtefactError
-    where it is none of these, or has another size.
+    if it is none of these, or has another size.
     """
     facts = content.state if isinstance(content, Foreign) else content
     dataset = None

@@ -48,7 +48,7 @@ def place_of(column, oldest, J):
     """Where the keys of these columns lie among the J of a row and head.
 
     oldest: the slot of column 0 in a ring of J slots, minus J where that column lies before the wrap. None
-    where the keys lie in the order of their columns.
+    if the keys lie in the order of their columns.
     """
     place = column
     if oldest is not None:

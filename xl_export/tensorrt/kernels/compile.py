@@ -161,7 +161,7 @@ def constants(
     """The compile-time arguments of the two attention kernels.
 
     mem_len: that of the operator over a ring; None without a ring, and then the kernel has no argument
-    `slot`. Raises ConfigError where the heads are too wide.
+    `slot`. Raises ConfigError if the heads are too wide.
     """
     if sizes.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
@@ -214,7 +214,7 @@ def compile_kernel(
 ) -> Kernel:
     """The Triton kernel of one tactic, compiled for a GPU of this compute capability (86 for 8.6).
 
-    fixed: its compile-time arguments. Raises ConfigError where the GPU is not among PTX_VERSIONS, or where
+    fixed: its compile-time arguments. Raises ConfigError if the GPU is not among PTX_VERSIONS, or where
     the kernel needs more shared memory than every GPU has.
     """
     import triton

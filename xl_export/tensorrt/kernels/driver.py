@@ -70,7 +70,7 @@ class Driver:
 
     @property
     def version(self) -> str | None:
-        """The version of the driver itself, such as 580.65.06; None where the machine does not tell it."""
+        """The version of the driver itself, such as 580.65.06; None if the machine does not tell it."""
         return driver_version()
 
     @property

@@ -86,7 +86,7 @@ def _run(*command: str) -> str:
 
 
 def innermost_loop(assembly: str) -> str:
-    """The longest loop of a kernel's assembly that holds no other loop; empty where there is none."""
+    """The longest loop of a kernel's assembly that holds no other loop; empty if there is none."""
     lines = assembly.splitlines()
     at = {}
     loops = []
