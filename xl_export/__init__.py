@@ -7,8 +7,8 @@ from typing import Any
 
 __all__ = ["Sizes", "export", "ring_distances", "ring_write", "trace"]
 
-# Where each name is, which is imported when it is first used: these need torch and onnx, and the command line
-# may not.
+# The module of each name, which is imported when it is first used: these need torch and onnx, and the command
+# line must not.
 _HOME = {
     "export": "xl_export.artefact.export",
     "trace": "xl_export.artefact.traced",

@@ -1,4 +1,4 @@
-"""Finds files of the user that Python imports in place of this project's packages.
+"""Finds files of the user that Python imports instead of this project's packages.
 
 The names `runtimes`, `trainer` and `benchmarks` are common. A script, and `python -m`, look for modules in
 the folder of the script or in the working folder first. This module imports none of the project's packages,
@@ -22,7 +22,7 @@ def shadowed() -> str | None:
             spec = find_spec(package)
         except ValueError:  # a module without a specification, which only a test puts there
             continue
-        if spec is None:  # not installed: the import says so
+        if spec is None:  # not installed: the import reports it
             continue
         places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
         found = Path(places[0]) if places else ours / package
@@ -36,7 +36,7 @@ def shadowed() -> str | None:
 
 
 def refuse_shadowed() -> None:
-    """Ends the process with exit code 2 and one sentence where a package of this project is shadowed."""
+    """Ends the process with exit code 2 and one sentence if a package of this project is shadowed."""
     if sentence := shadowed():
         print(f"Error: {sentence}", file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,7 @@
 """Ctrl-C while a command starts: it is still importing its packages, and nothing has been made.
 
-This module imports none of the project's packages, because any may be shadowed, and no package that takes
-time.
+This module imports none of the project's packages, because any may be shadowed, and no slow
+package.
 """
 
 from __future__ import annotations

@@ -91,9 +91,7 @@ def load_onnxruntime() -> ModuleType:
             raise
         raise broken_error("onnxruntime", error, install="run `pip install -U onnxruntime`") from error
 
-    if (
-        _in_command
-    ):  # its allocator, for one, logs to the logger of the process, not to the session's
+    if _in_command:  # its allocator, for one, logs to the logger of the process, not to the session's
         onnxruntime.set_default_logger_severity(FATAL)
     module: ModuleType = onnxruntime
     return module

@@ -1,6 +1,6 @@
-"""RUN → ARTEFACT: `export(run, out)` writes a folder that runs with NumPy and ONNX Runtime alone.
+"""RUN → ARTEFACT: `export(run, out)` writes a folder that only needs NumPy and ONNX Runtime to run.
 
-It takes these steps, in this order: choose form and precisions, load the run, write the graph in fp32,
+The steps, in this order: choose form and precisions, load the run, write the graph in fp32,
 compare it with PyTorch, lower its precision and compare again, and write the other files. The folder appears
 when all of this has succeeded.
 """
@@ -62,7 +62,7 @@ def export(
     """Writes the artefact of a run to the folder `out`, and returns that folder.
 
     - exporter: `graph` writes the graph node by node. `trace` has PyTorch trace its own step
-      (`xl_export/tracing`); every head keeps the whole memory then, whatever span it learned.
+      (`xl_export/tracing`); then every head keeps the whole memory, even if it learned a shorter span.
     - memory: the form of the memory tensors. None is ring, or shift where an engine cannot have a ring (see
       `needs_shift`).
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
@@ -76,14 +76,13 @@ def export(
       `int8` is for ring memory: each key and value of a head has a float32 scale, which is a memory tensor
       too.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
-    in
-      ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
+      in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
     The graph is compared with PyTorch before the folder appears, and PyTorch's answers become its reference.
-    Quantised weights are compared before they are quantised; then the answers of the weights as they are
-    stored, computed in fp32, are its reference. Where the rounding of activations on this machine takes the
-    artefact beyond the tolerances of its check, it is written, and FailingCheckWarning is given.
+    Quantised weights are compared before they are quantised; then the answers of the stored weights, computed
+    in fp32, are its reference. If the rounding of activations on this machine exceeds the tolerances of the
+    artefact's check, the artefact is written with a FailingCheckWarning.
 
     Raises UserError when `out` exists (unless it holds an artefact and `force` is set), when the run is
     damaged, and when the comparison fails. `out` is not changed then.
@@ -135,7 +134,7 @@ def export(
 
 
 def form_for(target: Target, memory: Form | None, *, needs_shift: str | None = None) -> Form:
-    """Returns the form of memory for a target; raises ConfigError where the two do not fit.
+    """Returns the form of memory for a target; raises ConfigError if the two do not fit.
 
     needs_shift: why an engine of this model cannot have a ring; None if it can.
     """
@@ -206,7 +205,7 @@ class WrittenRun:
 
 
 def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> OrtSession:
-    """Writes the step graph of a spec, and the one for the fused CPU operator where the spec allows it.
+    """Writes the step graph of a spec, and the one for the fused CPU operator if the spec allows it.
 
     Returns a session over the step graph.
     """

@@ -1,4 +1,4 @@
-"""What a graph says of itself: the facts of its spec, for somebody who has only the `.onnx` file."""
+"""The facts of its spec in a graph, for readers who have only the `.onnx` file."""
 
 from __future__ import annotations
 

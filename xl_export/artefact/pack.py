@@ -33,8 +33,8 @@ LARGEST = (1 << 31) - (1 << 24)
 
 
 def refuse_other_storage(storage: Storage, target: Target, parameters: int, precision: Precision) -> None:
-    """Raises ConfigError for a storage that there is not, that the target does not take, or that surely does
-    not hold so many parameters.
+    """Raises ConfigError for an unknown storage, or one that the target does not support or that surely
+    cannot hold so many parameters.
     """
     if storage not in get_args(Storage):
         raise ConfigError(f"storage is {storage!r:.20}; expected one of {', '.join(get_args(Storage))}.")
@@ -62,8 +62,8 @@ def _refuse_size(num_bytes: int, storage: Storage) -> None:
 def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
     """Replaces `step.onnx` and `weights.bin` in a folder by the file of the spec's storage.
 
-    Returns the spec, in whose measurements the bytes are those of the new file. Raises ConfigError if the
-    weights are too large for it, and ArtefactError if it gives other answers than what was packed.
+    Returns the spec with the bytes of the new file in its measurements. Raises ConfigError if the weights are
+    too large for it, and ArtefactError if its answers differ from what was packed.
     """
     _refuse_size(sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)), spec.storage)
     whole = OrtSession(dataclasses.replace(spec, storage="external"), vocab, folder / GRAPH)
@@ -99,7 +99,7 @@ def _as_ort(folder: Path) -> None:
                 convert_onnx_models_to_ort(
                     folder / GRAPH, output_dir=made, optimization_styles=[OptimizationStyle.Fixed]
                 )
-        except Exception as error:  # ONNX Runtime raises bare classes of its own
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             raise ArtefactError(
                 f"ONNX Runtime could not write the graph in its own format ({first_line(error)}); export "
                 "without --ort, or with another onnxruntime."
@@ -113,8 +113,8 @@ def _as_ort(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """While the block runs, nothing is logged but warnings, and nothing said of files that stay open: the
-    converter leaves one.
+    """While the block runs, only warnings are logged, and none about files that stay open: the converter
+    leaves one.
     """
     before = logging.root.manager.disable
     logging.disable(logging.INFO)

@@ -92,7 +92,7 @@ def _log_probs(logits: np.ndarray) -> np.ndarray:
 def _seconds_per_token(streams: list) -> list[float]:
     """Returns the median times of single tokens with full memory.
 
-    The two sides take turns, so that both meet the same disturbances.
+    The two sides take turns, so that disturbances affect both.
     """
     taken = np.zeros((len(streams), TIMED))
     token = np.zeros((1, 1), np.int64)

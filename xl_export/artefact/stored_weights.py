@@ -1,7 +1,7 @@
-"""The fp32 graph over the weights that a lowered graph stores: what such an artefact is to compute.
+"""The fp32 graph over the weights that a lowered graph stores: what such an artefact should compute.
 
-Engines that multiply in few bits round activations too, each in its own way. This graph rounds the weights
-alone, so its answers are the same on every machine but for the order of additions. They are the reference
+Engines that multiply in few bits round activations too, each in its own way. This graph only rounds the
+weights, so its answers are the same on every machine but for the order of additions. They are the reference
 that all engines of an artefact are compared with.
 """
 
@@ -26,7 +26,7 @@ from xl_export.graph.quantise import (
 )
 
 HALF = 2.0**-10  # what float16 may change a value or its scale by, as a share of it
-LEAST = 2.0**-16  # and where a scale is so small that float16 has few bits for it
+LEAST = 2.0**-16  # and for a scale so small that float16 has few bits for it
 
 
 def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
@@ -47,7 +47,7 @@ def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
         if matrix is None or (found := stored.matrix(matrix)) is None:
             continue
         array = found.refuse_unlike(matrix.array, matrix.name)
-        # A MatMul takes [K, N], whatever it was turned from; a Gemm and a look-up take their own layout.
+        # A MatMul needs [K, N], whatever its source; a Gemm and a look-up have their own layouts.
         turned = matrix.turned and node.op_type != "MatMul"
         name = f"{matrix.name}.{'rows' if turned else 'matrix'}.rounded"
         if name not in graph.initializers:
@@ -71,7 +71,7 @@ class _Rounded:
     ends: np.ndarray | None = None
 
     def refuse_unlike(self, exact: np.ndarray, name: str) -> np.ndarray:
-        """The array; raises ArtefactError where one of its values is not its exact value, rounded."""
+        """The array; raises ArtefactError if one of its values is not its exact value, rounded."""
         most = float(np.finfo(np.float16).max)
         if np.isinf(exact).any():  # masks, which are stored in float16
             exact = np.where(np.isinf(self.array) & (self.array == exact), self.array, exact)
@@ -92,7 +92,7 @@ class _Rounded:
 
 
 class _Stored:
-    """The constants of a lowered graph, and what they stand for in float32."""
+    """The constants of a lowered graph, and their values in float32."""
 
     def __init__(self, model: ir.Model) -> None:
         self.constants = model.graph.initializers
@@ -114,7 +114,7 @@ class _Stored:
         factors = np.repeat(np.atleast_2d(scales).astype(np.float32), block, axis=0)
         wide = values.astype(np.float32)
         chosen = next(format_ for format_ in FORMATS.values() if format_.dtype.numpy() == values.dtype)
-        # A float has 3 bits behind its first, and is never finer than 2^-9.
+        # A float has 3 bits after its first, and is never finer than 2^-9.
         fine = 1.0 if chosen.dtype.is_integer() else np.maximum(np.abs(wide) / 8, 2.0**-9)
         return _Rounded(wide * factors, fine * factors, np.abs(wide) == chosen.largest)
 

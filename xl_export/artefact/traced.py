@@ -65,13 +65,13 @@ def trace(
     - vocab: of its token ids.
     - rule: its memory length, its longest segment and its mask. The memory length says how many tokens the
       module remembers, and so how long the comparison with PyTorch continues.
-    - memory: the form of its memory tensors. None takes the one that their shapes say. `own` takes them as
-      they are, whatever form they look like.
+    - memory: the form of its memory tensors. None finds it from their shapes. `own` uses them as they
+      are, whatever form they look like.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None measures nothing.
 
     First the module is compared with itself (`xl_export/tracing/verify.py`). Then its graph is compared with
-    it, as in `xl_export.export`. Raises UserError if either fails, and where the step cannot be traced;
+    it, as in `xl_export.export`. Raises UserError if either fails, and if the step cannot be traced;
     `out` is not changed then.
     """
     out = Path(out)
@@ -108,8 +108,8 @@ def refuse_other_rules(rule: MemoryRule) -> None:
 
 
 def refuse_precisions(target: Target, precision: Precision, memory_precision: MemoryPrecision) -> None:
-    """Raises ConfigError for memory in int8, whose scales a traced step knows nothing of, and for quantised
-    weights in a graph for engines, where the matrices of the layers are known by names that a trace lacks.
+    """Raises ConfigError for memory in int8, whose scales a traced step does not have, and for quantised
+    weights in a graph for engines, because a trace lacks the names of the layers' matrices.
     """
     if target == "tensorrt" and precision in QUANTISED:
         raise ConfigError(
@@ -141,7 +141,7 @@ class TracedModule:
         self.form, self.shapes = form_of(module, self.facts, rule, memory)
 
     def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
-        """The contract of its artefact; raises ConfigError where its memory does not fit the target."""
+        """The contract of its artefact; raises ConfigError if its memory does not fit the target."""
         if target == "tensorrt" and self.form == "ring":
             raise ConfigError(
                 "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
@@ -176,7 +176,9 @@ class TracedRun:
         self._graphs = _Graphs()
 
     def traced(self, spec: Spec) -> Spec:
-        """The spec of the traced artefact: every head has the whole memory, whatever span it learned."""
+        """The spec of the traced artefact: every head has the whole memory, even if it learned a shorter
+        span.
+        """
         spec = dataclasses.replace(
             spec, model=traced_facts(self.run.model), opset=OPSETS[spec.form], exporter="trace"
         )

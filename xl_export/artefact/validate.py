@@ -19,7 +19,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.segment_end import sees_segment_end
 
 WRAPS = 3  # how many times the chained streams pass the whole ring
-ENOUGH = 4096  # tokens; where WRAPS needs more, the streams pass the ring once and a few segments more
+ENOUGH = 4096  # tokens; if WRAPS needs more, the streams pass the ring once and a few segments more
 ROWS = 3  # the largest batch of the validation
 # Nats; a mean difference of quantised answers beyond this, and beyond half of what log-probabilities vary by,
 # is not a rounding: the graph computes something else.
@@ -87,11 +87,11 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
 def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Reference) -> Reference:
     """Returns the answers of a model's quantised weights in fp32, with which every engine is compared.
 
-    stored: a graph in fp32 over the weights that `lowered` stores. reference: PyTorch's answers. What
-    quantised weights lose has no tolerance. Answers of either graph that are not finite, or another model's,
-    are refused with ArtefactError. So are answers of int8-stored beyond the tolerances of `check`, because it
-    rounds no activations. Other precisions round them as this machine does: where that is beyond the
-    tolerances, FailingCheckWarning is given, and another machine may still pass.
+    stored: a graph in fp32 over the weights that `lowered` stores. reference: PyTorch's answers. The loss of
+    quantised weights has no tolerance. Answers of either graph that are not finite, or another model's, are
+    refused with ArtefactError. So are answers of int8-stored beyond the tolerances of `check`, because it
+    rounds no activations. Other precisions round them as this machine does: beyond the tolerances there is a
+    FailingCheckWarning, and another machine may still pass.
     """
     name = lowered.spec.precision
     both = list[Reference]()
@@ -160,8 +160,8 @@ def check_again(lowered: OrtSession, reference: Reference) -> None:
 
 
 def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Reference) -> None:
-    """Raises ArtefactError if a graph in another file does not give the answers that it gives as it was
-    written, within the tolerances of `check`.
+    """Raises ArtefactError if a graph in another file does not reproduce its answers within the tolerances of
+    `check`.
     """
     answers = []
     for session in (packed, whole):
@@ -184,7 +184,7 @@ def chained_segments(rule: MemoryRule) -> np.ndarray:
 
     `WRAPS` and `ENOUGH` say how far. After the first round, a ring that is longer is filled with whole
     segments until its end is near. No segment ends where the ring ends, so that some are written across its
-    end; this is not possible where T is 1 or there is no memory.
+    end; this is not possible if T is 1 or there is no memory.
     """
     T = rule.segment
     S = rule.slots

@@ -1,4 +1,4 @@
-"""Writes the folder of an artefact, for whatever gives its graphs: written node by node, or traced.
+"""Writes the folder of an artefact, from graphs that are written node by node, or traced.
 
 The graphs are compared with PyTorch in fp32 first, and again in a lower precision. The folder appears when
 all of this has succeeded.
@@ -97,7 +97,7 @@ def precisions_for(
 ) -> tuple[Precision, MemoryPrecision]:
     """Returns the precisions of weights and memory.
 
-    Raises ConfigError if the target does not take them.
+    Raises ConfigError if the target does not support them.
     """
     for name, value, choices in (
         ("precision", precision, get_args(Precision)),
@@ -124,11 +124,11 @@ def precisions_for(
             f"--memory-precision is {memory_precision}, and --target tensorrt writes memory in fp16, or in "
             "fp32 with --precision fp32: leave it out."
         )
-    return precision or "fp16", "fp32"  # the target itself makes the memory fp16, so no spec says it again
+    return precision or "fp16", "fp32"  # the target implies an fp16 memory, so no spec repeats it
 
 
 def refuse_needless_text(text: Path | None, spec: Spec) -> None:
-    """Raises ConfigError for a text to measure on where no precision is reduced."""
+    """Raises ConfigError for a text to measure on if no precision is reduced."""
     if text is not None and not spec.lossy:
         raise ConfigError(
             "--text is the text on which a reduced precision is measured, and none was given; give "
@@ -199,7 +199,7 @@ def write_lowered(
     """Writes graphs in a lower precision; returns their reference, and what the precision costs.
 
     The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
-    the lower precision is measured against it. Nothing is measured where there are no tokens.
+    the lower precision is measured against it. Nothing is measured without tokens.
     """
     target = "onnxruntime" if spec.target == "tensorrt" else spec.target
     exact_spec = dataclasses.replace(
@@ -246,7 +246,7 @@ def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSe
 
 
 def compare(model: Exportable, exported: OrtSession) -> Reference:
-    """Returns PyTorch's answers over chained segments; raises ArtefactError where the graph's differ."""
+    """Returns PyTorch's answers over chained segments; raises ArtefactError if the graph's differ."""
     return validate(exported, model.reference(exported.spec.rule), tolerance=exported.spec.tolerance)
 
 

@@ -4,7 +4,7 @@
     REPOSITORY/NAME/1/model.onnx     the step graph with `server_graph`'s changes, and its weights
     REPOSITORY/NAME/spec.json        the artefact's contract and vocabulary, for clients
 
-For an engine, `1/model.plan` is built of the same graph. For the server's Python backend there are
+For an engine, `1/model.plan` is built from the same graph. For the server's Python backend there are
 `1/model.py`, which is `server_model`, and the whole artefact in `NAME/artefact`.
 """
 
@@ -42,7 +42,7 @@ MEMORY_BYTES = 1 << 30  # of all streams that a session keeps, if that many fit
 def model_folder(artefact: Path, repository: Path, *, force: bool = False) -> Path:
     """The folder of a repository for an artefact or engine of this name.
 
-    Raises UserError if it exists, unless `force` is set, and for a name that the server does not take.
+    Raises UserError if it exists, unless `force` is set, and for a name that the server does not accept.
     """
     name = artefact.resolve().name
     if not NAME.fullmatch(name):
@@ -76,7 +76,7 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
     """Writes the model of an artefact for the server's Python backend, which runs a session of this project.
 
     Returns the model's folder. The memory of each stream stays where it is between requests, so the artefact
-    must have a ring. Raises UserError as `write_model`, and for memory of another form.
+    must have a ring. Raises UserError like `write_model`, and for memory of another form.
     """
     out = model_folder(artefact, repository, force=force)
     spec = load_spec(artefact)
@@ -101,9 +101,9 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
 def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, name: Path, force: bool) -> Path:
     """Builds an artefact for the server's TensorRT backend; returns the model's folder.
 
-    options: those of the build, whose flavour must be `tensorrt`, since the server has no backend for
-    TensorRT-RTX. name: the engine's folder, after which the model is called. Raises UserError as
-    `write_model`, and where TensorRT refuses the graph.
+    options: of the build. The flavour must be `tensorrt`, since the server has no backend for TensorRT-RTX.
+    name: the engine's folder, after which the model is named. Raises UserError like `write_model`, and if
+    TensorRT refuses the graph.
     """
     from xl_export.tensorrt.build import refuse_artefact, serialize, start_tensorrt
     from xl_export.tensorrt.network import parse

@@ -127,10 +127,10 @@ def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, fol
 
 
 def roomy_position(least: int, rings: Collection[int], following: int) -> tuple[int, int]:
-    """A position from `least` on, and how many tokens fit there before a ring ends, at most `following`.
+    """A position, at least `least`, and how many tokens fit there before a ring ends, at most `following`.
 
-    It is the first with room for all of them. Where no position within a turn of the largest ring has it, as
-    with rings of many sizes, it is the one with the most.
+    It is the first with room for all of them, or else the one with the most room within a turn of the largest
+    ring.
     """
 
     def room(position: int) -> int:

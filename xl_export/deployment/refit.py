@@ -42,11 +42,11 @@ FREE = {
 
 
 def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> EngineFacts:
-    """The facts of the engine that it writes to `out`: the plan of `engine` with other weights.
+    """Writes the plan of `engine` with other weights to `out`, and returns the facts of that engine.
 
     All hashes of both are verified first. Raises UserError if `out` exists (unless it holds an engine and
-    `force` is given), where the engine was not built with --refit or does not run here, where the artefact
-    has another step, and where TensorRT refuses the weights. `out` is then left as it was.
+    `force` is set), if the engine was not built with --refit or does not run here, if the artefact has
+    another step, and if TensorRT refuses the weights. `out` is then left as it was.
     """
     refuse_existing(out, force=force, marker=BUILD, sources=[engine, artefact])
     facts, before = load_engine(engine)
@@ -86,7 +86,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
 
 
 def refuse_other_steps(before: Spec, after: Spec, engine: Path, artefact: Path) -> None:
-    """Raises ConfigError unless two artefacts differ in their weights alone, and names what differs."""
+    """Raises ConfigError unless two artefacts differ only in their weights, and names what differs."""
     mine = before.to_json()
     theirs = after.to_json()
     for name in sorted((mine.keys() | theirs.keys()) - FREE):

@@ -27,7 +27,7 @@ IDLE_SECONDS = 600  # a stream that gets no request for so long is dropped
 
 @dataclass(frozen=True)
 class Word:
-    """A name of an enumeration, which stands in the text without quotation marks."""
+    """A name of an enumeration, which is written without quotation marks."""
 
     name: str
 
@@ -37,8 +37,8 @@ def server_config(
 ) -> str:
     """Returns the text of `config.pbtxt` for a graph that `sequence_graph` made.
 
-    most_rows: of a batch that the server puts together. profiles: the number of an engine's optimisation
-    profiles, of which the server takes the one that fits a request.
+    most_rows: of a batch that the server makes. profiles: the number of an engine's optimisation profiles;
+    the server uses the one that fits a request.
     """
     instance: dict[str, Any] = {"count": 1, "kind": Word("KIND_GPU" if profiles else "KIND_CPU")}
     if profiles:
@@ -65,7 +65,7 @@ def server_config(
 def session_config(spec: Spec, *, name: str, sequences: int, most_rows: int) -> str:
     """Returns the text of `config.pbtxt` for `server_model`, which keeps the memory of `sequences` streams.
 
-    most_rows: of the requests that the server hands over at once. Their lengths may differ.
+    most_rows: of the requests that the server passes at once. Their lengths may differ.
     """
     inputs = (("input_ids", False), ("targets", True), ("position", True))
     outputs = (

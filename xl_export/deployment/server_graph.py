@@ -2,13 +2,13 @@
 
 The server feeds each state output back as a state input. The position of a stream is such a state here, so
 that a client sends tokens and nothing else. At the START of a sequence the graph itself sets the position to
-0. That is all a new text needs: what lies before position 0 is masked, or replaced by the initial memory. So
-whatever the server left in the memory of an earlier stream is never seen.
+0. That is all a new text needs: what comes before position 0 is masked, or replaced by the initial memory. So
+what the server left in the memory of an earlier stream is never seen.
 
 The server pairs state inputs with state outputs by their places in alphabetical order, not by the pairs of
-its configuration (triton-inference-server/server#8586). Here both names of a pair end in the same key behind
-a constant beginning, and numbers in keys have equal width. So both orders are the same, also where one name
-begins another, as the keys of memory in int8 begin their scales.
+its configuration (triton-inference-server/server#8586). Here both names of a pair are a constant prefix and
+the same key, and numbers in keys have equal width. So both orders are the same, even if one name is a prefix
+of another, as with the keys of memory in int8 and their scales.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _typed(value: ir.Value, fact: TensorSpec) -> None:
 
 
 def _take_over(graph: ir.Graph, op: Ops) -> None:
-    """Puts what was recorded in front of a graph, under names that the graph does not have."""
+    """Puts what was recorded before a graph, under names that the graph does not have."""
     for number, node in enumerate(reversed(op.nodes)):
         for value in node.outputs:
             value.name = value.name or f"server.{number}"

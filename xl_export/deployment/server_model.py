@@ -1,13 +1,14 @@
-"""The model of Triton Inference Server's Python backend: a session, and one memory with a row a sequence.
+"""The model of Triton Inference Server's Python backend: a session, and one memory with a row for each
+sequence.
 
 `xl-export export --triton REPOSITORY --triton-backend python` copies this file into a model repository as
 `NAME/1/model.py`, next to the artefact in `NAME/artefact`. It imports `runtimes` and nothing above it, so the
-server's Python needs NumPy, ONNX Runtime and click alone.
+server's Python only needs NumPy, ONNX Runtime and click.
 
-The server says which sequence a request belongs to, and whether it begins or ends there. It says nothing when
-a sequence is dropped because it rested too long, or because its client cancelled a request. So no row is ever
-taken over as it is: a sequence that begins sets its row to position 0, which hides all that was there, and a
-request of a sequence that has no row is an error.
+The server reports which sequence a request belongs to, and whether the sequence begins or ends with it. It
+reports nothing when it drops a sequence that was idle too long or whose client cancelled a request. So no row
+is ever reused as it is: a sequence that begins sets its row to position 0, which hides its old content, and a
+request of a sequence without a row is an error.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Sequences:
         self._rows: dict[int | str, int] = {}  # of each sequence; the one that rested longest is first
 
     def answer(self, requests: Sequence[Request]) -> list[Answer | UserError]:
-        """The answer to each request, or the error that is sent in its place.
+        """The answer to each request, or the error that is sent instead.
 
-        Requests of equal length that ask for the same share steps. Each gets bit for bit what it gets alone.
+        Requests of equal length and with equal outputs share steps. Each gets bit for bit what it gets alone.
         """
         answers: dict[int, Answer | UserError] = {}
         for turn in _turns(requests):
@@ -86,9 +87,9 @@ class Sequences:
         return [answers[index] for index in range(len(requests))]
 
     def _admit(self, request: Request, busy: Iterable[int | str]) -> None:
-        """Finds or makes the row of a request; raises UserError where the request cannot be computed.
+        """Finds or makes the row of a request; raises UserError if the request cannot be computed.
 
-        A request that starts a sequence, or whose client is gone, ends what the sequence was before.
+        A request that starts a sequence, or was cancelled, ends the earlier sequence of that id.
         """
         if request.start or request.cancelled:
             self._leave(request.sequence)
@@ -118,7 +119,7 @@ class Sequences:
         self._rows[request.sequence] = row  # at the end: it has rested least
 
     def _free_row(self, busy: Iterable[int | str]) -> int:
-        """The lowest free row, so that rows in use lie together; or that of who rested longest."""
+        """The lowest free row, so that rows in use are adjacent; or else the row that was idle longest."""
         if not self._free:
             resting = next((name for name in self._rows if name not in busy), None)
             if resting is None:
@@ -133,7 +134,7 @@ class Sequences:
             self._free.append(self._rows.pop(sequence))
 
     def _adjacent(self, group: Iterable[int], requests: Sequence[Request]) -> Iterator[list[int]]:
-        """The requests whose rows lie together, in the order of their rows: a part of the memory each."""
+        """The requests with adjacent rows, in the order of their rows: each group is a part of the memory."""
         part: list[int] = []
         for index in sorted(group, key=lambda index: self._rows[requests[index].sequence]):
             row = self._rows[requests[index].sequence]
@@ -154,7 +155,7 @@ class Sequences:
         try:
             logits, log_probs = self._computed(tokens, targets, memory, logits=chosen[0].logits)
         except UserError as error:
-            for request in chosen:  # nobody knows what its row holds now
+            for request in chosen:  # the content of its row is unknown now
                 self._leave(request.sequence)
             return dict.fromkeys(part, error)
         return {
@@ -169,7 +170,7 @@ class Sequences:
     def _computed(
         self, tokens: np.ndarray, targets: np.ndarray | None, memory: runtimes.Memory, *, logits: bool
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Logits [B, V] of the last token and log-probabilities [B, T], each where it is wanted."""
+        """Logits [B, V] of the last token and log-probabilities [B, T], each if it is wanted."""
         if targets is None:
             last, _ = self.session.predict(tokens, memory)
             return (last if logits else None), None
@@ -182,9 +183,9 @@ class Sequences:
 def rows_of(config: Mapping[str, Any]) -> int:
     """How many rows the memory has: one for each sequence that the server keeps, and spare ones.
 
-    The server drops a cancelled sequence without a word and lets another one begin, while the row of the
-    former is still taken here. Without spare rows the new one would get the row of whoever rested longest,
-    which the server may still keep.
+    The server silently drops a cancelled sequence and lets another one begin, while the row of the former is
+    still in use here. Without spare rows the new one would get the row that was idle longest, which the
+    server may still keep.
     """
     candidates = int(config["sequence_batching"]["oldest"]["max_candidate_sequences"])
     return candidates + 2 * max(1, int(config["max_batch_size"]))
@@ -202,7 +203,7 @@ def _turns(requests: Sequence[Request]) -> Iterator[list[int]]:
 
 
 def _refuse_unfit(request: Request, session: runtimes.Session) -> None:
-    """Raises UserError for tokens or targets that the session does not take."""
+    """Raises UserError for tokens or targets that the session does not accept."""
     longest = session.rule.segment
     checked_ids(request.tokens, session.vocab.size, what="input_ids")
     if not 1 <= len(request.tokens) <= longest:
@@ -220,7 +221,7 @@ class TritonPythonModel:
     """What the server's Python backend looks for in `model.py`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the artefact; `config.pbtxt` says for how many sequences."""
+        """Opens the artefact for the number of sequences in `config.pbtxt`."""
         config = json.loads(args["model_config"])
         threads = config.get("parameters", {}).get("threads", {}).get("string_value")
         folder = Path(args["model_repository"]) / ARTEFACT

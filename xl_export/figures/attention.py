@@ -1,7 +1,7 @@
-"""Pictures of attention as PNG files: those of Dai et al. 2019, Appendix D, and learned spans (Sukhbaatar et
-al. 2019a).
+"""Pictures of attention as PNG files: the figures of Dai et al. 2019, Appendix D, and learned spans
+(Sukhbaatar et al. 2019a).
 
-Each function takes arrays, which `trainer/model/inspection.py` computes, and writes a file. Heads are rows,
+Each function writes a file from arrays that `trainer/model/inspection.py` computes. Heads are rows,
 layer after layer, and are counted from 0.
 """
 
@@ -55,7 +55,7 @@ def draw_average(path: Path, average: np.ndarray, persistent: np.ndarray | None,
 
 
 def draw_terms(path: Path, terms: dict[str, np.ndarray], *, title: str) -> None:
-    """Draws Figure 7: the mean softmax of each term alone, [L, H, R] each, in the same colours."""
+    """Draws Figure 7: the mean softmax of each term by itself, [L, H, R] each, in the same colours."""
     figure = new_figure(15, _height(*terms.values()))
     set_title(
         figure,
@@ -85,8 +85,8 @@ def draw_stretch(
     """Draws Figure 6: the weights of one head over a text, [targets, R] by distance, the marked ones in red.
 
     seen, marked: bool [targets, R], which keys are visible and which are marked. symbols: the texts of the R
-    - 1 + targets tokens that end with the last target. first: the position of the first target. Where the
-    memory is too long to label, the nearest tokens are shown, and the title says so.
+    - 1 + targets tokens that end with the last target. first: the position of the first target. If the memory
+    is too long to label, the nearest tokens are shown, and the title says so.
     """
     targets, R = weights.shape
     total = R - 1 + targets
@@ -114,7 +114,7 @@ def draw_stretch(
         image = _strip(axes, every, strip, colours, grey)
         _strip(axes, highlights, strip, colours, red)
         _write_symbols(axes, strip, symbols, targets, upright=not long)
-        begin = first - (R - 1) + strip.start  # it is negative where zeros precede the text
+        begin = first - (R - 1) + strip.start  # it is negative if zeros precede the text
         axes.set_title(
             f"context tokens {begin:,} to {begin + len(strip) - 1:,} of the text",
             fontsize=8,
@@ -152,7 +152,7 @@ def draw_spans(
     maximum: int,
     title: str,
 ) -> None:
-    """Draws the span of every head in tokens, and the largest distance to which its soft edge gives weight;
+    """Draws the span of every head in tokens, and the largest distance at which its soft edge has weight;
     log scale.
     """
     from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator

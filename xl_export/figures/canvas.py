@@ -18,8 +18,8 @@ GRID = "#e5e7eb"
 
 
 def check_picture(path: Path, option: str) -> None:
-    """Raises UserError, before anything is computed, where matplotlib is missing or `path` cannot become a
-    PNG file.
+    """Raises UserError, before anything is computed, if matplotlib is missing or `path` cannot become a PNG
+    file.
     """
     new_figure(1, 1)
     refuse_unwritable(path, option=option, suffixes=(".png",))
@@ -54,8 +54,7 @@ def plain_axes(axes: Any, *, lines: str = "both", legend: bool = True, markers: 
 def save_figure(figure: Any, path: Path, *, dpi: int = 150, software: str | None = None) -> None:
     """Writes a figure to a PNG file, which is whole or absent.
 
-    dpi: pixels for each inch. software: the program that the file names as its origin; matplotlib where it is
-    None.
+    dpi: pixels for each inch. software: the program that the file names as its origin; None for matplotlib.
     """
     with atomic_file(path) as temporary:
         figure.savefig(
@@ -64,7 +63,7 @@ def save_figure(figure: Any, path: Path, *, dpi: int = 150, software: str | None
 
 
 def short_names(paths: Iterable[str]) -> list[str]:
-    """The last parts of each path, as few as tell the paths apart; equal paths stay whole."""
+    """The last parts of each path, as few as distinguish the paths; equal paths stay whole."""
     parts = [Path(path).parts for path in paths]
     names = []
     for own in parts:

@@ -11,7 +11,7 @@ from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_ti
 if TYPE_CHECKING:
     from trainer.run.record import Curve, Record
 
-# Colours that people with any kind of colour vision tell apart (Okabe and Ito 2008), without the yellow.
+# Colours that people with any kind of colour vision can distinguish (Okabe and Ito 2008), without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("-", "--", ":")  # the first seven runs have plain lines, the next seven broken ones
 SMOOTHED = 0.04  # share of the points that one point of a smoothed curve is the mean of
@@ -58,7 +58,7 @@ def plot_curves(path: Path, records: Sequence[Record], *, against: str = "tokens
 
 
 def _points(record: Record, curve: Curve, unit: str | None, against: str) -> tuple[list[float], list[float]]:
-    """Where the points of a curve lie: tokens or steps, and bits for each `unit` of the text, or token."""
+    """The coordinates of a curve: tokens or steps, and bits for each `unit` of the text, or token."""
     each = 1.0
     if unit and record.bits_per_unit and record.best_bits:
         each = record.bits_per_unit / record.best_bits
@@ -75,7 +75,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _zoom(axes: Any) -> None:
-    """Leaves the first steep part of the curves out at the top, where it would flatten all the rest."""
+    """Cuts the first steep part of the curves off at the top, if it would flatten all the rest."""
     curves = [line.get_ydata() for line in axes.get_lines()]
     values = [bits for curve in curves for bits in curve[len(curve) // 20 :]]
     if values:

@@ -9,7 +9,7 @@ from typing import Any
 from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title, short_names
 
 THRESHOLD_COLOUR = "#6b7280"
-# Curves that lie on each other, as those of a run and its artefact do, remain visible both.
+# Curves on top of each other, as of a run and its artefact, both remain visible.
 STYLES: tuple[dict[str, Any], ...] = (
     {"marker": "o", "linestyle": "-", "markersize": 7},
     {"marker": "s", "linestyle": "--", "markersize": 4},

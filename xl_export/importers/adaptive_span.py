@@ -14,8 +14,8 @@ The sizes of the model follow from the shapes of its tensors. The ramp of the sp
 in the file.
 
 That code divides the masked weights of a head by their sum plus 1e-8. Its softmax ends, in steps of 64
-tokens, beyond the longest span of the layer. Where the softmax of a head lies outside its span, that sum is
-as small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
+tokens, beyond the longest span of the layer. If the softmax of a head is outside its span, that sum is as
+small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def recognises(opened: Source) -> bool:
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened checkpoint.
 
-    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
     where = opened.path
     found = state_in(opened.content) or {}
@@ -84,7 +84,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
 
 class Sizes:
-    """Sizes of a model, read from the shapes of its tensors; raises ArtefactError where shapes disagree."""
+    """Sizes of a model, read from the shapes of its tensors; raises ArtefactError if shapes disagree."""
 
     def __init__(self, t: Tensors) -> None:
         _, self.head_dim, self.span = t.peek("key_pe", dimensions=3).shape
@@ -196,7 +196,7 @@ def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
 
 
 def defaults(sizes: Sizes) -> dict[str, Setting]:
-    """Returns the block size and ramp of the project's scripts; scores depend on the ramp alone."""
+    """Returns the block size and ramp of the project's scripts; scores depend only on the ramp."""
     segment = (
         Setting(256, "in the project's scripts for wiki103")
         if sizes.cutoffs

@@ -1,13 +1,13 @@
 """The importer for the truncated-BPTT Transformer-XL of fairseq (`examples/truncated_bptt`).
 
 The files `checkpoint_*.pt` are dictionaries with the model's tensors, and with the configuration under `cfg`
-or, as a Namespace, under `args`. The model is Hugging Face's TransfoXLLMHeadModel, so it computes as the
-docstring of `huggingface.py` says. The rest was read from the code of fairseq at commit 3d262bb: u and v are
+or, as a Namespace, under `args`. The model is Hugging Face's TransfoXLLMHeadModel, so it computes as
+described in `huggingface.py`. The rest was read from the code of fairseq at commit 3d262bb: u and v are
 per layer (`untie_r`), d_embed is d_model, all projections but the first are tied, and cutoffs beyond the
 vocabulary are dropped.
 
 The vocabulary is fairseq's `dict.txt`, a word and its count on each line. The four symbols `<s>`, `<pad>`,
-`</s>` and `<unk>` come before them. A line of a text ends with `</s>`, and nothing stands before it.
+`</s>` and `<unk>` come before them. A line of a text ends with `</s>`, and nothing comes before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROJECT = "fairseq truncated-BPTT Transformer-XL"
 VOCABULARIES = ("dict.txt",)
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 OVERWRITE = "#fairseq:overwrite"
-DEFAULTS: dict[str, Any] = {  # those of TransformerXLConfig, for the options that a checkpoint lacks
+DEFAULTS: dict[str, Any] = {  # of TransformerXLConfig, for the options that a checkpoint lacks
     "n_layer": 12,
     "n_head": 10,
     "d_model": 500,
@@ -44,7 +44,7 @@ DEFAULTS: dict[str, Any] = {  # those of TransformerXLConfig, for the options th
     "dropout": 0.0,
     "dropatt": 0.0,
 }
-TOKENS_PER_SAMPLE = 1024  # that of TruncatedBPTTLMConfig
+TOKENS_PER_SAMPLE = 1024  # of TruncatedBPTTLMConfig
 IN_FILE = "the file"
 BY_DEFAULT = "default of the project"
 
@@ -62,7 +62,7 @@ def recognises(opened: Source) -> bool:
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened checkpoint.
 
-    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
     where = opened.path
     state = state_in(opened.content) or {}

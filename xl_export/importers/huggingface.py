@@ -50,7 +50,7 @@ from xl_export.importers.shared.vocabularies import read_vocabulary
 PROJECT = "Hugging Face TransfoXL"
 CONFIG = "config.json"
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-DEFAULTS: dict[str, Any] = {  # those of TransfoXLConfig; an older config.json may lack some keys
+DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig; an older config.json may lack some keys
     "vocab_size": 267735,
     "cutoffs": [20000, 40000, 200000],
     "d_model": 1024,
@@ -82,7 +82,7 @@ def recognises(opened: Source) -> bool:
 
 
 def is_config(content: Any) -> bool:
-    """Whether `config.json` is that of a TransfoXL model; its first releases wrote no model_type."""
+    """Whether `config.json` belongs to a TransfoXL model; its first releases wrote no model_type."""
     return isinstance(content, dict) and (
         content.get("model_type") == "transfo-xl"
         or ("model_type" not in content and set(content) >= {"cutoffs", "div_val", "d_head", "mem_len"})
@@ -92,7 +92,7 @@ def is_config(content: Any) -> bool:
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened folder.
 
-    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
     if not opened.path.is_dir():
         return _read_state(opened, options)

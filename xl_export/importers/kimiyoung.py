@@ -69,7 +69,7 @@ def recognises(opened: Source) -> bool:
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened checkpoint.
 
-    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
     if not isinstance(opened.content, Foreign):
         return _read_state(opened, options)
@@ -307,7 +307,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
 def defaults(dataset: str | None, facts: Architecture, model: dict[str, Any]) -> dict[str, Setting]:
     """Returns the evaluation that the project published for this data set and size.
 
-    Where it published none, the lengths are those of the module's last run. model: the settings of the model.
+    If it published none, the lengths are from the module's last run. model: the settings of the model.
     """
     if facts.attention_type in (2, 3):
         return only_settings(facts) | {"segment": Setting(model["tgt_len"] + model["ext_len"], "the file")}
@@ -353,7 +353,7 @@ def under_rule(
     """Returns the facts that depend on the settings, and the memory rule of the settings.
 
     trained: the positions that a model of attn_type 2 was trained with, or 0 if they are not known. Raises
-    ConfigError where the rule cannot be expressed here.
+    ConfigError if the rule cannot be expressed here.
     """
     kind = facts.attention_type
     clamp_len = settings.get("clamp_len", Setting(0, "")).value

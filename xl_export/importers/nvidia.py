@@ -2,9 +2,9 @@
 
 The files `checkpoint_best.pt` and `checkpoint_last.pt` are dictionaries. They hold arguments, the model's
 configuration, weights and vocabulary, and the state of the training. How these models compute was measured
-with the project's code at commit 729963d. They compute as those of kimiyoung, with one difference: with
+with the project's code at commit 729963d. They compute like kimiyoung's, with one difference: with
 `same_length`, a query attends to mem_len keys and to its own token. (In the project's TorchScript model the
-own token is one of the mem_len keys: give a mem_len that is smaller by one there.)
+own token is one of the mem_len keys: set a mem_len that is smaller by one there.)
 
 Of the arguments only `model_config` is read, as in the project's `eval.py`; `args` repeats it, and holds the
 options of the training.
@@ -65,7 +65,7 @@ def _is_whole(content: Any) -> bool:
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened checkpoint.
 
-    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
     if not _is_whole(opened.content):
         return _read_state(opened, options)
@@ -166,7 +166,7 @@ def model_config(clusters: int) -> Table:
 
 
 def config_facts(config: Any, where: Path) -> Architecture:
-    """Returns the sizes and options in `model_config`; raises ArtefactError where one is wrong."""
+    """Returns the sizes and options in `model_config`; raises ArtefactError if one is wrong."""
     cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
     clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
     c = checked(config, model_config(clusters), where=str(where), inside="model_config.")

@@ -23,9 +23,9 @@ def recognises(opened: Source) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns a run under its evaluation rule; the user's settings replace those of the rule.
+    """Returns a run under its evaluation rule; the user's settings replace the rule's.
 
-    Raises ArtefactError or ConfigError where the run is damaged or the settings do not fit.
+    Raises ArtefactError or ConfigError if the run is damaged or the settings do not fit.
     """
     if options.vocab is not None:
         raise ArtefactError(f"{opened.path} is a run and has its own {VOCAB}; leave out --vocab.")

@@ -1,7 +1,7 @@
 """The importer for TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`).
 
-Where TensorFlow is installed, the checkpoint is read directly (`tensorflow_checkpoint.py`). An `.npz` file of
-the variables by name is read everywhere. These lines write it where TensorFlow is installed:
+If TensorFlow is installed, the checkpoint is read directly (`tensorflow_checkpoint.py`). An `.npz` file of
+the variables by name can be read everywhere. These lines write it with TensorFlow:
 
     import numpy, tensorflow
     variables = tensorflow.train.load_checkpoint("model.ckpt-0")
@@ -14,11 +14,11 @@ How these models compute was read from the project's code at commit 44781ed:
 - With `same_length`, a query attends to mem_len keys and to its own token.
 - The head's columns are in the order of the clusters.
 - With `untie_r`, every layer has its own u and v.
-- Input and output always share their tables. They share a projection where the output has none of its own.
+- Input and output always share their tables. They share a projection if the output has none of its own.
 - LayerNorm has an epsilon of 1e-12.
 
 Sizes, cutoffs and options follow from the names and shapes of the variables, and every variable is read or
-refused, except those of the optimiser. Such a checkpoint has no other settings.
+refused, except the optimiser's. Such a checkpoint has no other settings.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def recognises(opened: Source) -> bool:
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened file of variables.
 
-    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
     where = opened.path
     plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
@@ -132,7 +132,7 @@ def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
 def sizes(t: Tensors, *, plain: bool) -> Architecture:
     """Returns the sizes and options that follow from names and shapes.
 
-    plain: whether div_val is 1. Then one table serves all clusters, and the biases of the output tell their
+    plain: whether div_val is 1. Then one table serves all clusters, and the biases of the output have their
     sizes.
     """
     untied = "r_w_bias" not in t
@@ -165,7 +165,7 @@ def sizes(t: Tensors, *, plain: bool) -> Architecture:
 def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
     """Returns the evaluation that the project's scripts use for the data set.
 
-    Where the data set is not known, the kind of the vocabulary and the size of the model decide.
+    If the data set is unknown, the kind of the vocabulary and the size of the model decide.
     """
     large = facts.d_model >= 1024
     if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
@@ -196,7 +196,7 @@ def spelled(name: str, *, plain: bool) -> str:
 
 
 def _translated(name: str, table: dict[str, str]) -> str | None:
-    """Returns the name that a table of patterns gives, with the number kept; None if no pattern fits."""
+    """Returns the name from a table of patterns, with the number kept; None if no pattern fits."""
     for pattern, other in table.items():
         if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"), name):
             return other.format(*match.groups())

@@ -1,4 +1,4 @@
-"""Finds the files of a TensorFlow checkpoint, and reads its variables where TensorFlow is installed.
+"""Finds the files of a TensorFlow checkpoint, and reads its variables if TensorFlow is installed.
 
 A checkpoint consists of the files PREFIX.index and PREFIX.data-00000-of-00001, and often PREFIX.meta. The
 file `checkpoint` in their folder names the newest prefix. The oldest releases wrote one file PREFIX.
@@ -26,13 +26,13 @@ PARTS = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)", re.DOTALL)
 STATE = "checkpoint"
 NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
 TABLE = bytes.fromhex("57fb808b247547db")  # the last bytes of a file of the oldest releases
-# The process may take SECONDS to start, and then as long as reading its file at this rate takes.
+# The process may need SECONDS to start, and then the time to read its file at this rate.
 SECONDS = 300
 BYTES_PER_SECOND = 5_000_000
 GROWTH = 4  # variables may be compressed, up to this factor
 LEAST = 1 << 20
 STATE_BYTES = 1 << 16
-# Python puts the current folder first on the module path, where a stranger's numpy.py would be executed.
+# Python puts the current folder first on the module path, where an untrusted numpy.py would be executed.
 PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     f"from {tensorflow_child.__name__} import main; sys.exit(main(*sys.argv[1:]))"
@@ -98,7 +98,7 @@ def _module_path() -> list[str]:
 
 
 def _run_child(prefix: Path, out: Path, size: int) -> None:
-    """Lets a process write the variables; raises ArtefactError where it fails or takes too long."""
+    """Lets a process write the variables; raises ArtefactError if it fails or takes too long."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment = os.environ | quiet | {"PYTHONPATH": os.pathsep.join(_module_path())}
     limit = GROWTH * size + LEAST
@@ -141,7 +141,7 @@ def _in_folder(folder: Path) -> Path | None:
 
 
 def _is_index(path: Path) -> bool:
-    """Whether a file has the name of an index, and there are files of variables for it where that is needed.
+    """Whether a file has the name of an index, and there are files of variables for it if that is needed.
 
     The names of many other files end in `.index`.
     """
@@ -152,7 +152,7 @@ def _is_index(path: Path) -> bool:
 
 
 def _newest(state: Path) -> str | None:
-    """Returns the name that the file `checkpoint` gives; its folder may be that of another machine."""
+    """Returns the name in the file `checkpoint`; its folder may be on another machine."""
     with reading(state), open_file(state) as stream:
         match = NEWEST.match(stream.read(STATE_BYTES))
     if match is None:

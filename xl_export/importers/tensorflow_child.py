@@ -1,9 +1,9 @@
-"""Reads a TensorFlow checkpoint in a process of its own and writes its variables to an `.npz` file.
+"""Reads a TensorFlow checkpoint in a separate process and writes its variables to an `.npz` file.
 
-TensorFlow reads the file with native code, and a damaged file of a stranger could end the process that reads
-it. `tensorflow_checkpoint.py` starts this process with three arguments: the prefix of the checkpoint, the
-`.npz` file, and the number of bytes that the variables may have together. Their sizes are known before one of
-them is read.
+TensorFlow reads the file with native code, and a damaged file could end the process that reads it.
+`tensorflow_checkpoint.py` starts this process with three arguments: the prefix of the checkpoint, the `.npz`
+file, and the number of bytes that the variables may have together. Their sizes are known before one of them
+is read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(prefix: str, out: str, limit: str) -> int:
     try:
         write_variables(prefix, out, int(limit))
     except Exception as error:
-        # Whatever goes wrong here is one sentence for the parent. TensorFlow has its own family of errors.
+        # Every error is one sentence for the parent. TensorFlow has its own error classes.
         print(str(error).strip().partition("\n")[0] or type(error).__name__, file=sys.stderr)
         return REFUSED
     return 0

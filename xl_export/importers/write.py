@@ -1,4 +1,4 @@
-"""Writes an imported model as a run, which all commands take like a run that was trained here."""
+"""Writes an imported model as a run, which all commands accept like a run that was trained here."""
 
 from __future__ import annotations
 

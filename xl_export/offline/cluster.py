@@ -32,14 +32,14 @@ class Work(Protocol):
     """What an actor does with a unit."""
 
     def __call__(self, unit: Any) -> bytes:
-        """The content of a finished block; raises UserError for what its user can mend."""
+        """The content of a finished block; raises UserError for what its user can fix."""
         ...
 
 
 def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
     """The class of an actor that makes `work(**options)` once and answers batches of one unit.
 
-    Its constructor takes nothing: Ray could not start an actor again whose arguments it has lost.
+    Its constructor has no arguments: Ray could not restart an actor whose arguments it has lost.
     """
 
     class Worker:
@@ -76,9 +76,9 @@ def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
 def cluster(address: str, *, cpus: int) -> Iterator[None]:
     """Connects to the Ray cluster at an address; `local` starts one on this machine, and ends it afterwards.
 
-    cpus: how many the actors take together. Raises UserError if the cluster cannot be reached or has less.
+    cpus: how many the actors need together. Raises UserError if the cluster cannot be reached or has less.
     """
-    # Ray sends statistics of its use to its makers unless it is told not to.
+    # Ray sends usage statistics to its makers unless this is set.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of what Ray Data does itself
     with needs("ray", "ray", "pyarrow", "fsspec"):
@@ -112,7 +112,7 @@ def cluster(address: str, *, cpus: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Sends what libraries in C++ write to standard error to nowhere: Ray says there how much it will say."""
+    """Discards what C++ libraries write to standard error: Ray prints there how much it will print."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,8 +1,8 @@
 """A corpus as blocks: files of lines, of JSON lines or of Parquet, cut at places that never change.
 
-A block is what an actor scores at a time and what is finished at a time. Where it begins depends on the files
-alone, and neither on the number of actors nor on what was finished before. So every call gives the same
-numbers. Each block has the hash of its content, so that nobody scores a file that has changed since.
+A block is what an actor scores at a time and what is finished at a time. Where it begins depends only on the
+files, and not on the number of actors or on what was finished before. So every call has the same results.
+Each block has the hash of its content, so that a file that has changed since is not scored.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def numbered(files: list[list[Block]]) -> list[Block]:
 
 
 def texts_of(block: Block) -> Iterator[TextToScore]:
-    """Yields the texts of a block. One that has no id gets its number in the corpus, as `score` gives it.
+    """Yields the texts of a block. A text without an id gets its number in the corpus, as in `score`.
 
     Raises TextError if the file is no longer what it was when the blocks were made.
     """
@@ -105,9 +105,9 @@ def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes
         at += len(raw)
         content.update(raw)
         text = decoder.decode(raw, final=not raw.endswith(b"\n"))
-        lines = text.removesuffix("\n").split("\n") if text else []  # several where a single \r ends a line
+        lines = text.removesuffix("\n").split("\n") if text else []  # several if a single \r ends a line
         following += len(lines)
-        # Empty lines of JSON are no texts; `read_texts` skips the same lines.
+        # Empty lines of JSON are not texts; `read_texts` skips the same lines.
         texts += sum(form == "lines" or bool(shown.strip()) for shown in lines)
         if at - start >= num_bytes:
             blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))

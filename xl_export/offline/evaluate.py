@@ -64,7 +64,7 @@ def evaluate_on_ray(
     carry_memory: bool = True,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Score:
-    """The score that `runtimes.tasks.evaluate` gives, with lanes scored by actors. Needs `cluster`.
+    """The score of `runtimes.tasks.evaluate`, with lanes scored by actors. Needs `cluster`.
 
     session: of the model, under the rule to score with. work: as in `xl_export.offline.score`. Raises what
     `evaluate` raises, and UserError for a work folder of another call.

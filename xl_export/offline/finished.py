@@ -24,7 +24,7 @@ class Finished:
     """
 
     def __init__(self, folder: Path, plan: dict[str, Any], *, blocks: int) -> None:
-        """Makes the folder, or takes one that holds the same plan; raises UserError for another plan."""
+        """Makes the folder, or reuses one that holds the same plan; raises UserError for another plan."""
         self.folder = folder
         self._blocks = blocks
         self._held: int | None = None

@@ -13,7 +13,7 @@ Facts = dict[str, Any]
 
 
 def facts_of(model: str, device: str, threads: int, rule: MemoryRule | None = None) -> Facts:
-    """The identity of a model, and what computes it on this machine: what a plan says of them.
+    """The identity of a model, and what computes it on this machine, for a plan.
 
     rule: to compute under, or None for the model's own.
     """

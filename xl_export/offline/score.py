@@ -75,9 +75,9 @@ def score_corpus(
     """Writes the lines of all texts to `out`, atomically, and returns the totals. Needs `cluster`.
 
     corpus: a path, a URL, or a glob; every actor reads it. work: a folder for finished blocks, which is
-    removed at the end. A call that finds it there does only what is missing, and writes the same file.
-    Raises UserError for a work folder of another call, for a file or a model that changes meanwhile, and as
-    `score_texts` does.
+    removed at the end. If it exists, only the missing blocks are scored, and the file is the same.
+    Raises UserError for a work folder of another call, for a file or a model that changes meanwhile, and like
+    `score_texts`.
     """
     files = list_files(corpus)
     arguments = [(file, options.form, options.block_bytes) for file in files]

@@ -39,17 +39,17 @@ from xl_export.tensorrt.options import BuildOptions, refuse_old_gpus
 from xl_export.tensorrt.progress import held_interrupt, make_monitor
 from xl_export.tensorrt.trtexec import LINE, timing_commands, trtexec_command
 
-LAYERS = "layers.json"  # what became of the network in the plan; only where a GPU built it
+LAYERS = "layers.json"  # what became of the network in the plan; only if a GPU built it
 
 
 def build(
     artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False
 ) -> EngineFacts:
-    """The facts of the engine that it builds into the folder `out`; `build.json` there holds them.
+    """Builds an engine into the folder `out`, and returns its facts, which `build.json` holds.
 
-    Raises UserError when `out` exists (unless it holds an engine and `force` is given), when TensorRT is not
-    installed, when the artefact is damaged or of a form that engines do not take, and when TensorRT refuses
-    the graph. `out` is then left as it was.
+    Raises UserError when `out` exists (unless it holds an engine and `force` is set), when TensorRT is not
+    installed, when the artefact is damaged or of a form that engines do not support, and when TensorRT
+    refuses the graph. `out` is then left as it was.
     """
     artefact = Path(artefact)
     out = Path(out)
@@ -76,7 +76,7 @@ def build(
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         if tactics:
             tell_other_kernels()
-        if gpu:  # it takes a GPU to look into a plan
+        if gpu:  # inspecting a plan needs a GPU
             (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
         for name in side_files(spec):
             shutil.copyfile(artefact / name, folder / name)
@@ -124,7 +124,7 @@ def chosen_tactics(
 
 
 def tell_other_kernels() -> None:
-    """Prints for what TensorRT took another kernel than the one that was timed as the fastest."""
+    """Prints where TensorRT used another kernel than the one that was timed as the fastest."""
     from xl_export.tensorrt.plugin import other_kernels
 
     for words in other_kernels():
@@ -132,7 +132,7 @@ def tell_other_kernels() -> None:
 
 
 def layer_information(trt: Any, log: Any, plan: bytes) -> str:
-    """What TensorRT's inspector tells of every layer of a plan that was just built here, as JSON."""
+    """TensorRT's report on every layer of a plan that was just built here, as JSON."""
     runtime = trt.Runtime(log)
     runtime.engine_host_code_allowed = True
     engine = runtime.deserialize_cuda_engine(plan)
@@ -146,9 +146,9 @@ def layer_information(trt: Any, log: Any, plan: bytes) -> str:
 
 
 def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | None]:
-    """TensorRT's module, its log, and the GPU that it builds on; None for one that builds without.
+    """TensorRT's module, its log, and the GPU that it builds on; None for a build without one.
 
-    The plugins are registered where the options want them. Raises UserError if the GPU does not take the
+    The plugins are registered if the options want them. Raises UserError if the GPU does not support the
     artefact.
     """
     trt = load_tensorrt(options.flavour)
@@ -187,9 +187,9 @@ def serialize(
     *,
     inputs: Sequence[TensorSpec] | None = None,
 ) -> memoryview:
-    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where it builds none.
+    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason if it fails.
 
-    inputs: those of the network, where they are not the ones of the spec.
+    inputs: of the network, if they differ from the spec's.
     """
     config = parsed.builder.create_builder_config()
     for index, profile in enumerate(profiles):
@@ -222,7 +222,7 @@ def optimization_profile(
 
 
 def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
-    """Sets a builder's configuration to what the options say."""
+    """Sets a builder's configuration from the options."""
     flags = {
         trt.BuilderFlag.REFIT: options.refit,
         trt.BuilderFlag.VERSION_COMPATIBLE: options.version_compatible,
@@ -249,7 +249,7 @@ def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
 
 
 def read_timing_cache(config: Any, path: Path) -> Any:
-    """The timing cache of a file, or an empty one where the file does not exist yet.
+    """The timing cache of a file, or an empty one if the file does not exist yet.
 
     Raises UserError for a cache that another TensorRT or another GPU wrote.
     """

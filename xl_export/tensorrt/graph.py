@@ -47,7 +47,7 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
 
 
 class _EngineStep(StepGraph):
-    """The step whose shapes depend on batch, segment and rows alone, never on the tokens."""
+    """The step whose shapes depend only on batch, segment and rows, never on the tokens."""
 
     @property
     def gated(self) -> bool:

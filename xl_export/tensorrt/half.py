@@ -1,8 +1,8 @@
 """A pass over a step graph: float32 → float16, except the parts whose sums or differences need more
 precision.
 
-The result is strongly typed, as TensorRT demands: no operator has inputs of both types. A Cast stands where
-the types meet.
+The result is strongly typed, as TensorRT requires: no operator has inputs of both types. A Cast connects the
+types.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}
 def to_half(model: ir.Model, promised: Mapping[str, ir.DataType]) -> ir.Model:
     """The same graph in float16; its inputs and outputs have the types that `promised` names for them.
 
-    Products take and give float16. Statistics are computed in float32. Log-probabilities, and what is
-    computed from them, stay float32. Every other operator has the type of its inputs, and constants follow.
-    Raises ArtefactError if a weight is beyond the range of float16.
+    Products have float16 inputs and outputs. Statistics are computed in float32. Log-probabilities, and what
+    is computed from them, stay float32. Every other operator has the type of its inputs, and constants
+    follow. Raises ArtefactError if a weight is beyond the range of float16.
     """
     return _Rewriting(ShapeInferencePass()(model).model, promised).result()
 
@@ -103,7 +103,7 @@ class _Rewriting:
         self.same[old, new.dtype], self.kind[old] = new, new.dtype
 
     def of(self, value: ir.Value, kind: ir.DataType) -> ir.Value:
-        """The new graph's value for an old one: as it is, cast, or a constant. Only floats are given the type
+        """The new graph's value for an old one: as it is, cast, or a constant. Only floats get the type
         `kind`.
         """
         wanted = kind if _is_float(value) else value.dtype

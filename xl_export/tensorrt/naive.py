@@ -25,7 +25,7 @@ def naive_relative_attention(
 ) -> np.ndarray:
     """The answer in float64, [B, H, T, K]; `operator.py` has the contract of the arguments.
 
-    slot, mem_len: of the operator over a ring; None if the keys are a memory with the segment behind it.
+    slot, mem_len: of the operator over a ring; None if the keys are a memory followed by the segment.
     """
     (B, H, T, _), J, N = query.shape, key.shape[2], attributes.persistent
     rule = attributes.rule(mem_len=J - T if mem_len is None else mem_len, segment=T)
@@ -62,6 +62,6 @@ def naive_relative_attention(
         highest = scores.max(axis=2, keepdims=True)
         weights = np.exp(scores - np.where(np.isneginf(highest), 0.0, highest))
         total = weights.sum(axis=2, keepdims=True)
-        weights /= np.where(total > 0, total, 1.0)  # the answer of a query that sees nothing is zero
+        weights /= np.where(total > 0, total, 1.0)  # a query that sees nothing has the answer zero
         answer[b] = weights[..., :J] @ value[b] + weights[..., J:] @ own_value
     return answer

@@ -36,9 +36,9 @@ class Parsed:
 def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) -> Parsed:
     """The network of an artefact's `step.onnx`, with the types that the graph has (it is strongly typed).
 
-    name: what errors call this TensorRT. Raises ConfigError if the plugin is asked for and the graph has
-    no attention that it could take. Raises ArtefactError with every node that this TensorRT does not know,
-    and where the number of plugin layers is not the one that the graph's attention needs.
+    name: of this TensorRT in errors. Raises ConfigError if the plugin is requested and the graph has no
+    attention for it. Raises ArtefactError with every node that this TensorRT does not know, and if the number
+    of plugin layers is not the one that the graph's attention needs.
     """
     graph = folder / GRAPH
     model = read_model(graph)
@@ -55,14 +55,14 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
             f"{name} {trt.__version__} cannot start here ({log.last_error()}); update the GPU's driver."
         ) from error
 
-    # Releases differ in their flags: TensorRT-RTX has none for plugins, since its Python package takes no
-    # plugins.
+    # Releases differ in their flags: TensorRT-RTX has none for plugins, since its Python package does not
+    # support them.
     kinds = trt.NetworkDefinitionCreationFlag
     flags = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
     network = builder.create_network(sum(1 << int(flag) for flag in flags if flag is not None))
     parser = trt.OnnxParser(network, log)
-    # The model itself is given as bytes, since its nodes were changed; by the path the parser finds the
-    # weights' file.
+    # The model itself is passed as bytes, since its nodes were changed; the parser finds the weights' file by
+    # the path.
     if not parser.parse(model.SerializeToString(), str(graph.resolve())):
         raise ArtefactError(
             f"{graph} cannot be parsed by {name} {trt.__version__}: "
@@ -72,8 +72,8 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     allow_decomposition(trt, layers)
     layer_counts = Counter(layer.type.name for layer in layers)
-    # A parser that does not find a plugin could take the node's function body in its place. That must not
-    # pass unnoticed.
+    # A parser that does not find a plugin could use the node's function body instead. That must not pass
+    # unnoticed.
     plugin_layers = layer_counts["PLUGIN_V3"]
     if plugin_layers != 2 * attentions:
         raise ArtefactError(

@@ -8,34 +8,34 @@ For a query at index i of its segment and the key of column j, at distance d = M
 The softmax runs over the visible keys and the persistent ones, and weights their values.
 
 The inputs have this order. They are all of one type, float16 or float32, except `first`. Every input is
-always given; a model without a term gives zeros for it.
+always present; it is zeros if a model lacks the term.
 
     query [B, H, T, K]            already divided by sqrt(K), as are u and v
     key, value [B, H, J, K]       J = M + T: the memory, then the segment itself
     first int32 [B]               stream position of each row's first query; negative for padding
     u, v [H, 1, K]                added to the query for its product with keys, and with r
-    position_table [G, R, K]      r(d) in row min(d, R - 1); G = H, or 1 where all heads share the table
+    position_table [G, R, K]      r(d) in row min(d, R - 1); G = H, or 1 if all heads share the table
     bias_table [G, R]             b(d) likewise, with G and R of its own; may hold -inf
     persistent_key [H, N, K]      multiplied with the query without u, at no distance; visible to every query
     persistent_value [H, N, K]
 
-The output is the answer [B, H, T, K]. It is zero where no key is visible to a query. Softmax statistics are
+The output is the answer [B, H, T, K]. It is zero if no key is visible to a query. Softmax statistics are
 float32 for either type.
 
-Over a ring the operator is `xl_export::RelativeAttentionInRing`. Its keys lie in the slots of a ring of J = S
+Over a ring the operator is `xl_export::RelativeAttentionInRing`. Its keys are in the slots of a ring of J = S
 slots, and it has one more input and one more attribute:
 
     slot int32 [B]                the slot of each row's first query, with slot + T ≤ J
 
 Its distances are d = (slot + i - j) mod J. The memory length M is the attribute `mem_len`, because the ring
-has slots for the longest segment besides.
+also has slots for the longest segment.
 
-Neither operator writes the memory; `xl_export::RingRelativeAttention` of the fused CPU library does, and is
-another one.
+Neither operator writes the memory; `xl_export::RingRelativeAttention` of the fused CPU library,
+a different operator, does.
 
-A model holds the function body below, made of standard operators. ONNX Runtime puts the body in the place of
-the node, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
-are embedded in the engine take its place, over a ring too (`network.py`, `plugin.py`). `naive.py` computes
+A model holds the function body below, made of standard operators. ONNX Runtime replaces the node by
+the body, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
+are embedded in the engine replace it, over a ring too (`network.py`, `plugin.py`). `naive.py` computes
 the same in NumPy, `kernels` on the GPU.
 """
 
@@ -84,7 +84,7 @@ class Attributes:
 
     @classmethod
     def of(cls, rule: MemoryRule, *, persistent: int = 0) -> Attributes:
-        """The attributes that say what a memory rule says."""
+        """The attributes for a memory rule."""
         return cls(
             full_mask=int(rule.mask == "full"),
             nearest=rule.nearest,
@@ -139,7 +139,7 @@ def function_body(opset: int, *, ring: bool = False) -> onnx.FunctionProto:
     )
 
 
-# The distances d [T, J] of a memory and the segment behind it, or d [B, 1, T, J] of the slots of a ring.
+# The distances d [T, J] of a memory followed by the segment, or d [B, 1, T, J] of the slots of a ring.
 _DISTANCES = """M = Sub (J, T)
     from_first_key = Add (i_T1, M)
     d = Sub (from_first_key, j_J)"""

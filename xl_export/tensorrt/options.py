@@ -87,7 +87,7 @@ class BuildOptions:
             )
 
     def profiles(self, rule: MemoryRule) -> tuple[Profile, Profile]:
-        """The profile for segments and the one for single tokens; raises ConfigError where sizes do not rise
+        """The profile for segments and the one for single tokens; raises ConfigError if sizes do not rise
         or fit.
 
         With the plugin the token profile has one batch size, since TensorRT leaks a CUDA module at every

@@ -3,7 +3,7 @@ plan carries.
 
 The plugins are of the kind that NVIDIA calls quickly deployable (`tensorrt.plugin`). Such a plugin launches
 one kernel, so an attention has two: `PARTS` attends to the keys in parts, and `JOIN` joins the answers of the
-parts. Over a ring `RING_PARTS` takes the place of `PARTS`.
+parts. Over a ring `RING_PARTS` replaces `PARTS`.
 The functions here run while the engine is built. The engine launches the embedded PTX by itself; it needs
 neither Python nor a plugin library, and trtexec runs it too.
 """
@@ -42,7 +42,7 @@ from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Si
 INTEGER_INPUTS = ("first", "slot")
 # The kernels of the build that runs, by the sizes of an attention at the usual shape of a profile.
 _chosen: dict[tuple[Any, ...], Choice] = {}
-# For what TensorRT took another kernel than the chosen one, in words.
+# Where TensorRT used another kernel than the chosen one, in words.
 _others: set[str] = set()
 JOIN_INPUTS = ("query", "mixed", "level")
 
@@ -50,7 +50,7 @@ JOIN_INPUTS = ("query", "mixed", "level")
 def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
     """Raises UserError if the Triton kernels cannot be compiled for this model and this GPU.
 
-    It is asked before the build, because errors of functions that TensorRT calls do not reach the user.
+    Call it before the build, because errors of functions that TensorRT calls do not reach the user.
     """
     if spec.model.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
@@ -70,10 +70,10 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
     """Registers the plugins with TensorRT for this process; they compile for `gpu`. Later calls must be for
     the same GPU.
 
-    multiprocessors: how many the GPU has; the keys of few queries are divided by it.
+    multiprocessors: how many the GPU has; the keys of few queries are divided among them.
 
-    Whether they are registered is asked of `tensorrt.plugin.op`, the public table of plugins by namespace:
-    TensorRT's front package from PyPI and the bindings that it stands for both have it.
+    `tensorrt.plugin.op`, the public table of plugins by namespace, shows whether they are registered:
+    TensorRT's front package from PyPI and the bindings behind it both have it.
     """
     trt = import_module("tensorrt")
     trtp = import_module("tensorrt.plugin")
@@ -84,7 +84,7 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
 
 
 def use_choices(choices: Iterable[Choice]) -> None:
-    """Offers TensorRT these kernels alone in the next build, each for its shape; all of them for others."""
+    """Offers TensorRT only these kernels in the next build, each for its shape; all for other shapes."""
     _chosen.clear()
     _others.clear()
     for choice in choices:
@@ -93,10 +93,10 @@ def use_choices(choices: Iterable[Choice]) -> None:
 
 
 def other_kernels() -> list[str]:
-    """For what TensorRT took another kernel than the chosen one in the last build, in words.
+    """Where TensorRT used another kernel than the chosen one in the last build, in words.
 
-    It asks for kernels with the shapes of a profile. Should a release offer those of one profile to another,
-    the engine is right and not as fast as it could be.
+    It requests kernels with the shapes of a profile. If a release offers kernels of one profile to another,
+    the engine is correct, but not as fast as it could be.
     """
     return sorted(_others)
 
@@ -122,12 +122,12 @@ def _join_choice(query: Any) -> Choice | None:
 
 
 def _offered(known: Sequence[Tactic], chosen: Tactic | None) -> list[int]:
-    """The numbers of the tactics that TensorRT may take, from 1: the chosen one, or all."""
+    """The numbers of the tactics that TensorRT may use, from 1: the chosen one, or all."""
     return [known.index(chosen) + 1] if chosen in known else list(range(1, len(known) + 1))
 
 
 def _note(taken: Tactic, chosen: Tactic | None, query: Any) -> None:
-    """Remembers where TensorRT asks for another kernel than the chosen one."""
+    """Records that TensorRT requests another kernel than the chosen one."""
     if chosen is not None and taken != chosen:
         _others.add(
             f"{taken.kernel} in tiles of {taken.block_t} in place of {chosen.kernel} in tiles of "
@@ -136,9 +136,10 @@ def _note(taken: Tactic, chosen: Tactic | None, query: Any) -> None:
 
 
 def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, multiprocessors: int) -> None:
-    """Registers the plugin that gives `mixed` and `level` of every part of the keys (`kernels/segment.py`).
+    """Registers the plugin that computes `mixed` and `level` of every part of the keys
+    (`kernels/segment.py`).
 
-    Its inputs and attributes are those of the operator.
+    It has the operator's inputs and attributes.
     """
     inputs = signature.inputs
 
@@ -169,8 +170,8 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
         return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", numbers)]
 
     def kernel(*arguments: Any) -> Any:
-        """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, T, J and
-        outputs.
+        """Name, PTX, launch and integer arguments of one tactic's kernel, whose parameters are inputs, T, J
+        and outputs.
 
         arguments: the inputs' descriptions, the attributes, the outputs' descriptions and the tactic's
         number.
@@ -201,8 +202,8 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
 
 
 def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
-    """Registers the plugin that joins the answers of the parts; the query is an input for its shape and type
-    alone.
+    """Registers the plugin that joins the answers of the parts; the query is an input only for its shape and
+    type.
     """
 
     def shapes(*tensors: Any) -> Any:
@@ -215,8 +216,8 @@ def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -
         return [trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", numbers)]
 
     def kernel(query: Any, mixed: Any, level: Any, outputs: Any, tactic_number: int) -> Any:
-        """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, rows, parts and
-        answer.
+        """Name, PTX, launch and integer arguments of one tactic's kernel, whose parameters are inputs, rows,
+        parts and answer.
         """
         B, H, T = (query.shape_expr[axis] for axis in range(3))
         tactic = JOINS[tactic_number - 1]
@@ -280,7 +281,7 @@ def _integers(trtp: Any, *expressions: Any) -> Any:
 def compiled(
     tactic: Tactic, fixed: tuple[tuple[str, int | None], ...], capability: int, dtype: Type
 ) -> Kernel:
-    """The kernel of a tactic. It is compiled once, although every layer and profile asks for it."""
+    """The kernel of a tactic. It is compiled once, although every layer and profile requests it."""
     return compile_kernel(tactic, dict(fixed), compute_capability=capability, dtype=dtype)
 
 

@@ -13,11 +13,11 @@ CHECKED_WITH = {"tensorrt-rtx": "1.7.1.116", "tensorrt-cu13-bindings": "11.4.0.1
 
 
 def allow_decomposition(trt: Any, layers: Iterable[Any]) -> None:
-    """Lets TensorRT run an attention as products and a softmax where it has no fused kernel for its sizes or
+    """Lets TensorRT run an attention as products and a softmax if it has no fused kernel for its sizes or
     types.
 
-    Changes the layers of a parsed network. `INetworkDefinition.get_layer` hands out the base class `ILayer`,
-    which has no property `attention`; the object behind it is the right one. So the class of the Python
+    Changes the layers of a parsed network. `INetworkDefinition.get_layer` returns the base class `ILayer`,
+    which has no property `attention`; the underlying object is the right one. So the class of the Python
     object is replaced.
     """
     kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)  # older releases have no such layer

@@ -18,9 +18,8 @@ from tqdm import tqdm
 def held_interrupt() -> Iterator[SimpleNamespace]:
     """Delays Ctrl-C until the end of the block, whose C++ code would swallow the exception.
 
-    The object that it gives has the field `asked`: whether Ctrl-C was pressed. At the end of the block
-    KeyboardInterrupt is raised if it was. Python handles signals in the main thread alone, so in other
-    threads the block runs as it is.
+    Yields an object with the field `asked`: whether Ctrl-C was pressed. If so, KeyboardInterrupt is raised at
+    the end of the block. Python handles signals only in the main thread, so other threads just run the block.
     """
     held = SimpleNamespace(asked=False)
     if threading.current_thread() is not threading.main_thread():
@@ -53,7 +52,7 @@ def make_monitor(trt: Any, held: SimpleNamespace) -> Any:
             )
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            """False asks TensorRT to end the build."""
+            """False requests TensorRT to end the build."""
             self._bars[phase_name].update(max(0, step + 1 - self._bars[phase_name].n))
             return not held.asked
 

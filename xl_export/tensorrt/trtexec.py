@@ -27,14 +27,13 @@ LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
 
 
 def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: Mapping[str, int]) -> str:
-    """The command line that builds the same plan from the artefact's graph; layers: those of the network, by
-    kind.
+    """The command line that builds the same plan from the artefact's graph; layers: of the network, by kind.
 
-    It differs from the build in two ways. The plugin is not in it, since its kernels are registered from
+    It differs from the build in two ways. It does not have the plugin, since its kernels are registered from
     Python while an engine is built; a plan that holds them needs no Python, and `trtexec --loadEngine` times
-    it. And the tool cannot mark attention as decomposable: where the graph has ONNX's own Attention, the
-    token profile takes up to 2 tokens, since TensorRT has a fused kernel for one to two tokens and none for
-    exactly one.
+    it. And the tool cannot mark attention as decomposable: if the graph has ONNX's own Attention, the token
+    profile is up to 2 tokens, since TensorRT has a fused kernel for one to two tokens and none for exactly
+    one.
     """
     words = [TOOLS[options.flavour], f"--onnx={artefact / GRAPH}", f"--saveEngine={PLAN}"]
     if options.flavour == "tensorrt":
@@ -112,11 +111,11 @@ def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str
 
 
 def full_position(slots: int, rings: Collection[int]) -> int:
-    """A position from `slots` on at which each ring begins again, so that none ends within the step.
+    """A position, at least `slots`, at which each ring begins again, so that none ends within the step.
 
-    rings: their numbers of slots. Rings of many sizes begin together at the start of a stream only: 0 is
-    given where they meet next beyond the longest stream. Native attention takes the same time there. The
-    kernels of a plugin skip what is not visible, so their times say less for such models.
+    rings: their numbers of slots. If rings of many sizes begin together only at the start of a stream, or
+    again beyond the longest one, it is 0. Native attention takes the same time there. The kernels of a plugin
+    skip what is not visible, so their times are less meaningful for such models.
     """
     turn = math.lcm(*rings)
     return 0 if turn > LONGEST_STREAM else -(-slots // turn) * turn

@@ -50,8 +50,7 @@ class Cuda:
 
     @property
     def driver_cuda(self) -> str:
-        """The newest version of CUDA that the driver supports, such as 13.0: many drivers have the same one.
-        """
+        """The newest CUDA version that the driver supports, such as 13.0; many drivers have the same one."""
         number = self._ask(self._cuda.cudaDriverGetVersion())
         return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -64,8 +63,7 @@ class Cuda:
         return self._ask(self._cuda.cudaGetDeviceProperties(self._ask(self._cuda.cudaGetDevice())))
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """A new array on the device with undefined content; raises StreamError if the GPU has no room for it.
-        """
+        """A new array on the device, with undefined content; raises StreamError if the GPU has no room."""
         num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         problem, address = self._cuda.cudaMalloc(num_bytes)  # aligned to 256 bytes, as TensorRT demands
         if problem != self._cuda.cudaError_t.cudaSuccess:

@@ -59,8 +59,7 @@ class RuntimeCache:
 
 
 def _save(cache: Any, path: Path) -> None:
-    """Writes the cache, readable only by its user. It runs when a session ends, so a failure is only printed.
-    """
+    """Writes the cache for its user only. It runs when a session ends, so a failure is only printed."""
     content = bytes(memoryview(cache.serialize()))
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -74,7 +74,7 @@ FOREIGN_NAMES = {
     "torch.torch_version.TorchVersion": "torch.torch_version.TorchVersion",
     "collections.deque": "collections.deque",
 }
-# Names that are refused like all others, and say where the file comes from.
+# Names that are refused like all others, and show where the file comes from.
 HINTS = {
     "torch.storage._load_from_bytes": "by which pickle.dump writes tensors (save it again with torch.save)",
     "torch._utils._rebuild_tensor_v3": "by which PyTorch writes numbers of a type that is not read here "
@@ -142,7 +142,7 @@ def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
 def _from_type(storages: Storages, args: tuple[Any, ...]) -> Tensor:
     """Returns the tensor of `_rebuild_from_type_v2(function, class, arguments, attributes)`.
 
-    PyTorch writes it for a tensor that was given attributes, which are dropped here.
+    PyTorch writes it for a tensor with extra attributes, which are dropped here.
     """
     function, _, inner, _ = args
     if not isinstance(function, Named) or function.name not in REBUILT or type(inner) is not tuple:

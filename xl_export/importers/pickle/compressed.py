@@ -31,7 +31,7 @@ class Budget:
     taken: int = 0  # what was decompressed until now
 
     def take(self, num_bytes: int) -> None:
-        """Counts bytes; raises ArtefactError where all of them are too many.
+        """Counts bytes; raises ArtefactError if there are too many.
 
         They may be 64 times the bytes of the files, or 64 MiB, and half the memory of the machine at most.
         """
@@ -48,9 +48,9 @@ class Budget:
 def open_content(path: Path, budget: Budget | None = None) -> Iterator[tuple[BinaryIO, int]]:
     """Yields the content of a file as a stream that can be sought, and the number of its bytes.
 
-    A file that is compressed with gzip, bz2 or xz is decompressed into memory. budget: that of the files
-    which are kept in memory together; without one, the file has its own. Raises ArtefactError for more, for a
-    tar archive, and for a compression that is not read here; UserError for damage; OSError where the file
+    A file that is compressed with gzip, bz2 or xz is decompressed into memory. budget: of the files that
+    are kept in memory together; without one, the file has its own. Raises ArtefactError for more, for a
+    tar archive, and for a compression that is not read here; UserError for damage; OSError if the file
     cannot be opened.
     """
     with open_file(path) as file:

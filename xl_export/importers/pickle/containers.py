@@ -73,7 +73,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
 def read_stream(stream: BinaryIO, size: int) -> Any:
     """Returns the content of PyTorch's legacy container or of a bare pickle.
 
-    The content of the first pickle tells which of the two the file is.
+    The content of the first pickle shows which of the two the file is.
     """
     storages = Storages(size)
     machine = _machine(stream, size, storages)
@@ -118,7 +118,7 @@ def _machine(stream: BinaryIO, size: int, storages: Storages) -> Interpreter:
 def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
     """Returns the storage or the class for a persistent id.
 
-    An id is ("storage", class, key, device, elements[, None]), or ("module", class, file, source) where the
+    An id is ("storage", class, key, device, elements[, None]), or ("module", class, file, source) if the
     source of a class was kept. Device and source are ignored: every storage is read to the CPU.
     """
     parts = identity if type(identity) is tuple else ()
@@ -180,7 +180,7 @@ def _damage(what: str = "") -> Iterator[None]:
     try:
         yield
     except ZIP_ERRORS as error:
-        # Python's words for a file that begins as an archive and has no list of contents at its end.
+        # Python's message for a file that begins as an archive and has no list of contents at its end.
         cut = str(error) == "File is not a zip file"
         reason = "its end is missing" if cut else shown(what + str(error)) or type(error).__name__
         raise ContainerError(f"is a damaged zip archive ({reason})") from error

@@ -3,7 +3,7 @@
 A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes, and one overridden
 method is all that makes it safe. Even then a short file can make it use gigabytes (a memo index, a length) or
 run for hours (a set of nested tuples, which are hashed in 2^n steps). Here `pickletools.genops` decodes the
-opcodes, which executes nothing, and this machine knows only data. A global becomes a `Named`. Where a pickle
+opcodes, which executes nothing, and this machine knows only data. A global becomes a `Named`. If a pickle
 calls something, a function that the caller passes decides what the result is. Every size is bounded:
 
 - Lengths are compared with the rest of the file before anything is read. Whole numbers have at most 1 KiB.
@@ -45,7 +45,7 @@ POINTS_BACK = "omegaconf."
 
 
 class BoundedStream:
-    """What `genops` reads from: it takes memory only for a length that the file has."""
+    """What `genops` reads from: it allocates memory only for a length that the file has."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self.stream = stream
@@ -71,7 +71,7 @@ class BoundedStream:
 class Interpreter:
     """Runs pickles, one after another, from `stream`, which has `size` bytes in all.
 
-    named(module, name): returns the global, or raises PickleError where the name is not allowed.
+    named(module, name): returns the global, or raises PickleError if the name is not allowed.
     called(target, args): returns the result of a call. persistent(id): returns the value of a persistent id.
     """
 
@@ -252,7 +252,7 @@ class Interpreter:
             return
         if not isinstance(target, Foreign):
             raise PickleError(f"gives attributes to a {described(target)}")
-        # The state is (attributes, slots), or attributes alone.
+        # The state is (attributes, slots), or only attributes.
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if type(target.state) is dict and all(part is None or type(part) is dict for part in parts):
             for part in parts:
@@ -265,7 +265,7 @@ class Interpreter:
 
 
 def _length(value: Any) -> int:
-    """Returns the cost of copying a value, where an element of a container costs 1."""
+    """Returns the cost of copying a value; an element of a container costs 1."""
     if type(value) in (str, bytes):
         return len(value) // 8
     return len(value) if type(value) in CONTAINERS and not isinstance(value, Foreign) else 0

@@ -31,7 +31,7 @@ OTHER_STARTS = {
     b"GGUF": "a GGUF model",
     **{bytes((8, version, 18)): "an ONNX model" for version in range(1, 32)},
 }
-SAMPLE = 1 << 12  # bytes that tell a text from a pickle
+SAMPLE = 1 << 12  # bytes that distinguish a text from a pickle
 
 
 class CheckpointError(UserError):
@@ -47,10 +47,10 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
     foreign classes; and of Named where a class itself is a value. It has no cycles and is at most 200 levels
     deep.
 
-    budget: that of the compressed files which are read together; without one, the file has its own.
+    budget: of the compressed files that are read together; without one, the file has its own.
 
-    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. The
-    memory that is used is bounded by a small multiple of the size of the file, decompressed.
+    Raises CheckpointError, which names the file and, if there is one, the name that is not allowed. The
+    memory in use is bounded by a small multiple of the size of the decompressed file.
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a checkpoint or a vocabulary.")

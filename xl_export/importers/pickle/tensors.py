@@ -40,8 +40,8 @@ BLOCK = 1 << 20
 class Storages:
     """The storages that a pickle mentions, as one flat CPU tensor for each key, and views of them.
 
-    budget: the bytes of the file; all storages together cannot exceed them. Memory is taken when a storage is
-    first mentioned. The caller, who knows where the elements are, fills it.
+    budget: the bytes of the file; all storages together cannot exceed them. Memory is allocated when a
+    storage is first mentioned. The caller, who knows where the elements are, fills it.
     """
 
     def __init__(self, budget: int) -> None:
@@ -79,7 +79,7 @@ class Storages:
         """Returns a tensor over a storage, with no element outside it.
 
         With a stride of 0, as `expand` makes it, a tensor has more elements than its storage. `VIEWS` bounds
-        what copies of all tensors would take.
+        the size of copies of all tensors.
         """
         if (
             not isinstance(flat, Tensor)
@@ -96,7 +96,7 @@ class Storages:
         count = 1
         for size in shape:
             count *= size
-        end = offset  # one behind the last element
+        end = offset  # one after the last element
         if count:
             end += 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if end > len(flat):
@@ -111,7 +111,7 @@ class Storages:
 
 
 def fill(flat: Tensor, stream: Any, key: str) -> None:
-    """Reads the elements of the storage `key` from `stream`; raises PickleError where there are too few."""
+    """Reads the elements of the storage `key` from `stream`; raises PickleError if there are too few."""
     target = flat.view(torch.uint8).numpy()
     done = 0
     while done < len(target):
@@ -128,8 +128,8 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
 def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Tensor]:
     """Returns every tensor of a safetensors file, which may be compressed.
 
-    budget: that of the compressed files which are read together; without one, the file has its own. Raises
-    ArtefactError where its header and its bytes do not agree, or where it cannot be decompressed.
+    budget: of the compressed files that are read together; without one, the file has its own. Raises
+    ArtefactError if its header and its bytes do not agree, or if it cannot be decompressed.
     """
     try:
         content = read_content(path, budget)

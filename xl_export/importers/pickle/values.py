@@ -28,7 +28,7 @@ class Foreign:
 
     name: str
     args: tuple[Any, ...] = ()  # the arguments that it was made with
-    # Its attributes, or another value where the class has its own way of pickling.
+    # Its attributes, or another value if the class has its own way of pickling.
     state: Any = field(default_factory=dict)
     items: list[Any] = field(default_factory=list)  # its content, if the class is a list
     entries: dict[Any, Any] = field(default_factory=dict)  # its content, if the class is a dictionary
@@ -38,7 +38,7 @@ CONTAINERS = frozenset({list, tuple, set, frozenset, dict, Foreign})
 
 
 def checked_key(key: Any) -> Any:
-    """Returns a key of a dictionary or a member of a set; raises PickleError where it is not allowed.
+    """Returns a key of a dictionary or a member of a set; raises PickleError if it is not allowed.
 
     Keys are short, and their hashes are cheap and cannot be chosen by the file.
     """

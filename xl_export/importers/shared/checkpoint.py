@@ -26,9 +26,9 @@ from xl_export.importers.shared.vocabularies import IDS
 class Source:
     """A checkpoint that was opened and read, but not yet understood."""
 
-    path: Path  # the file, or the folder where the format is a folder
+    path: Path  # the file, or the folder if the format is a folder
     content: Any  # plain data and tensors of that file
-    # The files that were read, by role, where they are more than one.
+    # The files that were read, by role, if there is more than one.
     files: dict[str, Path] = field(default_factory=dict)
 
 
@@ -36,10 +36,9 @@ class Source:
 class ImportOptions:
     """Options that the user chose for one import."""
 
-    # Settings that replace those of the project.
+    # Settings that replace the project's.
     overrides: Overrides = field(default_factory=Overrides)
-    # The file of the vocabulary; where it is None, the vocabulary is searched in the folder of the
-    # checkpoint.
+    # The file of the vocabulary; None searches the folder of the checkpoint.
     vocab: Path | None = None
     allow_nonfinite: bool = False  # whether weights may be NaN or infinite
 
@@ -80,7 +79,7 @@ class Checkpoint:
     settings: dict[str, Setting]  # the settings of the evaluation by name
     files: dict[str, Path]  # the files that were read, by role
     notes: tuple[str, ...] = ()  # sentences on decisions, and on differences from the other project
-    # The training configuration, where the checkpoint is a run of this project.
+    # The training configuration, if the checkpoint is a run of this project.
     run: TrainConfig | None = None
 
     @property
@@ -100,7 +99,7 @@ class Checkpoint:
 
 
 def shown_folder(folder: Path) -> str:
-    """The path of a folder for messages, where `.` alone would say nothing."""
+    """The path of a folder for messages, because `.` would be unclear."""
     return str(folder.resolve() if folder == Path() else folder)
 
 

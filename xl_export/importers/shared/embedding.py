@@ -28,7 +28,7 @@ def convert_vocabulary(
     config: the configuration so far; its clusters are known. reversed_clusters: whether the head's columns
     for the tail clusters are stored in reverse order. tie_weights: whether input and output share their
     tables. tie_projections: the same for the projection of each cluster. A tied tensor may be absent from the
-    file. Where one of the two is None, tensors with equal values are taken as tied.
+    file. If one of the two is None, tensors with equal values count as tied.
 
     Raises ArtefactError if a tensor is missing, has another shape, or is tied and differs.
     """

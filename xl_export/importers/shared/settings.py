@@ -21,15 +21,15 @@ from runtimes.contract.rule import MAX_LENGTH, InitialMemory, Mask, MemoryRule
 class Settings:
     """Lengths and mask in the words of the project that trained the model; None if one is not set.
 
-    n_head, cutoffs and pre_lnorm belong to the model. They are for bare state dicts, where the tensors do not
-    tell them.
+    n_head, cutoffs and pre_lnorm belong to the model. They are for bare state dicts, whose tensors do not
+    show them.
     """
 
     # The project's own `mem_len`; its mask decides whether the own token counts.
     mem_len: int | None = None
     segment: int | None = None  # tokens of one step (`tgt_len`, `block_sz`)
     mask: Mask | None = None  # `same-length` (the flag `same_length`) or `full`
-    # The largest distance that has a position of its own; 0 or -1 for no clamp.
+    # The largest distance with its own position; 0 or -1 for no clamp.
     clamp_len: int | None = None
     ramp: int | None = None  # the width of the soft edge of adaptive spans (`adapt_span_ramp`)
     n_head: int | None = None
@@ -137,7 +137,7 @@ def memory_rule(
     """Returns the rule of a Transformer-XL model under the settings of its project.
 
     beyond_self: how many tokens the mask `same_length` shows besides the own token, minus mem_len. It is 0,
-    or -1 where mem_len counts the own token too. Raises ConfigError if no key would be visible.
+    or -1 if mem_len also counts the own token. Raises ConfigError if no key would be visible.
     """
     mem_len = chosen["mem_len"].value
     mask = chosen["mask"].value

@@ -1,8 +1,7 @@
 """Reads the weights of a Hugging Face folder: one file, or shards that an index lists.
 
-An index is a JSON object whose `weight_map` gives the file of each tensor. A shard must hold exactly the
-tensors that the index expects in it, because shards of another model would otherwise be mixed in without a
-word.
+An index is a JSON object whose `weight_map` maps each tensor to its file. A shard must hold exactly the
+tensors that the index expects in it, because shards of another model would otherwise be mixed in silently.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def find_weights(folder: Path) -> Path | None:
 
 
 def read_weights(path: Path) -> tuple[dict[Any, Any], list[Path]]:
-    """Returns the tensors by name, and the shards, of which there are none where `path` is not an index.
+    """Returns the tensors by name, and the shards, which are empty if `path` is not an index.
 
     Raises UserError if a file is damaged, is missing or does not belong to the index.
     """

@@ -1,8 +1,8 @@
 """Finds a bare state dict in what torch.save wrote, and reads the sizes of its model from its tensors.
 
-Such a file holds `model.state_dict()`, alone or under a key such as `state_dict`. The names of the tensors
-tell whose model it is. They may begin with what DataParallel, FSDP, torch.compile and Lightning put before
-them.
+Such a file holds `model.state_dict()`, by itself or under a key such as `state_dict`. The names of the
+tensors show whose model it is. They may begin with the prefixes of DataParallel, FSDP, torch.compile and
+Lightning.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def unwrapped(content: Any) -> Any:
 
 
 def state_in(content: Any) -> dict[Any, Any] | None:
-    """Returns the tensors by name that a file holds, alone or under a key; None if it holds none."""
+    """Returns the tensors by name that a file holds, by itself or under a key; None if it holds none."""
     if not isinstance(content, dict):
         return None
     inner = (content.get(key) for key in KEYS)
@@ -79,7 +79,7 @@ def bare_name(name: Any) -> Any:
 
 
 def project_of(content: Any) -> str | None:
-    """Returns the name of the format whose code gives tensors these names; None for unknown names."""
+    """Returns the name of the format whose tensors have these names; None for unknown names."""
     if isinstance(content, dict) and {"model_config", "model_state"} <= set(content):
         return None  # a whole checkpoint of NVIDIA
     names = {name for name in map(bare_name, state_in(content) or ()) if isinstance(name, str)}
@@ -164,7 +164,7 @@ def _heads(t: Tensors, options: ImportOptions, *, kind: int, untied: bool) -> tu
 
 
 def _cutoffs(t: Tensors, options: ImportOptions) -> tuple[int, ...]:
-    """Returns the first token of each tail cluster where all clusters share one table."""
+    """Returns the first token of each tail cluster if all clusters share one table."""
     if "crit.cluster_weight" not in t:
         return ()
     tails = t.peek("crit.cluster_weight", dimensions=2).shape[0]
@@ -210,7 +210,7 @@ def state_tensors(
 
 
 def state_notes(opened: Source, facts: Architecture) -> tuple[str, ...]:
-    """Returns sentences on what a bare state dict does not say, and on what its file says besides."""
+    """Returns sentences on what a bare state dict lacks, and on what else its file holds."""
     return (
         f"a bare state dict of attn_type {facts.attention_type}: its sizes are those of its tensors",
         *assumed(SCALES),
@@ -222,7 +222,7 @@ SCALES = "the activation ReLU, embeddings times sqrt(d_model) and attention scor
 
 
 def assumed(what: str) -> tuple[str]:
-    """Returns the sentence on what no tensor tells. what: the properties of the project's code."""
+    """Returns the sentence on what no tensor shows. what: the properties of the project's code."""
     return (f"assumed, because tensors do not tell it: {what}, as in the project's code",)
 
 
@@ -242,10 +242,10 @@ def unread(content: Any, known: Collection[str] = ()) -> tuple[str, ...]:
 def state_settings(
     opened: Source, options: ImportOptions, project: str, known: dict[str, Setting], facts: Architecture
 ) -> dict[str, Setting]:
-    """Returns the settings of the evaluation, and of the model if its tensors do not tell them.
+    """Returns the settings of the evaluation, and of the model if its tensors do not show them.
 
     known: the settings that are known for these sizes and this data set. Raises ConfigError, which names the
-    keys to give, if another setting is needed.
+    missing keys, if another setting is needed.
     """
     assumed = {"pre_lnorm": Setting(False, "assumed: not in a state dict")}
     if options.overrides.chosen("n_head") is not None:

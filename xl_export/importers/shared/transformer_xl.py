@@ -8,7 +8,7 @@ and cluster i of width d_i = d_embed // div_val**i they are (with div_val 1 ther
     crit.cluster_{weight,bias} [tails, d_embed]  layers.l.dec_attn.{qkv_net,r_net,o_net,layer_norm},
     layers.l.pos_ff.…
 
-Attention type 0 is that of the paper. Type 1 has learned vectors by distance (`shaw`). Type 2 adds sinusoids
+Attention type 0 is the paper's. Type 1 has learned vectors by distance (`shaw`). Type 2 adds sinusoids
 to the input of the model, and type 3 adds learned vectors to the input of every layer. Types 2 and 3 count
 positions back from the last token of the segment.
 """
@@ -38,7 +38,7 @@ class Architecture:
     """Sizes and options of a checkpoint.
 
     tie_weights, and tie_projections for each cluster: whether a tensor is tied, so that it may be absent;
-    where one is None, tensors with equal values are taken as tied.
+    if one is None, tensors with equal values count as tied.
     """
 
     layers: int
@@ -51,7 +51,7 @@ class Architecture:
     cutoffs: tuple[int, ...]
     # Whether the head's columns for the tail clusters are stored in reverse order.
     reversed_clusters: bool
-    d_ff: int | None = None  # the width of the feed-forward network; None if only the tensors tell it
+    d_ff: int | None = None  # the width of the feed-forward network; None if only the tensors show it
     attention_type: int = 0
     pre_norm: bool = False
     biases_in_layers: bool = False  # whether every layer has its own u and v
@@ -115,7 +115,7 @@ def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Ten
 def _config(t: Tensors, facts: Architecture) -> ModelConfig:
     """Returns the configuration without its ties.
 
-    The checks of ModelConfig stand before every loop over sizes that the checkpoint states.
+    The checks of ModelConfig come before every loop over sizes from the checkpoint.
     """
     kind = facts.attention_type
     if kind == 3 and facts.heads * facts.head_dim != facts.d_model:

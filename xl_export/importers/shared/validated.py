@@ -21,10 +21,10 @@ OWN_MODEL = "export a model of your own code with xl_export.trace (docs/guides/o
 
 
 class Tensors:
-    """The tensors of one checkpoint, which are taken one by one; a tensor that nobody takes is an error.
+    """The tensors of one checkpoint, which are taken one by one; an unused tensor is an error.
 
     tensors: pairs of a name and a tensor. The names may have been translated before; two tensors with one
-    name are refused. where: the file, for messages. project: the project that the file should come from.
+    name are refused. where: the file, for messages. project: the expected origin of the file.
     spell: returns the name in the file for a translated name. allow_nonfinite: whether NaN and infinity are
     allowed.
     """
@@ -44,7 +44,7 @@ class Tensors:
         self.allow_nonfinite = allow_nonfinite
         self._left: dict[str, Tensor] = {}
         self.halved: set[str] = set()  # types other than float32 that were found
-        self.nonfinite: list[str] = []  # names of tensors that hold NaN or infinity, where these may pass
+        self.nonfinite: list[str] = []  # names of tensors that hold NaN or infinity, if these are allowed
         for name, tensor in tensors:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ArtefactError(
@@ -63,7 +63,7 @@ class Tensors:
     def take(self, name: str, *shape: int) -> Tensor:
         """Returns a tensor as float32; it must have exactly this shape.
 
-        Raises ArtefactError with the tensor's name where it is missing, has another shape or type, or is not
+        Raises ArtefactError with the tensor's name if it is missing, has another shape or type, or is not
         finite.
         """
         tensor = self.peek(name, dimensions=len(shape))
@@ -130,7 +130,7 @@ class Tensors:
 
 @contextlib.contextmanager
 def sizes_of(where: str) -> Iterator[None]:
-    """Raises ArtefactError with the name of the file where its sizes fit no model."""
+    """Raises ArtefactError with the name of the file if its sizes fit no model."""
     try:
         yield
     except ConfigError as error:
@@ -219,7 +219,7 @@ def checked(facts: Any, table: Table, *, where: str, inside: str = "") -> dict[s
     """Returns the settings of a checkpoint by the names of `table`; one that is absent is None.
 
     inside: the part of the checkpoint that holds the settings, such as `model_config.`, for messages. Raises
-    ArtefactError, which names the setting, where one is unknown, missing, or has a value that is not computed
+    ArtefactError, which names the setting, if one is unknown, missing, or has a value that is not computed
     here.
     """
     if not isinstance(facts, dict):
@@ -240,7 +240,7 @@ def checked(facts: Any, table: Table, *, where: str, inside: str = "") -> dict[s
 
 
 def checked_setting(facts: Mapping[Any, Any], name: str, rule: Rule, *, where: str, inside: str = "") -> Any:
-    """Returns one setting; raises ArtefactError where its rule does not accept it."""
+    """Returns one setting; raises ArtefactError if its rule does not accept it."""
     value = facts.get(name)
     if not rule.accepts(value):
         raise ArtefactError(f"{where}: {inside}{name} is {shown(value)}, expected {rule.expected}.")

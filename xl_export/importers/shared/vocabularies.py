@@ -1,14 +1,14 @@
-"""Reads vocabularies of other projects, symbol by symbol. They are never built anew from a text.
+"""Reads vocabularies of other projects, symbol by symbol. They are never rebuilt from a text.
 
 - Words become a `WordVocab`. It splits a text at white space, has `<eos>` for a newline, and maps every other
-  word to the project's unknown symbol. With the `<S>` of the One Billion Word benchmark, `<S>` stands before
+  word to the project's unknown symbol. With the `<S>` of the One Billion Word benchmark, `<S>` comes before
   and after each line.
-- Decimal byte values (enwik8) become a `ByteVocab` of these bytes. A newline is `<eos>` where the vocabulary
+- Decimal byte values (enwik8) become a `ByteVocab` of these bytes. A newline is `<eos>` if the vocabulary
   has that symbol; otherwise newlines are left out.
 - Single characters (text8, with `_` for a blank) become a `CharVocab`.
 
 The projects may change a text before they split it: Hugging Face applies Moses tokenisation and `@-@`. This
-project does not change texts, so they must be prepared in the same way before.
+project does not change texts, so prepare them in the same way first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
 
 @dataclass(frozen=True)
 class ReadVocabulary:
-    """A vocabulary, the name of its data set where the file holds one, and notes for the user."""
+    """A vocabulary, the name of its data set if the file holds one, and notes for the user."""
 
     vocab: Vocab
     dataset: str | None = None
@@ -56,7 +56,7 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
 
     These are a `vocab.json`, a `tokenizer.json` and a SentencePiece `.model`. A model may have some more
     tokens than a file of subwords, because some projects round their number up. The path `ids` means that
-    the model takes token ids and has no text. Raises ArtefactError if the file is damaged or the
+    the model has token ids and no text. Raises ArtefactError if the file is damaged or the
     vocabulary has another size.
     """
     if path == IDS:

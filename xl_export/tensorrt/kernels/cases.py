@@ -50,7 +50,7 @@ class Case:
 
     @property
     def J(self) -> int:  # noqa: N802 (a size by its letter)
-        """How many keys there are: those of memory and segment, or the slots of the ring."""
+        """The number of keys: of memory and segment, or the slots of the ring."""
         return self.M + self.T + self.spare
 
     def inputs(self, seed: int = 0) -> dict[str, np.ndarray]:

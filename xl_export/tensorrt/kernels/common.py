@@ -38,17 +38,17 @@ def first_row(row, T):
 def level_of(highest, total):
     """The logarithm (base 2) of a softmax's sum; -inf where no key was visible.
 
-    highest: the maximum that was taken from the scores, in units of log 2.
+    highest: the maximum that was subtracted from the scores, in units of log 2.
     """
     return tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
 
 
 @triton.jit
 def place_of(column, oldest, J):
-    """Where the keys of these columns lie among the J of a row and head.
+    """Where the keys of these columns are among the J of a row and head.
 
-    oldest: the slot of column 0 in a ring of J slots, minus J where that column lies before the wrap. None
-    if the keys lie in the order of their columns.
+    oldest: the slot of column 0 in a ring of J slots, minus J if that column is before the wrap. None if the
+    keys are in the order of their columns.
     """
     place = column
     if oldest is not None:
@@ -94,5 +94,5 @@ def farthest(position, t, M, FULL_MASK: tl.constexpr, INITIAL_MASKED: tl.constex
 
 @triton.jit
 def clip(d, rows: tl.constexpr):
-    """The row of a table for distances d; the last row serves all that are larger."""
+    """The row of a table for distances d; all larger distances use the last row."""
     return tl.minimum(tl.maximum(d, 0), rows - 1)

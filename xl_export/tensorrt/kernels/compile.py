@@ -25,7 +25,7 @@ SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without 
 # for tiles of 64 queries and more. The relative shift is made for results in registers. Results from that
 # memory go through shared memory, which is then too small: 64 x 64 needs 67,632 bytes.
 TENSOR_MEMORY = (100, 103, 110)
-MULTIPROCESSORS = 64  # of a GPU that is not asked, between Jetson Orin's 16 and an H100's 132
+MULTIPROCESSORS = 64  # of an unknown GPU, between Jetson Orin's 16 and an H100's 132
 PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of `token_attention`
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
@@ -53,13 +53,13 @@ class Tactic:
 
 
 def tactics(head_dim: int, compute_capability: int, dtype: Type = "float16") -> tuple[Tactic, ...]:
-    """The tactics among which a build chooses by time; every one is right for every shape.
+    """The tactics that a build chooses from by time; each is correct for every shape.
 
     Each fits into the shared memory of every GPU, and into its registers. A tile of segments has 16 queries
     for each warp (`segment_attention`). That kernel is for tensor cores, which Triton uses for float16 and
     from compute capability 8.0 on: otherwise segments are computed as single tokens are. For TENSOR_MEMORY
-    the tiles have at most 32 queries, and 16 where heads are wide: 32 of those spill 328 bytes a thread. Odd
-    widths do without 32 x 64 there: their rows are not aligned for asynchronous copies, and it spills 540.
+    the tiles have at most 32 queries, and 16 if heads are wide: 32 would spill 328 bytes a thread. Odd widths
+    do not use 32 x 64 there: their rows are not aligned for asynchronous copies, and it spills 540.
     """
     wide = head_dim > 64
     tokens = (
@@ -93,8 +93,8 @@ def programs(B: Any, H: Any, T: Any) -> Any:
 def parts(undivided: Any, *, multiprocessors: int, number: Callable[[int], Any] = int) -> Any:
     """How many parts the keys are divided into, so that all multiprocessors of a GPU have work.
 
-    undivided: what `programs` gives; there is 1 part where it is enough. number: makes a constant of the same
-    kind. The parts follow from the shapes and the GPU alone, so the same step gives the same bits every time.
+    undivided: the result of `programs`; there is 1 part if it is enough. number: makes a constant of the same
+    kind. The parts depend only on the shapes and the GPU, so the same step has the same bits every time.
     """
     return number(PROGRAMS_EACH * multiprocessors - 1) // undivided + 1
 
@@ -160,8 +160,8 @@ def constants(
 ) -> dict[str, int | None]:
     """The compile-time arguments of the two attention kernels.
 
-    mem_len: that of the operator over a ring; None without a ring, and then the kernel has no argument
-    `slot`. Raises ConfigError if the heads are too wide.
+    mem_len: of the operator over a ring; None without a ring, and then the kernel has no argument `slot`.
+    Raises ConfigError if the heads are too wide.
     """
     if sizes.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
@@ -214,7 +214,7 @@ def compile_kernel(
 ) -> Kernel:
     """The Triton kernel of one tactic, compiled for a GPU of this compute capability (86 for 8.6).
 
-    fixed: its compile-time arguments. Raises ConfigError if the GPU is not among PTX_VERSIONS, or where
+    fixed: its compile-time arguments. Raises ConfigError if the GPU is not among PTX_VERSIONS, or if
     the kernel needs more shared memory than every GPU has.
     """
     import triton

@@ -2,8 +2,8 @@
 driver, and the answers are compared with the naive operator.
 
 `try_kernels` does that for every case and tactic on this machine's GPU. It needs the driver, `cuda-bindings`
-and Triton. It was not run on a GPU; tests run it with a stand-in for the driver, and `run_embedded` with one
-that executes the PTX on the CPU.
+and Triton. It was not run on a GPU; tests run it with a fake driver, and `run_embedded` with one that
+executes the PTX on the CPU.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Driver:
 
     @property
     def version(self) -> str | None:
-        """The version of the driver itself, such as 580.65.06; None if the machine does not tell it."""
+        """The version of the driver itself, such as 580.65.06; None if the machine does not report it."""
         return driver_version()
 
     @property
     def cuda(self) -> str:
-        """The newest version of CUDA that the driver serves, such as 13.0: many drivers have it in common."""
+        """The newest CUDA version that the driver supports, such as 13.0; many drivers have the same one."""
         number = int(self._ask("cuDriverGetVersion"))
         return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -130,7 +130,7 @@ class Driver:
         )
 
     def milliseconds(self, call: Callable[[], None]) -> float:
-        """How long the GPU takes for what `call` queues."""
+        """How long the GPU works on what `call` queues."""
         start, stop = (self._ask("cuEventCreate", 0) for _ in range(2))
         self._ask("cuEventRecord", start, 0)
         call()
@@ -178,7 +178,7 @@ def parameter_kinds(kernel: Kernel) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The operator's answer [B, H, T, K] from a GPU, and how many milliseconds each of the repeats took."""
+    """The operator's answer [B, H, T, K] from a GPU, and the milliseconds of each repeat."""
 
     answer: np.ndarray
     milliseconds: tuple[float, ...]
@@ -194,11 +194,11 @@ def run_embedded(
     join: Tactic,
     repeats: int = 1,
 ) -> Answer:
-    """What the two kernels of an engine answer to the operator's inputs, with the grids and the arguments
-    that an engine gives them.
+    """What the two kernels of an engine answer to the operator's inputs, with an engine's grids and
+    arguments.
 
-    inputs: by name, in the operator's order. mem_len: that of the operator over a ring, or None. Raises
-    ArtefactError where the driver refuses a kernel.
+    inputs: by name, in the operator's order. mem_len: of the operator over a ring, or None. Raises
+    ArtefactError if the driver refuses a kernel.
     """
     query = inputs["query"]
     (B, H, T, K), J = query.shape, inputs["key"].shape[2]

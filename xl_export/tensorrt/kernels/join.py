@@ -24,7 +24,7 @@ def join_parts(
     """The operator's answer for BLOCK_T of all B·H·T rows, from the answers of their parts, BLOCK_J parts at
     a time.
 
-    `query` is not read: TensorRT takes the shape and the type of the answer from it.
+    `query` is not read: it gives TensorRT the shape and the type of the answer.
     """
     i = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     j = tl.arange(0, BLOCK_J)

@@ -37,8 +37,8 @@ def launch(
 ) -> None:
     """Writes the operator's output into `answer` [B, H, T, K].
 
-    inputs: contiguous tensors in the operator's order, all on one device. mem_len: that of the operator over
-    a ring, or None. scratch: `mixed` and `level` of `make_scratch`. divided: how many parts the keys are
+    inputs: contiguous tensors in the operator's order, all on one device. mem_len: of the operator over a
+    ring, or None. scratch: `mixed` and `level` of `make_scratch`. divided: how many parts the keys are
     divided into; None for as many as an engine has.
     join: the tactic that joins the answers of the parts.
     """

@@ -1,5 +1,6 @@
-"""What a compiled kernel takes of a GPU: registers, spilled bytes, shared memory, and how often its warps
-wait for each other, from the machine code that NVIDIA's assembler makes of the PTX. Needs Triton and no GPU.
+"""What a compiled kernel needs of a GPU: registers, spilled bytes, shared memory, and how often its warps
+wait for each other, from the machine code that NVIDIA's assembler makes from the PTX. Needs Triton and no
+GPU.
 
 `python -m xl_export.tensorrt.kernels.resources` prints the table of all GPUs and tactics, which is in
 tests/xl_export/tensorrt/kernels/resources.md.
@@ -37,7 +38,7 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a kernel takes: registers of each thread; bytes that each thread writes to memory for lack of
+    """What a kernel needs: registers of each thread; bytes that each thread writes to memory for lack of
     registers; bytes of shared memory of a program; and, in the loop over tiles of keys, how often all warps
     of a program wait for each other, and how often a warp's threads exchange a register.
     """
@@ -50,9 +51,9 @@ class Resources:
 
 
 def resources(kernel: Kernel) -> Resources:
-    """Those of a compiled kernel, assembled for the GPU that its PTX names.
+    """The resources of a compiled kernel, assembled for the GPU that its PTX names.
 
-    Raises subprocess.CalledProcessError where the assembler refuses the PTX.
+    Raises subprocess.CalledProcessError if the assembler refuses the PTX.
     """
     import triton
 
@@ -136,7 +137,7 @@ def table_line(compute_capability: int, tactic: Tactic, head_dim: int, form: For
 
 
 def all_kernels() -> Iterator[tuple[int, Tactic, int, Form]]:
-    """GPU, tactic, head width and form of each row of the table: of heads 128 wide the largest tile alone."""
+    """GPU, tactic, head width and form of each row of the table: of heads 128 wide only the largest tile."""
     forms: tuple[Form, ...] = ("shift", "ring")
     for form in forms:
         for compute_capability in GPUS:

@@ -2,20 +2,21 @@
 
 Neither holds a matrix of all scores. Both go through the keys tile by tile with the running maximum and sum
 of Milakov and Gimelshein (2018) in float32, and skip tiles in which no key is visible. Position scores need
-no shift: the distance of a key says which row of the position table it meets.
+no shift: the distance of a key is its row in the position table.
 
 The grid of programs has three axes: row and head (0), tile of queries (1), and part of the keys (2). Keys are
-divided into parts where queries are few and the memory is long, since one program for each head would leave
-most of a GPU idle (Dao et al. 2023, Flash-Decoding). Each part is an attention of its own. The third kernel,
+divided into parts if queries are few and the memory is long, since one program for each head would leave
+most of a GPU idle (Dao et al. 2023, Flash-Decoding). Each part is a separate attention. The third kernel,
 `join_parts`, joins their answers.
 
-The keys have columns, from the oldest of the memory to the newest of the segment. In a ring, column c lies in
+The keys have columns, from the oldest of the memory to the newest of the segment. In a ring, column c is in
 slot (slot - M + c) mod J. Each program reads that slot and no other one, so nothing is copied or rotated.
 
-The first two kernels take the operator's inputs in order, then T and J, then the two outputs of a part, both
-float32, in rows (part · B · H + row) · T + t. `mixed` [K] holds the values under the part's own softmax.
-`level` is the logarithm (base 2) of the sum of that softmax, and -inf where no key was visible. Everything
-else is fixed when a kernel is compiled (`compile.py`). That includes `slot`, which is None without a ring.
+The parameters of the first two kernels are the operator's inputs in order, T and J, and the two outputs of a
+part, both float32, in rows (part · B · H + row) · T + t. `mixed` [K] holds the values under the part's own
+softmax. `level` is the logarithm (base 2) of the sum of that softmax, and -inf where no key was visible.
+Everything else is fixed when a kernel is compiled (`compile.py`). That includes `slot`, which is None without
+a ring.
 """
 
 # ruff: noqa: RUF005 (Triton's language has no starred expressions)
@@ -74,7 +75,7 @@ def segment_attention(
 ):
     """The answer of BLOCK_T queries of one row and head in one part of the keys, for segments.
 
-    BLOCK_T is 16 for each warp, so that a warp has rows of its own: then the softmax needs no other warp, and
+    BLOCK_T is 16 for each warp, so that each warp has its own rows: then the softmax needs no other warp, and
     neither does the relative shift of the position scores (`skew.py`). Warps wait for each other twice for
     every tile of keys, where the tiles of keys, values and table are exchanged in shared memory.
 
@@ -107,8 +108,8 @@ def segment_attention(
 
     highest = tl.full([BLOCK_T], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_T], tl.float32)
-    # In pieces no wider than BLOCK_T: of a product with more columns than rows the compiler would give every
-    # warp columns of its own instead of rows.
+    # In pieces no wider than BLOCK_T: the compiler would divide a product with more columns than rows among
+    # the warps by columns instead of rows.
     PIECES: tl.constexpr = 2 if BLOCK_K > BLOCK_T and BLOCK_T > 16 else 1
     WIDTH: tl.constexpr = BLOCK_K // PIECES
     mixed = (tl.zeros([BLOCK_T, WIDTH], tl.float32),) * PIECES
@@ -146,8 +147,8 @@ def segment_attention(
         keys = tl.load(key + place + k, mask=in_range, other=0.0)
         values = _pieces(value + place, (j0 + j) < columns, K, WIDTH, PIECES)
         scores = tl.dot(content, tl.trans(keys), by_key, input_precision="ieee")
-        # From d, as the position scores: by that the compiler sees that the product of values follows theirs,
-        # and gives both the same rows for each warp.
+        # From d, like the position scores: so the compiler sees that the product of values follows them, and
+        # assigns each warp the same rows in both.
         visible = ((i - NEAREST)[:, None] + d[None, :]).to(tl.uint32) < count[:, None]
         scores = tl.where(visible, scores, float("-inf"))
         highest, total, mixed = _mix(highest, total, mixed, scores, values)
@@ -188,7 +189,7 @@ def _position_scores(positional, table, bias, d, k, K: tl.constexpr, R: tl.const
 def _before_the_part(positional, table, bias, d, k, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr):
     """The same as `_position_scores` for the distances before the first tile.
 
-    One product for each warp, since nothing else tells the compiler to give every warp rows of its own here.
+    One product for each warp, since nothing else makes the compiler divide the rows among the warps here.
     """
     T: tl.constexpr = positional.shape[0]
     BLOCK_K: tl.constexpr = positional.shape[1]

@@ -3,11 +3,11 @@
 A product of queries with rows of the position table has a column for each distance. Attention needs a column
 for each key. The key of column j meets query i in column j - i of the product, so row i moves to the right by
 i columns. A gather through shared memory does that too, but it makes all warps wait for each other many times
-for every tile of keys. Here nobody waits, and each number passes one shuffle among four threads.
+for every tile of keys. Here no warp waits, and each number passes one shuffle among four threads.
 
 What a tensor core leaves in registers makes that possible. Row i = 16 w + 8 a + g belongs to warp w, and to
 the four threads of its g (0 to 7). Thread c of these four holds columns 8 n + 2 c + b, for both b and each n.
-Eight columns with one n are a group. The way of i columns has three steps:
+Eight columns with one n are a group. The move by i columns has three steps:
 
 - 16 w columns are whole groups, twice as many for each bit of w: a warp takes groups that came earlier.
 - 8 a columns are the group before. The compiler knows a for each register, so this step costs nothing.
@@ -33,7 +33,7 @@ def skewed(scores, earlier, FIRST: tl.constexpr):
 
     scores: by distance; their columns follow those of the tile before. T is 16, 32, 64 or 128, and J is 16,
     32, 64 or 128. earlier: the groups that the tile before has left. FIRST: there is none before; then the
-    result means nothing, and the groups are those that T columns leave.
+    result is meaningless, and the groups are what T columns leave.
     """
     T: tl.constexpr = scores.shape[0]
     W: tl.constexpr = T // 16
@@ -57,9 +57,7 @@ def skewed(scores, earlier, FIRST: tl.constexpr):
 
 @triton.jit
 def _late(groups, before, chosen):
-    """The groups, and where `chosen` those of as many groups earlier as `before` holds; and the next
-    `before`.
-    """
+    """The groups, shifted back by the number of groups in `before` where `chosen`; and the next `before`."""
     line = before + groups
     late = ()
     for n in tl.static_range(len(groups)):
@@ -75,7 +73,7 @@ def _turned(groups):
     g = tl.arange(0, 8)[None, None, :, None]
     c = tl.arange(0, 4)[None, None, None, :]
     odd = (g & 1) != 0
-    # The columns with b = 1 come from g // 2 threads before, those with b = 0 from one more where g is odd.
+    # Columns with b = 1 come from g // 2 threads before, columns with b = 0 from one more if g is odd.
     ways = (g + 1) // 2, g // 2
     anywhere = tl.zeros([2, W, 8, 4], tl.int32)
     senders = (c - ways[0]) & 3 | anywhere, (c - ways[1]) & 3 | anywhere

@@ -1,12 +1,12 @@
-"""Which kernels an engine gets for its attention: those that are fastest on positions as they are in use.
+"""Which kernels an engine gets for its attention: the fastest ones on realistic positions.
 
-TensorRT times the tactics of a plugin on inputs of its own making (NVIDIA/TensorRT#2552). Where all
-positions are 0, nearly every key is masked, the kernels skip it, and the times say nothing about a stream in
-its middle. So each attention is timed here, before the build, as the engine launches it: the embedded PTX
-through the CUDA driver, at each profile's usual shape, with a full memory. Answers are compared with the
-naive operator. TensorRT is then offered only the fastest kernels whose answer is right.
+TensorRT times the tactics of a plugin on inputs of its own (NVIDIA/TensorRT#2552). If all positions are 0,
+nearly every key is masked, the kernels skip it, and the times say nothing about the middle of a stream. So
+each attention is timed here, before the build, as the engine launches it: the embedded PTX through the CUDA
+driver, at each profile's usual shape, with a full memory. Answers are compared with the naive operator.
+TensorRT is then offered only the fastest kernels whose answer is correct.
 
-It was not run on a GPU; tests run it with a stand-in for the driver.
+It was not run on a GPU; tests run it with a fake driver.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Shape:
             for name, shape in shapes.items()
         }
         arrays["first"] = np.full(B, 4 * (self.mem_len + J), np.int32)
-        if self.ring:  # no step writes across the end; with several rows the memory lies across it in some
+        if self.ring:  # no step writes across the end; with several rows the memory of some crosses it
             arrays["slot"] = ((np.arange(B) + 1) * J // (B + 1) % (J - T + 1)).astype(np.int32)
         return {name: arrays[name] for name in (RING_INPUTS if self.ring else INPUTS)}
 
@@ -96,7 +96,7 @@ class Choice:
 
     @property
     def facts(self) -> TacticFacts:
-        """What `build.json` says of it."""
+        """Its entry in `build.json`."""
         shape = self.shape
         return TacticFacts(
             profile=shape.profile,
@@ -124,7 +124,7 @@ class Record:
 
     @property
     def holds_for(self) -> tuple[object, ...]:
-        """All besides the shape on which the choice depends."""
+        """What the choice depends on besides the shape."""
         return self.gpu, self.driver_version, self.driver_cuda, self.code
 
 
@@ -150,7 +150,7 @@ def attention_shapes(model: onnx.ModelProto, spec: Spec, profiles: Iterable[Prof
             signature = signatures[node.domain, node.op_type]
             ring = spec.form == "ring"
             values = {item.name: item.i for item in node.attribute}
-            # Queries, keys and positions are computed; their sizes are not among those of a kernel.
+            # Queries, keys and positions are computed; a kernel's sizes do not include theirs.
             of = [dims.get(name, ()) for name in node.input]
             shapes.append(
                 Shape(
@@ -215,10 +215,10 @@ def time_shape(driver: Driver, shape: Shape) -> Choice:
 
 
 def choose(shapes: Sequence[Shape], gpu: Gpu, *, file: Path | None = None) -> tuple[Choice, ...]:
-    """The kernels of each shape on this machine's GPU: from the file where they were timed before.
+    """The kernels of each shape on this machine's GPU: from the file if they were timed before.
 
-    What is timed now is added to the file. Where the driver launches nothing, the defaults are taken, and one
-    line on standard error says so. Raises UserError for a file that is not one of these.
+    What is timed now is added to the file. If the driver launches nothing, the defaults are used, with a
+    warning. Raises UserError for a file that is not one of these.
     """
     records = read_records(file) if file and file.exists() else ()
     try:
@@ -239,7 +239,7 @@ def choose(shapes: Sequence[Shape], gpu: Gpu, *, file: Path | None = None) -> tu
 
 
 def read_records(file: Path) -> tuple[Record, ...]:
-    """What a file of choices holds; raises UserError where it is another file."""
+    """What a file of choices holds; raises UserError for another file."""
     again = "remove it, or give another --tactics"
     try:
         records = from_json(Records, read_json(file), where=str(file))
@@ -254,7 +254,7 @@ def read_records(file: Path) -> tuple[Record, ...]:
 
 @functools.cache
 def code() -> str:
-    """SHA-256 of the kernels' sources and of the name of their compiler: times hold for these alone."""
+    """SHA-256 of the kernels' sources and of the name of their compiler: times are valid only for these."""
     digest = hashlib.sha256(version("triton").encode())
     for name in ("common", "compile", "join", "segment", "skew", "token"):
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())

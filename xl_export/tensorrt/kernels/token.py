@@ -53,9 +53,9 @@ def token_attention(
 ):
     """The answer of one query of one row and head in one part of the keys, for single tokens; BLOCK_T is 1.
 
-    The time goes to reading keys, values and table. So the keys are dealt to BLOCK_J lanes, and each lane has
-    a softmax of its own over every BLOCK_J-th key: threads wait for each other once, at the end, where the
-    softmaxes are joined.
+    Reading keys, values and table dominates the time. So the keys are dealt to BLOCK_J lanes, each with its
+    own softmax over every BLOCK_J-th key: threads wait for each other once, at the end, to join the
+    softmaxes.
     """
     row = tl.program_id(0)
     h = row % H
