@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, DivergedError, StreamError
+from runtimes.base.logits import log_probability
 from runtimes.contract.checks import (
     checked_lengths,
     checked_targets,
@@ -25,14 +26,42 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
+from runtimes.contract.session import Paths, Session
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorSpec, row_bytes
 from runtimes.contract.vocabulary import Vocab
-from runtimes.sessions.from_logits import FromLogits
 from runtimes.sessions.pieces import cut, run_in_pieces
 from runtimes.sessions.segment_end import sees_segment_end
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
+
+
+class FromLogits:
+    """`predict` and `score` for a session that computes all logits in `step`."""
+
+    @property
+    def paths(self) -> Paths | None:
+        """None: there is one way to compute a step, unless a session overrides this."""
+        return None
+
+    def predict(
+        self: Session, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        logits, memory = self.step(tokens, memory, lengths=lengths)
+        last = logits[:, -1] if lengths is None else logits[range(len(logits)), last_fed(lengths, tokens)]
+        return last, memory
+
+    def score(
+        self: Session,
+        tokens: np.ndarray,
+        targets: np.ndarray,
+        memory: Memory,
+        *,
+        lengths: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, Memory]:
+        targets = checked_targets(self, targets, tokens, lengths)
+        logits, memory = self.step(tokens, memory, lengths=lengths)
+        return log_probability(logits, targets), memory
 
 
 class GraphSession(FromLogits, ABC):

@@ -16,7 +16,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, Vocab
-from runtimes.sessions.from_logits import FromLogits
+from runtimes.sessions.graph import FromLogits
 from runtimes.tasks.beams import beam_search, best_of
 from runtimes.tasks.generate import generate
 from runtimes.tasks.score_texts import score_texts
