@@ -242,15 +242,18 @@ def test_commands_say_which_operators_they_run(
     ]
 
     def lines(form: str) -> tuple[list[str], list[dict]]:
-        outputs = [
-            CliRunner().invoke(c, [str(artefacts[form]), "--json", *more]).stdout.splitlines()
-            for c, more in commands
-        ]
+        def outputs(*options: str) -> list[str]:
+            return [
+                CliRunner().invoke(command, [str(artefacts[form]), *more, *options]).stdout
+                for command, more in commands
+            ]
+
         shown = [
-            next(line for line in output if line.startswith("computed by")).split("ONNX Runtime, ")[1]
-            for output in outputs
+            next(line for line in output.splitlines() if line.startswith("computed by"))
+            for output in outputs()
         ]
-        return shown, [json.loads(output[-1]) for output in outputs]
+        documents = [json.loads(output) for output in outputs("--json")]
+        return [line.split("ONNX Runtime, ")[1] for line in shown], documents
 
     shown, (checked, scored, facts) = lines("ring")
     assert shown == ["fused operator", "fused operator", "fused operator"]
