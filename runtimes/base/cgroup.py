@@ -24,7 +24,7 @@ def cpu_limit(root: Path = ROOT) -> int | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The bytes of memory that this process may take; None if there is no limit."""
+    """The bytes of memory that this process may use; None if there is no limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     limits = [_number(folder / name) for folder in _groups("memory", root) for name in names]
     return min(found) if (found := [limit for limit in limits if limit is not None]) else None
@@ -52,8 +52,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             continue
         if path is None:
             continue
-        # The path is seen from the host where there is no cgroup namespace, and then begins with what is
-        # mounted.
+        # Without a cgroup namespace the path is the host's, and begins with what is mounted.
         inside = path[len(beneath) :] if f"{path}/".startswith(f"{beneath}/") else "/"
         folder = mount / inside.strip("/")
         yield folder

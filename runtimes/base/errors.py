@@ -81,7 +81,7 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
         if (package := absent(error)) in packages:
             without_pytorch = WITH_PYTORCH & set(extras.split(",")) and not _is_installed("torch")
             if without_pytorch and "torch" in packages:
-                package = "torch"  # the largest of what is missing, whatever is imported first
+                package = "torch"  # the largest missing package, even if another is imported first
             smaller = OF_CPUS if without_pytorch and sys.platform == "linux" else ""
             raise MissingPackageError(
                 f"{package} is not installed and this step needs it; {command}{smaller}."

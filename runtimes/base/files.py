@@ -119,8 +119,8 @@ OTHER_KINDS = {
 def open_file(path: Path) -> io.BufferedReader:
     """A regular file, or a link to one, opened to be read as bytes.
 
-    Raises OSError if it cannot be opened and for a folder, a pipe or a device. A pipe may
-    never be written to, and opening it in the usual way would wait for ever.
+    Raises OSError if it cannot be opened and for a folder, a pipe or a device. Opening a pipe
+    in the usual way would wait for a writer, perhaps for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

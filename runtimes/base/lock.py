@@ -51,9 +51,9 @@ def _take(folder: Path) -> int:
         except BlockingIOError:
             holder = os.pread(lock, MOST_BYTES, 0).decode("utf-8", "replace")
             os.close(lock)
-            said = f" ({holder})" if holder and holder.isprintable() else ""
+            by = f" ({holder})" if holder and holder.isprintable() else ""
             raise UserError(
-                f"{folder} is being written by another process{said}; wait until that one ends, or stop it."
+                f"{folder} is being written by another process{by}; wait until that one ends, or stop it."
             ) from None
         except OSError:  # a file system without locks: there is nothing to hold
             return lock

@@ -47,7 +47,7 @@ def _worked() -> int:
 
 
 def memory_bytes() -> int:
-    """The bytes of memory that this process may take: the physical memory, or the limit of its container."""
+    """The bytes of memory that this process may use: the physical memory, or the limit of its container."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(physical, memory_limit() or physical)
 
@@ -60,7 +60,7 @@ def refuse_beyond_memory(
     error: type[UserError] = StreamError,
     available: int | None = None,
 ) -> None:
-    """Raises `error` where `num_bytes` exceeds the memory of this machine, or `available` bytes.
+    """Raises `error` if `num_bytes` exceeds the memory of this machine, or `available` bytes.
 
     what: the subject of the sentence, in the singular. mend: how to fix it, in the imperative.
     """

@@ -25,7 +25,7 @@ def without_controls(text: str, *, allowed: str = "\n\t") -> str:
 class TerminalStream:
     """A text stream to a terminal that writes control characters as visible escapes.
 
-    allowed: the control characters that pass. All other attributes are those of `stream`.
+    allowed: the control characters that pass. All other attributes are the stream's.
     """
 
     def __init__(self, stream: TextIO, *, allowed: str = "\n\t") -> None:

@@ -111,7 +111,7 @@ class Session(Protocol):
 
         lengths: int [B], from 0 to T; None means T in every row. Row b is fed its first lengths[b] tokens,
         and `memory.positions[b]` grows by lengths[b]; the other tokens are padding, which nothing sees, and
-        their logits are NaN. Each row gets what it gets alone, in a segment of its own length. Ring memory on
+        their logits are NaN. A row's results never depend on the other rows or on padding. Ring memory on
         ONNX Runtime and runs in PyTorch can do that; other sessions refuse `lengths` with a StreamError.
         """
         ...

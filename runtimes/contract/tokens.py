@@ -70,7 +70,7 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
         return ReadText(_test_part(path, vocab))
     suffix = path.suffix.lower()
     if ids or suffix == ".npy" or (vocab.kind == "ids" and suffix in ID_SUFFIXES):
-        return ReadText(_read_ids(path, vocab, told=ids, dtype=dtype))
+        return ReadText(_read_ids(path, vocab, declared=ids, dtype=dtype))
     if suffix in ID_SUFFIXES and vocab.kind != "byte":  # numbers would be scored as if they were words
         raise TextError(
             f"{path} has the name of a file of token ids; give --ids if it holds ids of this model, or give "
@@ -142,7 +142,7 @@ def side_file(ids: str) -> str:
 
 
 def vocabulary_sha256(vocab: Vocab) -> str:
-    """Hexadecimal SHA-256 of a vocabulary, whatever the order of the keys in its file."""
+    """Hexadecimal SHA-256 of a vocabulary; the order of the keys in its file does not matter."""
     return hashlib.sha256(json.dumps(vocab.to_json(), sort_keys=True).encode()).hexdigest()
 
 
@@ -159,20 +159,20 @@ def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
     return None if unknown is None else float(np.mean(np.asarray(tokens) == unknown))
 
 
-def _read_ids(path: Path, vocab: Vocab, *, told: bool, dtype: str | None) -> np.ndarray:
+def _read_ids(path: Path, vocab: Vocab, *, declared: bool, dtype: str | None) -> np.ndarray:
     """The ids of a file, which are known to be of this vocabulary."""
     mend = "give ids of this model"
     if path.suffix == ".jsonl":
         return _joined(path, vocab, dtype, mend)
     ids = open_ids(path, dtype=dtype)
     side = path.with_name(side_file(path.name))
-    said = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
-    if b'"vocabulary_sha256"' in said and said != side_bytes(vocab):
+    side_facts = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
+    if b'"vocabulary_sha256"' in side_facts and side_facts != side_bytes(vocab):
         raise TextError(
             f"{path} has ids of another vocabulary than that of the model, as {side} says; give ids of the "
             "model's vocabulary, or a text."
         )
-    if not told and b'"vocabulary_sha256"' not in said and vocab.kind != "ids":
+    if not declared and b'"vocabulary_sha256"' not in side_facts and vocab.kind != "ids":
         raise TextError(
             f"{path} holds token ids, and nothing says that they are ids of this model's vocabulary of "
             f"{vocab.size} {vocab.kind}s; give --ids if they are (`eval` and `recl` have it), or give a text."

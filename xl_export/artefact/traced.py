@@ -63,8 +63,8 @@ def trace(
     - module: with the interface of `xl_export.tracing.module.StepModule`. While it is traced it is in
       evaluation mode, so dropout is off.
     - vocab: of its token ids.
-    - rule: its memory length, its longest segment and its mask. The memory length says how many tokens the
-      module remembers, and so how long the comparison with PyTorch continues.
+    - rule: its memory length, its longest segment and its mask. The memory length is the number of tokens
+      that the module remembers, and determines how long the comparison with PyTorch continues.
     - memory: the form of its memory tensors. None finds it from their shapes. `own` uses them as they
       are, whatever form they look like.
     - target, precision, memory_precision, force: as in `xl_export.export`.

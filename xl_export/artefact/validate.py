@@ -182,7 +182,7 @@ def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Refer
 def chained_segments(rule: MemoryRule) -> np.ndarray:
     """Returns segment lengths T, 1, 7, T, T, 3, … (int64) whose sum passes the end of the ring.
 
-    `WRAPS` and `ENOUGH` say how far. After the first round, a ring that is longer is filled with whole
+    `WRAPS` and `ENOUGH` set how far. After the first round, a ring that is longer is filled with whole
     segments until its end is near. No segment ends where the ring ends, so that some are written across its
     end; this is not possible if T is 1 or there is no memory.
     """

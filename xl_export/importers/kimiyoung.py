@@ -263,7 +263,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
         raise ArtefactError(
             f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {m['n_token']}."
         )
-    said = {}
+    settings = {}
     known = tables(m, ends, div_val)
     for path, kind in module_classes(m, 1 if div_val == 1 else len(ends)):
         part = parts.pop(path, None)
@@ -274,14 +274,16 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
                 f"{where}: the module {path} is a {values.shown(part.name)}, expected {kind}, the only one "
                 f"that can be imported; {OWN_MODEL}"
             )
-        said[path] = checked(part.state, known[kind], where=at, inside=f"{path}.")
+        settings[path] = checked(part.state, known[kind], where=at, inside=f"{path}.")
     if parts:
         path, part = next(iter(parts.items()))
         raise ArtefactError(
             f"{where} has the unexpected module {values.shown(path)}, a {values.shown(part.name)}, expected "
             f"only the modules of a {PROJECT} model; {OWN_MODEL}"
         )
-    norms, orders = ({part[name] for part in said.values() if name in part} for name in ("eps", "pre_lnorm"))
+    norms, orders = (
+        {part[name] for part in settings.values() if name in part} for name in ("eps", "pre_lnorm")
+    )
     if len(norms) != 1 or len(orders) != 1:
         raise ArtefactError(
             f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all."
@@ -299,8 +301,8 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
         attention_type=m["attn_type"],
         pre_norm=orders.pop(),
         norm_epsilon=float(norms.pop()),
-        dropout=float(said["drop"]["p"]),
-        attention_dropout=float(said["layers.0.dec_attn.dropatt"]["p"]),
+        dropout=float(settings["drop"]["p"]),
+        attention_dropout=float(settings["layers.0.dec_attn.dropatt"]["p"]),
     ), m
 
 

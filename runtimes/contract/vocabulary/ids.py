@@ -64,5 +64,5 @@ class IdsVocab(NoFiles):
 
     def to_json(self) -> dict[str, Any]:
         names = {} if self.names is None else {"names": self.names}
-        special = {"special": told} if (told := self.special.to_json()) else {}
+        special = {"special": ids} if (ids := self.special.to_json()) else {}
         return {"kind": self.kind, "size": self.size, **names, **special}

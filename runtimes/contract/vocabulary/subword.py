@@ -300,10 +300,10 @@ class _SentencePiece:
                 self._processor.unk_id,
                 self._processor.pad_id,
             )
-            told = {name: found for name, get in zip(names, ids, strict=True) if (found := get()) >= 0}
+            found_ids = {name: found for name, get in zip(names, ids, strict=True) if (found := get()) >= 0}
         if self.size == 0:
             raise ArtefactError("the SentencePiece model has no pieces; give a trained one.")
-        self.special = SpecialTokens(**told)
+        self.special = SpecialTokens(**found_ids)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._processor.encode(text)

@@ -58,7 +58,7 @@ def variant() -> str | None:
 
 
 def ignored() -> str | None:
-    """One sentence that says why a library in the cache or in the package is not loaded, and how to fix it.
+    """A warning: why a library in the cache or in the package is not loaded, and how to fix it.
 
     None if the better one is used, if there is none, or if it is only damaged.
     """

@@ -1,8 +1,8 @@
 """Engines that ONNX Runtime has built, kept in the user's cache.
 
 An engine is an ONNX file with an EPContext node, named `engine-KEY-HASH.onnx`, where HASH is the beginning
-of its own SHA-256. It is code that runs on the GPU, so it is used only if no other user but root
-can have written it.
+of its own SHA-256. It is code that runs on the GPU, so it is used only if no other user but root can have
+written it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def read_settings(path: Path) -> Settings:
     if not isinstance(data, dict):
         return from_json(Settings, data, where=str(path))  # raises ConfigError
     chosen: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    spelled: dict[str, str] = {}
     for word, value in data.items():
         name = WORDS.get(word) or word
         if word == "same_length" and value is not None:
@@ -78,10 +78,11 @@ def read_settings(path: Path) -> Settings:
             continue
         if name in chosen and chosen[name] != value:
             raise ConfigError(
-                f"{path}: {said[name]} is {data[said[name]]!r:.40} and {word} {data[word]!r:.40}; give "
+                f"{path}: {spelled[name]} is {data[spelled[name]]!r:.40} and {word} {data[word]!r:.40}; give "
                 f"one of them."
             )
-        chosen[name], said[name] = value, word
+        chosen[name] = value
+        spelled[name] = word
     unknown = sorted(set(chosen) - {field.name for field in dataclasses.fields(Settings)})
     if unknown:
         names = ", ".join([field.name for field in dataclasses.fields(Settings)] + list(WORDS))

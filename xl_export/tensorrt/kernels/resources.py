@@ -65,12 +65,12 @@ def resources(kernel: Kernel) -> Resources:
         source = Path(folder) / "kernel.ptx"
         code = Path(folder) / "kernel.cubin"
         source.write_text(kernel.ptx)
-        said = _run(assembler.path, "-v", "--gpu-name", target[1], str(source), "-o", str(code))
+        report = _run(assembler.path, "-v", "--gpu-name", target[1], str(source), "-o", str(code))
         assembly = _run(tools.nvdisasm.path, "-c", str(code))
-    registers = re.search(r"Used (\d+) registers", said)
-    spilled = re.search(r"(\d+) bytes spill stores", said)
-    assert registers, said
-    assert spilled, said
+    registers = re.search(r"Used (\d+) registers", report)
+    spilled = re.search(r"(\d+) bytes spill stores", report)
+    assert registers, report
+    assert spilled, report
     loop = innermost_loop(assembly)
     return Resources(
         registers=int(registers[1]),
