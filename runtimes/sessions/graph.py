@@ -295,7 +295,8 @@ def _last_outputs(
     outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray], lengths: np.ndarray | None
 ) -> np.ndarray:
     """Numbers that are finite where the last output of every row with tokens was computed and is finite."""
-    logits, (batch, segment) = outputs["logits"], inputs["input_ids"].shape
+    logits = outputs["logits"]
+    batch, segment = inputs["input_ids"].shape
     counts = np.full(batch, segment) if lengths is None else lengths
     rows = np.flatnonzero(counts)
     if "targets" not in inputs:

@@ -64,7 +64,8 @@ def run_in_pieces(
             rows = np.flatnonzero(wanted)
             if not (rows.size or empty_rows):
                 rows = np.arange(1, shape[0] + 1) * width - 1
-            part["logit_rows"], where = rows, rows.shape
+            part["logit_rows"] = rows
+            where = rows.shape
         else:
             where = (shape[0], width)
         answers["logits"] = np.empty((*where, outputs["logits"].shape[-1]), outputs["logits"].dtype)

@@ -63,7 +63,7 @@ def export(
 
     - exporter: `graph` writes the graph node by node. `trace` has PyTorch trace its own step
       (`xl_export/tracing`); then every head keeps the whole memory, even if it learned a shorter span.
-    - memory: the form of the memory tensors. None is ring, or shift where an engine cannot have a ring (see
+    - memory: the form of the memory tensors. None is ring, or shift if an engine cannot have a ring (see
       `needs_shift`).
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
       rule.

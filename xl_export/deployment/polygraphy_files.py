@@ -89,7 +89,8 @@ def recorded_step(
     session: OrtSession, memory: Memory, tokens: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The inputs and outputs of the graph in one step on tokens [B, T], by name; advances the memory."""
-    (batch, length), spec = tokens.shape, session.spec
+    batch, length = tokens.shape
+    spec = session.spec
     fed = {"input_ids": tokens, "position_ids": memory.positions[:, None] + np.arange(length)}
     if spec.model.selective:
         fed["targets"] = np.roll(tokens, -1, axis=1)

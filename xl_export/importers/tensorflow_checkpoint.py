@@ -32,7 +32,7 @@ BYTES_PER_SECOND = 5_000_000
 GROWTH = 4  # variables may be compressed, up to this factor
 LEAST = 1 << 20
 STATE_BYTES = 1 << 16
-# Python puts the current folder first on the module path, where an untrusted numpy.py would be executed.
+# Python puts the current folder first on the module path, and would execute an untrusted numpy.py there.
 PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     f"from {tensorflow_child.__name__} import main; sys.exit(main(*sys.argv[1:]))"

@@ -21,7 +21,7 @@ def facts_of(model: str, device: str, threads: int, rule: MemoryRule | None = No
 
 
 def open_same(model: str, device: str, threads: int, facts: Facts, rule: MemoryRule | None = None) -> Session:
-    """A session of the model; raises ConfigError where `facts_of` it is not `facts`."""
+    """A session of the model; raises ConfigError if its `facts_of` are not `facts`."""
     session = _opened(model, device, threads, rule)
     here = _facts(session)
     if here["model"] != facts["model"]:

@@ -100,7 +100,8 @@ class _Rewriting:
             self.know(old, self.converted(new, HALF) if node.op_type in STATISTICS else new)
 
     def know(self, old: ir.Value, new: ir.Value) -> None:
-        self.same[old, new.dtype], self.kind[old] = new, new.dtype
+        self.same[old, new.dtype] = new
+        self.kind[old] = new.dtype
 
     def of(self, value: ir.Value, kind: ir.DataType) -> ir.Value:
         """The new graph's value for an old one: as it is, cast, or a constant. Only floats get the type

@@ -27,7 +27,9 @@ def naive_relative_attention(
 
     slot, mem_len: of the operator over a ring; None if the keys are a memory followed by the segment.
     """
-    (B, H, T, _), J, N = query.shape, key.shape[2], attributes.persistent
+    B, H, T, _ = query.shape
+    J = key.shape[2]
+    N = attributes.persistent
     rule = attributes.rule(mem_len=J - T if mem_len is None else mem_len, segment=T)
     i = np.arange(T)[:, None]
     j = np.arange(J)

@@ -108,7 +108,8 @@ def _usual(tensor: Any) -> tuple[int, ...]:
 
 def _choice(tensors: Sequence[Any]) -> Choice | None:
     """The kernels that were chosen for the inputs of an attention, or None."""
-    (B, _, T, _), J = _usual(tensors[0]), _usual(tensors[1])[2]
+    B, _, T, _ = _usual(tensors[0])
+    J = _usual(tensors[1])[2]
     return _chosen.get((B, T, J, Sizes.of([tuple(tensor.shape) for tensor in tensors])))
 
 

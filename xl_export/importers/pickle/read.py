@@ -44,7 +44,7 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
     A checkpoint is a zip container or a legacy container, and its file may be compressed. The content
     consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool and None; of CPU tensors,
     which share memory where they do in the file (parameters are plain tensors); of Foreign for instances of
-    foreign classes; and of Named where a class itself is a value. It has no cycles and is at most 200 levels
+    foreign classes; and of Named if a class itself is a value. It has no cycles and is at most 200 levels
     deep.
 
     budget: of the compressed files that are read together; without one, the file has its own.

@@ -201,7 +201,8 @@ def run_embedded(
     ArtefactError if the driver refuses a kernel.
     """
     query = inputs["query"]
-    (B, H, T, K), J = query.shape, inputs["key"].shape[2]
+    B, H, T, K = query.shape
+    J = inputs["key"].shape[2]
     multiprocessors = driver.multiprocessors
     for_gpu = {
         "compute_capability": driver.gpu.capability,
