@@ -365,7 +365,7 @@ def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
     ("files", "source", "words"),
     [
         ({"model.pt": b""}, "", ["model.pt is empty"]),
-        ({"model.pt": b"Some notes on the model\n"}, "model.pt", ["model.pt is a text, not a checkpoint"]),
+        ({"model.pt": b"Some notes on the model\n"}, "model.pt", ["model.pt is a text; give the checkpoint"]),
         ({}, "none", ["none does not exist"]),
         (
             {"model.ckpt-0.index": b"0", "model.ckpt-0.meta": b"0"},

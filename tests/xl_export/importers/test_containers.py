@@ -60,7 +60,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "file", b"", "is empty")
     cut = zip_container(CONTENT, {"0": NUMBERS})[:-30]
     refused(tmp_path / "file", cut, "is a damaged zip archive (its end is missing)")
-    refused(tmp_path / "file", b"text of a reader", "is a text, not a checkpoint")
+    refused(tmp_path / "file", b"text of a reader", "is a text; give the checkpoint")
 
 
 def member_offset(data: bytes, member: str) -> int:
