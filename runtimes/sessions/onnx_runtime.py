@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from operator import is_
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.graph_file import refuse_foreign_graph, refuse_foreign_ort_graph
 
 Kernel = Literal["standard", "fused"]
-Kind = tuple[tuple[int, int], Positions, bool]  # of a step: the shape of its tokens, ...; see `_Kept`
 KernelChoice = Kernel | Literal["auto"]
 COMPUTED_BY: dict[Kernel, str] = {
     "standard": "ONNX Runtime, standard operators",
@@ -51,6 +50,14 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that computes a graph, and one of opset 24.
 OLDEST = (1, 23)
 OLDEST_24 = (1, 25)
+
+
+class Kind(NamedTuple):
+    """What two steps have in common that use the same arrays."""
+
+    shape: tuple[int, ...]  # of the tokens, [B, T]
+    logits_of: Positions
+    no_targets: bool
 
 
 class OrtSession(GraphSession):
@@ -142,32 +149,43 @@ class OrtSession(GraphSession):
         targets: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """As in `GraphSession`; steps of one shape reuse what was checked and bound for the last one."""
-        kind = (np.shape(tokens), logits_of, targets is None)
-        binding = memory.binding if lengths is None and isinstance(memory, Memory) else None
-        if isinstance(binding, _Binding) and (kept := binding.kept) is not None and kept.kind == kind:
+        kind = Kind(np.shape(tokens), logits_of, targets is None)
+        if lengths is None and isinstance(memory, Memory):
             with memory.in_use():
-                if self._holds(binding, memory) and kept.fill(tokens, memory.positions, targets):
-                    self._run(binding)
-                    binding.advance(memory)
-                    memory.positions += kept.length
-                    if not kept.is_finite():
-                        memory.unsure = True
-                    return kept.answers()
+                answers = self._repeat(kind, tokens, memory, targets)
+            if answers is not None:
+                return answers
         answers = super()._advance(tokens, memory, lengths, logits_of=logits_of, targets=targets)
-        if lengths is None and not (self._ring_sizes and kind[0][1] > 1):
+        if lengths is None and not (self._ring_sizes and kind.shape[1] > 1):
             memory.binding.keep(kind, memory.positions, vocab_size=self.vocab.size)
         return answers
 
-    def _holds(self, binding: _Binding, memory: Memory) -> bool:
-        """Whether the memory is the one that was checked and bound, so that only values can have changed."""
-        return (
+    def _repeat(
+        self, kind: Kind, tokens: np.ndarray, memory: Memory, targets: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """A step with the arrays that are bound; None if the step or the memory are not those of before.
+
+        Only values are looked at again: the arrays are the same objects, which were checked and bound.
+        """
+        binding = memory.binding
+        if not isinstance(binding, _Binding) or (kept := binding.kept) is None or kept.kind != kind:
+            return None
+        same = (
             binding.serves(self._session, memory)
-            and memory.positions is binding.positions
+            and memory.positions is kept.positions
             and memory.owner == self.identity
             and memory.current
             and not memory.unsure
             and os.getpid() == self._process
         )
+        if not same or not kept.fill(tokens, targets):
+            return None
+        self._run(binding)
+        binding.advance(memory)
+        memory.positions += kept.kind.shape[1]
+        if not kept.is_finite():
+            memory.unsure = True
+        return kept.answers()
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         binding = self._binding(memory)
@@ -246,8 +264,8 @@ class _Binding:
             pairs = [(self._arrays, self._spare), (self._spare, self._arrays)]
         self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
         self.kept: _Kept | None = None
-        self.positions: np.ndarray | None = None  # of the memory, with which `kept` was checked
-        self._kind: Kind | None = None  # of the last step
+        self._kind: Kind | None = None  # of the last step without lengths
+        self._step: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None = None  # the last, if small
 
     @property
     def io(self) -> Any:
@@ -257,23 +275,24 @@ class _Binding:
     def bind(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
         """Binds the arrays of the next step."""
         self.kept = None
-        self._step = inputs, outputs
+        self._step = (inputs, outputs) if outputs["logits"].nbytes <= MOST_KEPT else None
         _bind_arrays(self.io, inputs, outputs)
 
     def keep(self, kind: Kind, positions: np.ndarray, *, vocab_size: int) -> None:
         """After two steps of one kind, keeps arrays bound that the next ones of this kind fill again."""
-        inputs, outputs = self._step
-        if kind == self._kind and outputs["logits"].nbytes <= MOST_KEPT:
-            self.positions = positions
-            self.kept = _Kept(kind, inputs, outputs, vocab_size)
+        if kind == self._kind and self._step is not None:
+            inputs, outputs = self._step
+            self.kept = _Kept(kind, inputs, outputs, positions, vocab_size)
             for io in self._ios:
                 _bind_arrays(io, self.kept.inputs, self.kept.outputs)
         self._kind = kind
 
     def serves(self, session: Any, memory: Memory) -> bool:
         """Whether this binding is of the session and over the arrays that the memory holds now."""
-        now = map(memory.tensors.get, self._arrays)
-        return self.session is session and all(map(is_, now, self._arrays.values()))
+        tensors = memory.tensors
+        return self.session is session and all(
+            map(is_, map(tensors.get, self._arrays), self._arrays.values())
+        )
 
     def advance(self, memory: Memory) -> None:
         """Makes the buffers that a step has just written the tensors of the memory."""
@@ -294,55 +313,59 @@ class _Binding:
 
 
 class _Kept:
-    """The inputs and outputs of steps of one kind, which stay bound: a token allocates and binds nothing.
-
-    kind: the shape of the tokens, whose logits are computed, and whether there are no targets.
-    """
+    """The inputs and outputs of steps of one kind, which stay bound: a token allocates and binds nothing."""
 
     def __init__(
-        self, kind: Kind, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], vocab_size: int
+        self,
+        kind: Kind,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        positions: np.ndarray,
+        vocab_size: int,
     ) -> None:
         self.kind = kind
-        self.length = kind[0][1]
+        self.positions = positions  # of the memory; a step of one token reads its position from there
         self.inputs = {name: array.copy() for name, array in inputs.items()}
         self.outputs = {name: np.empty_like(array) for name, array in outputs.items()}
+        if kind.shape[1] == 1:
+            self.inputs["position_ids"] = positions[:, None]
         self._tokens = self.inputs["input_ids"]
-        self._positions = self.inputs["position_ids"]
-        self._offsets = np.arange(self.length)
         self._vocab_size = vocab_size
-        self._logits = self.outputs["logits"]
-        shape = {"all": kind[0], "last": kind[0][:1], "none": (0,)}[kind[1]]
-        self._shape = (*shape, self._logits.shape[-1])
-        self._last = self._logits.reshape(self._shape)
-        if kind[1] == "all":
-            self._last = self._last[:, -1]
+        shape = {"all": kind.shape, "last": kind.shape[:1], "none": (0,)}[kind.logits_of]
+        self._logits = self.outputs["logits"].reshape(*shape, vocab_size)
+        self._log_probs = self.outputs.get("log_probs")
+        self._last = self._logits[:, -1] if kind.logits_of == "all" else self._logits
+        # For a sum without the cost of an error state; NumPy's BLAS would start threads for larger products.
+        self._ones = np.ones(vocab_size, np.float32) if self._last.size <= 8192 else None
 
-    def fill(self, tokens: np.ndarray, positions: np.ndarray, targets: np.ndarray | None) -> bool:
+    def fill(self, tokens: np.ndarray, targets: np.ndarray | None) -> bool:
         """Sets the inputs; False if a value is out of range, which the caller then explains."""
         tokens = np.asarray(tokens)
-        if tokens.dtype.kind not in "iu":
-            return False
         lowest, highest = value_range(tokens)
-        first, last = value_range(positions)
-        if lowest < 0 or highest >= self._vocab_size or first < -MAX_POSITION or last > MAX_POSITION:
+        first, last = value_range(self.positions)
+        if tokens.dtype.kind not in "iu" or lowest < 0 or highest >= self._vocab_size:
+            return False
+        if first < -MAX_POSITION or last > MAX_POSITION:
             return False
         self._tokens[:] = tokens
-        np.add(positions[:, None], self._offsets, out=self._positions)
+        if self.kind.shape[1] > 1:
+            np.add(self.positions[:, None], np.arange(self.kind.shape[1]), out=self.inputs["position_ids"])
         if targets is not None:
             self.inputs["targets"][:] = targets
         return True
 
     def answers(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the logits and of the log-probabilities, if there are any, for the caller to keep."""
-        logits = self._logits.reshape(self._shape).copy()
-        log_probs = self.outputs.get("log_probs")
-        return logits, logits if log_probs is None else log_probs.copy()
+        logits = self._logits.copy()
+        return logits, logits if self._log_probs is None else self._log_probs.copy()
 
     def is_finite(self) -> bool:
         """Whether the last output of every row is finite; see `runtimes.contract.restart.observe`."""
-        if self.kind[1] == "none":
+        if self.kind.logits_of == "none":
             wanted = self.inputs["targets"][:, -1] >= 0
             return bool(wanted.all() and np.isfinite(self.outputs["log_probs"][:, -1]).all())
+        if self._ones is not None:
+            return all(map(math.isfinite, self._last.dot(self._ones).tolist()))
         with np.errstate(invalid="ignore", over="ignore"):
             return math.isfinite(np.add.reduce(self._last, axis=None))
 
