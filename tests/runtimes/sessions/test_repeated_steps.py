@@ -1,4 +1,4 @@
-"""Steps of one shape reuse arrays that stay bound, and give the answers of a session that binds every step."""
+"""Steps of one shape reuse arrays that stay bound; a session that binds every step gives the same answers."""
 
 from __future__ import annotations
 
