@@ -119,6 +119,13 @@ def test_a_link_makes_the_same_text_again(
 ) -> None:
     page = open_page(site)
     page.write(PROMPT)
+    assert [page.page.input_value(f"#{name}") for name in ("temperature", "top_p", "top_k")] == [
+        "1",
+        "1",
+        "0",
+    ]
+    page.page.fill("#temperature", "2")
+    page.page.fill("#top_p", "0.72")
     page.page.fill("#seed", "5")
     page.page.fill("#count", "40")
     page.page.click("#go")
@@ -126,7 +133,7 @@ def test_a_link_makes_the_same_text_again(
     assert page.text("why").startswith("Stopped after 40 tokens")
     text = page.do("page.work.stream.text")
     session = runtimes.open_session(artefacts["ring"], threads=1, device="cpu")
-    sampler = runtimes.Sampler(temperature=0.8, top_p=0.9)
+    sampler = runtimes.Sampler(temperature=2, top_p=0.72)
     drawn = runtimes.generate(session, PROMPT, max_tokens=40, sampler=sampler, seed=5)
     assert text == PROMPT + "".join(piece.text for piece in drawn)
     link = page.do("page.work.link()")

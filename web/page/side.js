@@ -24,12 +24,8 @@ export function colour(name) {
 /** Settings of the artefact that the page has no field for. @type {Record<string, unknown>} */
 let others = {};
 
-/**
- * Starts from the artefact's own sampling; without any the fields keep theirs.
- * @param {Record<string, any>} sampling
- */
+/** Starts from the artefact's own sampling. @param {Record<string, any>} sampling */
 export function useDefaults(sampling) {
-  if (!Object.keys(sampling).length) return;
   const { temperature = 1, top_p = 1, top_k = 0, ...more } = sampling;
   useSettings({ temperature, top_p, top_k });
   others = more;
@@ -45,14 +41,17 @@ export function linkOf(given) {
   return `#${new URLSearchParams(Object.entries(given).filter(([, value]) => value != null))}`;
 }
 
-/** How the next tokens are drawn; a random seed unless one is given. */
+/**
+ * How the next tokens are drawn; a random seed unless one is given. If the field of temperature or top-p is
+ * empty, the model's own setting is used.
+ */
 export function settings() {
   const number = (/** @type {string} */ id) => Math.max(0, Math.floor(Number(field(id).value) || 0));
   const seed = field("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : number("seed");
+  const filled = ["temperature", "top_p"].filter((id) => field(id).value !== "");
   return {
     ...others,
-    temperature: Number(field("temperature").value),
-    top_p: Number(field("top_p").value),
+    ...Object.fromEntries(filled.map((id) => [id, Number(field(id).value)])),
     top_k: number("top_k"),
     seed,
     tokens: number("count") || 200,
@@ -68,11 +67,6 @@ export class Side {
     this.position = 0;
     this.measured = false;
     this.speed = new Speed();
-    for (const id of ["temperature", "top_p"]) {
-      const say = () => (part(`${id}-value`).textContent = Number(field(id).value).toFixed(2));
-      field(id).addEventListener("input", say);
-      say();
-    }
     const redraw = () => this.#draw();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
     for (const id of ["speed", "memory-plot"]) new ResizeObserver(redraw).observe(part(id));
