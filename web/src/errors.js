@@ -13,6 +13,9 @@ export class XLExportError extends Error {
 /** The error of a file that is not the one that `spec.json` describes. */
 export class AlteredError extends XLExportError {}
 
+/** The error of a file that does not exist. */
+export class MissingError extends XLExportError {}
+
 /** The error of a step that was stopped by an AbortSignal; its name is that of the platform's own. */
 export class StoppedError extends XLExportError {
   constructor() {

@@ -3,7 +3,7 @@ import { GpuEngine, gpuOptions, missingGpu } from "./engine/gpu.js";
 import { chooseEngine, refuseDifferent } from "./engine/self-check.js";
 import { loadLibrary, loadRuntime } from "./engine/runtime.js";
 import { createSession } from "./engine/session.js";
-import { AlteredError, XLExportError, firstLine, shown } from "./errors.js";
+import { AlteredError, MissingError, XLExportError, firstLine, shown } from "./errors.js";
 import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
@@ -120,8 +120,9 @@ async function recommended(source, signal) {
   let bytes;
   try {
     bytes = await source.read(SAMPLING, { most: MOST_SPEC_BYTES, signal });
-  } catch {
-    return {};
+  } catch (error) {
+    if (error instanceof MissingError) return {};
+    throw error;
   }
   return readSampling(bytes, `${SAMPLING} of ${source.name}`);
 }

@@ -114,6 +114,7 @@ test("a server's failures are told, bytes are counted, and an older kept file is
         /spec\.json could not be read: the server answered 404/,
       ],
       ["weights.bin", (response) => response.writeHead(503).end(), /answered 503/],
+      ["sampling.json", (response) => response.writeHead(503).end(), /answered 503/],
       [
         "weights.bin",
         (response) => response.end(files["weights.bin"].slice(5)),

@@ -1,7 +1,15 @@
 /**
  * Where the files of an artefact come from: a web address, a folder of this machine (in Node), or memory.
  */
-import { AlteredError, StoppedError, XLExportError, firstLine, refuseStopped, shown } from "../errors.js";
+import {
+  AlteredError,
+  MissingError,
+  StoppedError,
+  XLExportError,
+  firstLine,
+  refuseStopped,
+  shown,
+} from "../errors.js";
 
 /**
  * @typedef {{
@@ -73,8 +81,8 @@ function web(url) {
       const address = new URL(file, url);
       address.search = url.search;
       refuseStopped(signal);
-      const failed = (/** @type {string} */ why) =>
-        new XLExportError(`${address.href} could not be read: ${why}.`);
+      const failed = (/** @type {string} */ why, Kind = XLExportError) =>
+        new Kind(`${address.href} could not be read: ${why}.`);
       const tooLarge = () =>
         new AlteredError(
           `${address.href} could not be read: it has more than the ${most} bytes that were expected; copy ` +
@@ -83,7 +91,10 @@ function web(url) {
       try {
         const response = await fetch(address, { signal, cache: fresh ? "reload" : "default" });
         if (!response.ok) {
-          throw failed(`the server answered ${response.status} ${response.statusText}`.trim() + `; ${HINT}`);
+          // Object storage whose files cannot be listed answers 403 for a file that does not exist.
+          const missing = response.status === 404 || response.status === 403;
+          const answer = `the server answered ${response.status} ${response.statusText}`.trim();
+          throw failed(`${answer}; ${HINT}`, missing ? MissingError : XLExportError);
         }
         return await body(response, { onBytes, most, tooLarge });
       } catch (error) {
@@ -139,7 +150,8 @@ function folder(place) {
       const { constants, open } = await import("node:fs/promises");
       const { join } = await import("node:path");
       const path = place instanceof URL ? new URL(file, place) : join(place, file);
-      const failed = (/** @type {string} */ why) => new XLExportError(`${path} could not be read: ${why}.`);
+      const failed = (/** @type {string} */ why, Kind = XLExportError) =>
+        new Kind(`${path} could not be read: ${why}.`);
       let stream;
       try {
         // Without O_NONBLOCK, opening a named pipe waits until something writes into it.
@@ -153,7 +165,7 @@ function folder(place) {
       } catch (error) {
         if (error instanceof XLExportError) throw error;
         const missing = /** @type {{code?: string}} */ (error).code === "ENOENT";
-        throw failed(missing ? `it does not exist; ${HINT}` : firstLine(error));
+        throw missing ? failed(`it does not exist; ${HINT}`, MissingError) : failed(firstLine(error));
       } finally {
         await stream?.close();
       }
@@ -170,7 +182,7 @@ function inMemory(files) {
       const found = Object.hasOwn(files, file) ? files[file] : undefined;
       const bytes = found instanceof Blob ? new Uint8Array(await found.arrayBuffer()) : found;
       if (!(bytes instanceof Uint8Array)) {
-        throw new XLExportError(`${file} is not among the given files; give all files of the artefact.`);
+        throw new MissingError(`${file} is not among the given files; give all files of the artefact.`);
       }
       onBytes?.(bytes.length);
       return plain(bytes);
