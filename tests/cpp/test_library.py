@@ -173,6 +173,8 @@ def test_a_text_without_settings_is_drawn_as_the_artefact_recommends(
     wrong = shutil.copytree(folder, tmp_path / "wrong")
     (wrong / "sampling.json").write_text('{"top_p": 7}')
     assert "top_p is 7; expected above 0 and at most 1" in driver.refusal("generate", wrong, prompt="a")
+    (wrong / "sampling.json").write_text("[]")
+    assert "an object was expected" in driver.refusal("generate", wrong, prompt="a")
 
 
 def test_random_numbers_are_numpy_s(driver: Driver, artefacts: dict[str, Path]) -> None:

@@ -49,17 +49,39 @@ export async function readSpec(bytes, where) {
   return { spec, identity: await sha256(bytes) };
 }
 
+/** The options of a Sampler by their names in `sampling.json`, such as topK by top_k. */
+const SETTINGS = new Map(
+  Object.keys(new Sampler()).map((name) => [
+    name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
+    name,
+  ]),
+);
+
 /**
  * The settings in the bytes of a `sampling.json`, as options of `generate`.
  * @param {Uint8Array} bytes @param {string} where
  * @returns {import("../index.js").SamplingOptions}
  */
 export function readSampling(bytes, where) {
-  const camel = (/** @type {string} */ name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
-  const given = Object.entries(parseJson(bytes, where));
-  const settings = Object.fromEntries(given.map(([name, value]) => [camel(name), value]));
-  new Sampler(settings); // refuses what is out of range
-  return settings;
+  const given = parseJson(bytes, where);
+  /** @param {string} why @returns {never} */
+  const refuse = (why) => {
+    throw new XLExportError(`${where}: ${why}; write it again with \`xl-export set\`.`);
+  };
+  if (typeof given !== "object" || given === null || Array.isArray(given))
+    refuse(`expected a JSON object, found ${shown(given)}`);
+  /** @type {Record<string, number | null>} */
+  const settings = {};
+  for (const [name, value] of Object.entries(given)) {
+    const option = SETTINGS.get(name);
+    if (!option)
+      return refuse(`unknown key ${shown(name)}; the known keys are ${[...SETTINGS.keys()].join(", ")}`);
+    if (typeof value !== "number" && !(name === "top_k" && value === null))
+      refuse(`${name} is ${shown(value)}; expected a number`);
+    settings[option] = value;
+  }
+  new Sampler(/** @type {any} */ (settings)); // refuses what is out of range
+  return /** @type {any} */ (settings);
 }
 
 /**

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { XLExportError, open } from "../src/index.js";
-import { writesInPlace } from "../src/spec.js";
+import { readSampling, writesInPlace } from "../src/spec.js";
 import { Sampler } from "../src/text/sampler.js";
 import { all, caseOf, devices, furthest, given } from "./setup.js";
 
@@ -180,6 +180,23 @@ test("two streams of one model may be used at once, and one stream may not", asy
     await Promise.all([one.return(), two.return()]);
   }
   await model.close();
+});
+
+test("a sampling.json is refused where Python refuses it", () => {
+  for (const [text, words] of /** @type {[string, RegExp][]} */ ([
+    ["null", /expected a JSON object, found null/],
+    ["[]", /expected a JSON object, found \[\]/],
+    ['{"topP": 0.9}', /unknown key "topP"; the known keys are temperature, top_k, top_p/],
+    ['{"temperature": null}', /temperature is null; expected a number/],
+    ['{"temperature": "1"}', /temperature is "1"; expected a number/],
+    ['{"min_p": true}', /min_p is true; expected a number/],
+    ['{"top_p": 7}', /topP is 7; expected above 0/],
+  ]))
+    assert.throws(
+      () => readSampling(Buffer.from(text), "sampling.json"),
+      (error) => error instanceof XLExportError && words.test(error.message),
+      text,
+    );
 });
 
 /** The name of a setting of Python, such as top_k. @param {string} name */

@@ -54,6 +54,7 @@ inline Sampler read_sampling(const std::filesystem::path& folder) {
   const Bytes bytes = read_file(path, max_spec_bytes);
   return naming(path, [&] {
     const json::Value document = json::parse(as_text(bytes));
+    if (!document.is(json::Kind::object)) throw json::Value::wrong("an object was expected");
     for (std::size_t at = 0; at < document.keys.size(); ++at) {
       const std::string& name = document.keys[at];
       const json::Value& value = document.items[at];
