@@ -40,10 +40,12 @@ export class Streams {
     await this.#add(await Stream.of(this.backEnd, await this.backEnd.load(file), this.#unused()));
   }
 
+  /** Asks for another name of the shown stream; returns whether one was given. */
   rename() {
     const name = prompt("A name for this stream:", this.#shown.name)?.trim().slice(0, 60);
     if (name) this.#shown.name = name;
     this.changed();
+    return Boolean(name);
   }
 
   async delete() {

@@ -52,7 +52,11 @@ export class TextWork {
     this.timer = 0;
     this.frame = 0;
     this.typing = false; // the text area holds something that the stream does not have yet
-    /** @type {any} the text and settings from which the last text was generated: what a link carries */
+    /**
+     * @type {any} how the last text was generated. `stream` and `whole`: the stream and its text after it.
+     *   `link`: the text and settings from which it was made. `untouched`: whether the page made it and the
+     *   reader has not renamed it, so that it need not be kept
+     */
     this.origin = null;
     const { streams } = this;
     const click = (/** @type {string} */ id, /** @type {() => Promise<void>} */ work) =>
@@ -61,7 +65,7 @@ export class TextWork {
     page.button("surprise", () => this.surprise());
     page.button("new", () => this.create());
     page.button("fork", async () => (await this.stop(), await streams.fork()));
-    page.button("rename", () => streams.rename());
+    page.button("rename", () => this.rename());
     page.button("delete", async () => (await this.stop(), await streams.delete()));
     part("scroll").addEventListener("click", ({ target }) => target === part("scroll") && this.area.focus());
     this.area.addEventListener("input", () => this.#typed());
@@ -82,7 +86,7 @@ export class TextWork {
     await this.streams.create();
     if (link) {
       await this.write(link);
-      this.#told();
+      if (this.origin) this.origin.untouched = true;
     } else await this.#tell(BEGINNINGS[0], OPENING);
     part("scroll").scrollTop = 0; // a visitor reads it from its beginning
   }
@@ -105,7 +109,7 @@ export class TextWork {
   /** A new text that nobody has to begin; it replaces one that came about in the same way. */
   async surprise() {
     await this.stop();
-    if (this.#untouched && this.origin.told) await this.#clear();
+    if (this.#disposable) await this.#clear();
     else await this.create();
     this.#tell(BEGINNINGS[Math.floor(Math.random() * BEGINNINGS.length)], {}).catch(this.page.fail);
   }
@@ -116,12 +120,12 @@ export class TextWork {
     const bits = this.stream.bits.slice(1).reduce((sum, each) => sum + each, 0);
     if (!(bits < UNLIKELY * this.stream.text.length)) await this.#clear();
     await this.go(settings);
-    this.#told();
+    if (this.origin) this.origin.untouched = true;
   }
 
-  /** Nobody has typed in this text, or it can be made again from a link. */
-  #told() {
-    if (this.origin) this.origin.told = true;
+  /** Asks for another name. A stream that has got one is kept. */
+  rename() {
+    if (this.streams.rename() && this.#asGenerated) this.origin.untouched = false;
   }
 
   async #clear() {
@@ -165,9 +169,9 @@ export class TextWork {
     await this.stream.turn;
   }
 
-  /** The page is closed: a text that nobody has typed in is not kept. */
+  /** The page is closed: a stream that the reader has left as it was is not kept. */
   leave() {
-    if (this.#untouched && this.origin.told) this.streams.backEnd.forget?.(this.stream.handle);
+    if (this.#disposable) this.streams.backEnd.forget?.(this.stream.handle);
   }
 
   /** A link to this page that makes the same text. */
@@ -175,7 +179,7 @@ export class TextWork {
     const { stream } = this;
     if (stream.base + stream.earlier.length)
       throw new Refusal("the page does not have this text from its beginning; use Save instead of a link.");
-    const carried = this.#untouched ? this.origin.link : { text: stream.text };
+    const carried = this.#asGenerated ? this.origin.link : { text: stream.text };
     const link = linkOf(carried);
     if (link.length > LONGEST_LINK)
       throw new Refusal("the text is too long for a link; use Save instead, which writes a file.");
@@ -183,8 +187,13 @@ export class TextWork {
   }
 
   /** Whether the text ends as the model has generated it. */
-  get #untouched() {
+  get #asGenerated() {
     return this.origin?.stream === this.stream && this.origin.whole === this.stream.text;
+  }
+
+  /** Whether the shown stream can be made again, and the reader has not made it their own. */
+  get #disposable() {
+    return this.#asGenerated && this.origin.untouched;
   }
 
   /** The stream as a file. */

@@ -159,6 +159,18 @@ def test_a_text_that_nobody_typed_in_leaves_no_stream(kept: Running, open_page: 
     assert comes_true(lambda: len(kept.get("/v1/streams").json()["data"]) == count)
 
 
+def test_a_stream_that_was_renamed_is_kept(kept: Running, open_page: Open) -> None:
+    named, other = (open_page(kept, link="text=The cat&tokens=5&seed=1") for _ in range(2))
+    ids = [page.do("page.work.stream.handle.id") for page in (named, other)]
+    named.page.once("dialog", lambda dialog: dialog.accept("Mine"))
+    named.page.click("#rename")
+    named.until("page.work.stream.name === 'Mine'")
+    named.page.goto("about:blank")
+    other.page.goto("about:blank")
+    assert comes_true(lambda: kept.get(f"/v1/streams/{ids[1]}").status_code == 404)
+    assert kept.get(f"/v1/streams/{ids[0]}").status_code == 200
+
+
 @pytest.mark.slow
 def test_a_reader_types_watches_forks_and_takes_back(
     kept: Running, session: Session, open_page: Open
