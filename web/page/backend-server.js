@@ -289,11 +289,9 @@ class ServerHandle {
 /** The connection to the stream that is shown; it is opened when something is asked. */
 class Socket {
   /** @typedef {{hear?: (chunk: any) => void, done: (end: any) => void, fail: (e: Error) => void}} Waiting */
-  /** @type {Map<number, Waiting>} */
-  #waiting = new Map();
-  /** @type {WebSocket | null} */
-  #socket = null;
-  #id = "";
+  /** @typedef {{id: string, socket: WebSocket, waiting: Map<number, Waiting>}} Connection */
+  /** @type {Connection | null} */
+  #connection = null;
   #tag = 0;
 
   /**
@@ -302,13 +300,14 @@ class Socket {
    */
   async ask(id, op, fields, { signal, hear }) {
     signal?.throwIfAborted();
-    const socket = await this.#connected(id);
+    const { socket, waiting } = await this.#connected(id);
+    signal?.throwIfAborted();
     const cancel = () => socket.send('{"op": "cancel"}');
     signal?.addEventListener("abort", cancel);
     try {
       return await new Promise((done, fail) => {
         const tag = ++this.#tag;
-        this.#waiting.set(tag, { hear, done, fail });
+        waiting.set(tag, { hear, done, fail });
         socket.send(JSON.stringify({ op, tag, ...fields }));
       });
     } finally {
@@ -316,36 +315,37 @@ class Socket {
     }
   }
 
-  /** @param {string} id */
+  /** @param {string} id @returns {Promise<Connection>} */
   async #connected(id) {
-    if (this.#socket?.readyState === WebSocket.OPEN && this.#id === id) return this.#socket;
-    this.#socket?.close();
+    const before = this.#connection;
+    if (before?.id === id && before.socket.readyState === WebSocket.OPEN) return before;
+    before?.socket.close();
     const key = sessionStorage.getItem(KEY);
     const address = new URL(`v1/streams/${id}/ws`, location.href);
     address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(address, key ? ["xl-export", `key64.${base64url(key)}`] : ["xl-export"]);
-    [this.#socket, this.#id] = [socket, id];
+    /** @type {Map<number, Waiting>} */
+    const waiting = new Map();
+    const connection = { id, socket, waiting };
+    this.#connection = connection;
     await new Promise((resolve, reject) => {
       socket.onopen = resolve;
       socket.onclose = () =>
         reject(new Refusal("The server closed the connection to the stream; try again."));
     });
-    socket.onmessage = ({ data }) => this.#heard(JSON.parse(data));
-    socket.onclose = () => {
-      for (const { fail } of this.#waiting.values())
-        fail(new Refusal("The connection to the stream has ended; load the page again."));
-      this.#waiting.clear();
+    socket.onmessage = ({ data }) => {
+      const { tag, event, error, ...answer } = JSON.parse(data);
+      const asked = waiting.get(tag);
+      if (event === "chunk") return asked?.hear?.(answer);
+      waiting.delete(tag);
+      if (event === "end") asked?.done(answer);
+      else asked?.fail(new Refusal(error.message, { code: error.code }));
     };
-    return socket;
-  }
-
-  /** @param {any} message */
-  #heard({ tag, event, error, ...answer }) {
-    const waiting = this.#waiting.get(tag);
-    if (event === "chunk") return waiting?.hear?.(answer);
-    this.#waiting.delete(tag);
-    if (event === "end") waiting?.done(answer);
-    else waiting?.fail(new Refusal(error.message, { code: error.code }));
+    socket.onclose = () => {
+      for (const { fail } of waiting.values())
+        fail(new Refusal("The connection to the stream has ended; load the page again."));
+    };
+    return connection;
   }
 }
 
