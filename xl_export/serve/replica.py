@@ -65,8 +65,11 @@ class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     tokens: Annotated[list[int] | None, doc("Token ids that are fed next.")] = None
     score: Annotated[bool, doc("Whether the log-probability of each fed token is returned.")] = False
     max_tokens: Annotated[int, doc("How many tokens are drawn then, and fed.")] = 0
-    # Another replica that does the request draws the same tokens.
-    seed: Annotated[int | None, doc("The same seed draws the same tokens.")] = 0
+    seed: Annotated[int | None, doc("The same seed draws the same tokens; null is 0.")] = 0
+
+    def __post_init__(self) -> None:
+        # A seed chosen by the server would let another replica that does the request draw other tokens.
+        self.seed = self.seed or 0
 
 
 async def read_body(parts: AsyncIterable[bytes], declared: str) -> object:

@@ -115,6 +115,19 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(session: runtimes.Ses
         in_thread(race(slow, fast))
 
 
+def test_a_request_without_a_seed_draws_the_same_tokens_everywhere(
+    session: runtimes.Session, tmp_path: Path
+) -> None:
+    body = {"position": 0, "text": "abc", "max_tokens": 30, "temperature": 2.0}
+
+    async def ask(made: Replica) -> None:
+        first = await made.answer("a", body)
+        assert (await made.answer("b", {**body, "seed": None}))["tokens"] == first["tokens"]
+
+    with replica(session, str(tmp_path)) as made:
+        in_thread(ask(made))
+
+
 def test_an_object_store_lets_one_of_two_replicas_begin_a_stream(
     session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
