@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from xl_export.serve.http.base.errors import ClientLeftError
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.exchange import LOOKS, SLOWEST, Exchange
 from xl_export.serve.http.base.limits import Limits
 
@@ -65,3 +65,26 @@ def test_a_client_is_cut_that_takes_next_to_nothing_while_it_is_waited_for(
 ) -> None:
     count = 40 if pause else 100
     assert answered(size, pause=pause, count=count) == (is_cut, is_cut)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_refusal_is_never_written_into_a_binary_answer(binary: bool) -> None:
+    sent: list[Message] = []
+    cut: list[bool] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def answer() -> None:
+        server: Any = SimpleNamespace()
+        exchange = Exchange(server, {"headers": []}, send, send)  # type: ignore[arg-type]
+        exchange.cut = lambda: cut.append(True)
+        if binary:
+            await exchange.start([(b"content-type", b"application/octet-stream")])
+        await exchange.events(b"begun")
+        await exchange.refuse(RefusedError("the disk is full."))
+
+    with ThreadPoolExecutor(1) as thread:  # as above
+        thread.submit(lambda: asyncio.run(answer())).result()
+    assert cut == [True] * binary
+    assert (b"the disk is full" in sent[-1]["body"]) is not binary

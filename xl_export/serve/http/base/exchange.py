@@ -59,6 +59,8 @@ class Exchange:
         self.status = 0
         #: Whether an answer made of parts has begun.
         self.started = False
+        #: Whether these parts are server-sent events.
+        self.streams_events = False
         #: Whether the server waits for the client to accept the last part.
         self.sending = False
         #: Bytes of parts that the client has accepted.
@@ -209,6 +211,7 @@ class Exchange:
     async def events(self, data: bytes) -> None:
         """Sends encoded events, and the headers before the first of them."""
         if not self.started:
+            self.streams_events = True
             await self.start(EVENTS)
         await self._put(data, more=True)
 
@@ -217,13 +220,15 @@ class Exchange:
         await self._put(data, more=False)
 
     async def refuse(self, refusal: RefusedError) -> None:
-        """Sends a refusal: as the answer, or as the last event of one that has begun. A WebSocket that is not
-        accepted yet has its handshake refused.
+        """Sends a refusal: as the answer, or as the last event of one that has begun. Any other answer that
+        has begun is cut off. A WebSocket that is not accepted yet has its handshake refused.
         """
         if not self.started:
             await self.respond(refusal.response())
-        else:
+        elif self.streams_events:
             await self.end(EVENT + refusal.body() + END + DONE)
+        else:
+            self.cut()
 
     async def _put(self, data: bytes, *, more: bool) -> None:
         # The web server's own `send`, because each layer around it costs time for every token.
