@@ -314,6 +314,7 @@ def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: st
         ("/v1/streams//append", "a part of the path is empty, as if the id of a stream were missing."),
         ("/v1/streams/%2e%2e%2fsnapshot.key", "see /openapi.json for what there is."),
         ("/nothing", "see /openapi.json for what there is."),
+        (f"/v1/streams/{'x' * 200}/rewnd", "see /openapi.json for what there is."),
     ],
 )
 def test_a_path_that_is_not_there_is_told_the_one_that_was_meant(served, path: str, words: str) -> None:

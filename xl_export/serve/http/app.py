@@ -23,6 +23,7 @@ from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import routes as streams
 
 UNLOGGED = ("/health", "/ready", "/metrics")
+LONGEST_COMPARED = 200  # characters of a path; finding a similar one takes time quadratic in its length
 CHAT = "these models continue text and have learned no roles; send the text to /v1/completions"
 # Parts of OpenAI's interface that do not apply to these models, and why.
 REFUSED = {
@@ -191,8 +192,8 @@ def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> No
         )
     if origin is not None and origin.partition("://")[2] != host:
         raise RefusedError(
-            f"the request comes from the page {origin!r:.80}; a server without API keys answers its own page "
-            "alone.",
+            f"the request comes from the page {origin!r:.80}; a server without API keys only answers its "
+            "own page.",
             status=403,
             code="foreign_origin",
         )
@@ -223,6 +224,8 @@ def _missing(path: str, method: str, same_path: Sequence[Endpoint]) -> Endpoint:
 
 def _advice(path: str) -> str:
     """What to do if no endpoint has the path of a request, in the imperative."""
+    if len(path) > LONGEST_COMPARED:
+        return "see /openapi.json for what there is"
     if "//" in path:
         return "a part of the path is empty, as if the id of a stream were missing"
     paths = {_like(each.path, path) for each in ENDPOINTS}
