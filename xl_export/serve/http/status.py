@@ -43,7 +43,7 @@ class ServerFigures(TypedDict):
 class VocabularyFacts(TypedDict):
     """The vocabulary of a model."""
 
-    kind: Annotated[str, doc("What tokens are: char, word, subword, ids or bytes.")]
+    kind: Annotated[str, doc("What tokens are: char, word, subword, ids or byte.")]
     size: Annotated[int, doc("How many tokens there are.")]
     special: Annotated[dict[str, int], doc("Special tokens, by their meaning.")]
 
