@@ -19,6 +19,7 @@ from xl_export.serve.http.base.workers import Steps
 
 SLICE = 1 << 12  # items of a list that are encoded at once
 MOST_TEXTS = 1 << 17  # texts of single tokens that are kept
+CONTEXT = 32  # tokens before a text that decide how its first token reads
 PROBES = 8  # tokens whose texts tell what kind of token came before them
 
 

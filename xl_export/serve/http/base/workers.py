@@ -24,6 +24,7 @@ Steps: TypeAlias = Generator[None, None, Result]
 
 INLINE = 1 << 10  # bytes, or as much work as a byte of text is; less is done on the event loop
 SHORT = 1 << 14  # less is short work
+TOKEN_WORK = 16  # how much more work a token with its log-probability is than a byte of text
 TURN = 0.005  # seconds after which it is the next job's turn
 
 
@@ -152,6 +153,14 @@ async def aside(
     workers = SHORT_WORK if size < SHORT else LONG_WORK
     result: Result = await workers.run(tenant, function, *arguments, **named)
     return result
+
+
+def size_of(tokens: int, likeliest: int | None) -> int:
+    """How much work it is to write tokens into an answer, for `aside`.
+
+    likeliest: how many of the likeliest tokens each has; None for tokens without log-probabilities.
+    """
+    return tokens if likeliest is None else TOKEN_WORK * tokens * (1 + likeliest)
 
 
 def finished(steps: Steps[Result]) -> Result:

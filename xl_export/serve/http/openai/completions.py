@@ -16,7 +16,7 @@ from xl_export.serve.http.base.endpoint import Endpoint
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.workers import Steps, aside
+from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 from xl_export.serve.http.openai.writing import (
     Choice,
@@ -27,8 +27,6 @@ from xl_export.serve.http.openai.writing import (
     Writer,
     usage,
 )
-
-TOKEN_WORK = 16  # how much more work a token with its log-probability is than a byte of text
 
 
 async def completions(exchange: Exchange, body: CompletionBody) -> None:
@@ -116,7 +114,8 @@ class Completion:
                 else:
                     document = self._writer.document(self._choices, self._usage())
                     shown = self._plan.prompt_tokens if self._plan.echo else 0
-                    size = self._size_of(shown + sum(choice.tokens for choice in self._choices))
+                    written = shown + sum(choice.tokens for choice in self._choices)
+                    size = size_of(written, self._plan.log_probs)
                     await exchange.document(await aside(size, self._tenant, json_steps, document))
             finally:
                 self._count()
@@ -167,10 +166,6 @@ class Completion:
         drawing = self._plan.drawing
         return None if drawing is None else replace(drawing, index=choice.index, prompt=prompt.tokens)
 
-    def _size_of(self, tokens: int) -> int:
-        """How much work it is to tell of so many tokens; see `aside`."""
-        return tokens * (1 if self._plan.log_probs is None else TOKEN_WORK * (1 + self._plan.log_probs))
-
     async def _take_all(self, inbox: Inbox, delivery: Delivery) -> RefusedError | UserError | None:
         """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
         first: RefusedError | UserError | None = None
@@ -209,10 +204,11 @@ class Completion:
                 await self._end(choice, prompt, answer)
 
     async def _feed(self, prompt: _Prompt, fed: Fed) -> None:
-        await aside(self._size_of(fed.count) if self._scores else 0, self._tenant, prompt.feed, fed)
+        size = size_of(fed.count, self._plan.log_probs) if self._scores else 0
+        await aside(size, self._tenant, prompt.feed, fed)
 
     async def _begin(self, choice: Choice, prompt: _Prompt) -> None:
-        size = self._size_of(len(prompt.tokens)) if self._plan.echo else 0
+        size = size_of(len(prompt.tokens), self._plan.log_probs) if self._plan.echo else 0
         self._ready += await aside(size, self._tenant, self._writer.begin, choice, prompt.log_probs)
 
     async def _end(self, choice: Choice, prompt: _Prompt, ended: Ended) -> None:

@@ -27,8 +27,7 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.workers import Steps, aside
-from xl_export.serve.http.openai.completions import TOKEN_WORK
+from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.writing import Usage, usage
 
 AT_ONCE = 64  # texts of one request that the engine has at once
@@ -190,7 +189,7 @@ class Scoring:
                             if task in self._kept:
                                 self._kept.pop(task).leave()
         self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
-        size = len(self._rows) + (TOKEN_WORK * self._tokens if self._each else 0)
+        size = len(self._rows) + (size_of(self._tokens, 0) if self._each else 0)
         await self._exchange.document(await aside(size, self._tenant, self._answer))
 
     def _answer(self) -> Steps[bytes]:

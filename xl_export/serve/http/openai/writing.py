@@ -12,13 +12,12 @@ import numpy as np
 
 from xl_export.serve.core.task import Drawn, Ended
 from xl_export.serve.http.base.bridge import Pass
-from xl_export.serve.http.base.encoding import TokenTexts, json_steps
+from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, json_steps
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.exchange import DONE, END, EVENT, event
 from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import Plan
 
-CONTEXT = 32  # tokens before a text that decide how its first token reads
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 encode = msgspec.json.Encoder().encode
 

@@ -11,7 +11,7 @@ import numpy as np
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Likeliest, Reason
-from xl_export.serve.http.base.encoding import TokenTexts, encoding
+from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_log_probs
@@ -19,18 +19,23 @@ from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 from xl_export.serve.streams.facts import StreamFacts
 
-CONTEXT = 32  # tokens before a text that decide how its first token reads
+# The fields that both `Fields` and `ContinueBody` have; a msgspec.Struct cannot have two bases with fields.
+Text = Annotated[str | None, doc("A text to append, which is encoded with the vocabulary of the model.")]
+Tokens = Annotated[list[int] | None, doc("Token ids to append.")]
+Surprisal = Annotated[bool, doc("Whether the surprisal of each token is returned, in bits.")]
+Alternatives = Annotated[int, doc("How many of the likeliest tokens to return for each token.")]
+Position = Annotated[
+    int | None, doc("How many tokens the stream has had before this request; another number is an error.")
+]
 
 
 class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What is appended to a stream, as a text or as token ids, and what is returned for it."""
 
-    text: Annotated[
-        str | None, doc("A text to append, which is encoded with the vocabulary of the model.")
-    ] = None
-    tokens: Annotated[list[int] | None, doc("Token ids to append.")] = None
-    surprisal: Annotated[bool, doc("Whether the surprisal of each token is returned, in bits.")] = True
-    alternatives: Annotated[int, doc("How many of the likeliest tokens to return for each token.")] = 0
+    text: Text = None
+    tokens: Tokens = None
+    surprisal: Surprisal = True
+    alternatives: Alternatives = 0
 
 
 class CreateBody(Fields, forbid_unknown_fields=True, kw_only=True):
@@ -42,9 +47,7 @@ class CreateBody(Fields, forbid_unknown_fields=True, kw_only=True):
 class AppendBody(Fields, forbid_unknown_fields=True, kw_only=True):
     """Appends to a stream. With the position, a request that is sent again feeds nothing twice."""
 
-    position: Annotated[
-        int | None, doc("How many tokens the stream has had before this request; another number is an error.")
-    ] = None
+    position: Position = None
 
 
 class ContinueBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -52,13 +55,11 @@ class ContinueBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     completions.
     """
 
-    position: Annotated[
-        int | None, doc("How many tokens the stream has had before this request; another number is an error.")
-    ] = None
-    text: Annotated[str | None, doc("A text to append first.")] = None
-    tokens: Annotated[list[int] | None, doc("Token ids to append first.")] = None
-    surprisal: Annotated[bool, doc("Whether the surprisal of each token is returned, in bits.")] = True
-    alternatives: Annotated[int, doc("How many of the likeliest tokens to return for each token.")] = 0
+    position: Position = None
+    text: Text = None
+    tokens: Tokens = None
+    surprisal: Surprisal = True
+    alternatives: Alternatives = 0
     max_tokens: Annotated[int, doc("The most tokens to draw.")] = DEFAULT_TOKENS
     stream: Annotated[bool, doc("Whether tokens come as server-sent events when they are drawn.")] = False
 
@@ -196,20 +197,20 @@ class _ScoredTokens(_Tokens, total=False):
     ]
 
 
-class AppendResult(_ScoredTokens):
-    """The stream after an append, and what its tokens were worth."""
+class _Result(_ScoredTokens):
+    stream: Annotated[StreamDocument, doc("The stream after this request.")]
+    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
+    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
+
+
+class AppendResult(_Result):
+    """The stream after an append, and the surprisals of its tokens."""
 
     object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
-    stream: Annotated[StreamDocument, doc("The stream after this request.")]
-    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
-    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
 
 
-class _Continued(_ScoredTokens):
+class _Continued(_Result):
     object: Annotated[Literal["stream.continue"], doc("The kind of this document.")]
-    stream: Annotated[StreamDocument, doc("The stream after this request.")]
-    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
-    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
     finish_reason: Annotated[Reason, doc("Why the text ended, also if the server ended it.")]
     seed: Annotated[int, doc("The seed with which the same tokens are drawn again.")]
     text: Annotated[str, doc("What was drawn.")]

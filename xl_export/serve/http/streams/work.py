@@ -18,7 +18,7 @@ from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.base.stores import answered, on_disk
-from xl_export.serve.http.base.workers import aside
+from xl_export.serve.http.base.workers import aside, size_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
@@ -38,7 +38,6 @@ from xl_export.serve.streams.unserved import Holds
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
-TOKEN_WORK = 16  # how much more work a token with its surprisal is than a byte of text
 KEPT: set[asyncio.Task[Any]] = set()  # event loops keep no reference to tasks
 
 
@@ -322,15 +321,10 @@ def whole(ended: Ended) -> StreamState:
     return ended.state
 
 
-def size_of(tokens: int, alternatives: int) -> int:
-    """How much work it is to tell of so many tokens; see `aside`."""
-    return TOKEN_WORK * tokens * (1 + alternatives)
-
-
 async def encoded(document: Document, tenant: str) -> bytes:
     """What an operation answers as JSON."""
-    beside = next((len(each) for each in document.get("likeliest", ()) if each), 0)
-    size = size_of(len(document.get("tokens", ())), beside)
+    likeliest = next((len(each) for each in document.get("likeliest", ()) if each), 0)
+    size = size_of(len(document.get("tokens", ())), likeliest)
     return await aside(size, tenant, json_steps, document)
 
 
