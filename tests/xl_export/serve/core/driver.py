@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,12 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
+from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
-from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.core.settings import EngineFacts, EngineSettings
+from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 
 
 class Driver:
@@ -184,3 +187,32 @@ class Faulty:
 
     def score(self, *given: Any, **lengths: Any) -> tuple[np.ndarray, Memory]:
         return self._answer("score", *given, **lengths)
+
+
+def answers_of(
+    session: Session,
+    tasks: Sequence[Task],
+    settings: EngineSettings,
+) -> tuple[list[list[Answer]], EngineFacts]:
+    """All answers of each task, from an engine that gets them all at once, and its facts at the end."""
+    answers: dict[Task, list[Answer]] = {task: [] for task in tasks}
+    left, all_ended = len(tasks), threading.Event()
+
+    def deliver(delivery: Delivery) -> None:
+        nonlocal left
+        for task, new in delivery:
+            answers[task] += new
+            if isinstance(new[-1], Ended):
+                left -= 1
+            else:
+                engine.taken(task, len(new))
+        if not left:
+            all_ended.set()
+
+    engine = Engine(session, settings, deliver=deliver)
+    engine.start()
+    for task in tasks:
+        engine.submit(task)
+    assert all_ended.wait(300)
+    engine.stop(within=10)
+    return list(answers.values()), engine.facts

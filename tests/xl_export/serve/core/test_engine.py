@@ -17,10 +17,9 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from tests.architectures import ARCHITECTURES
-from tests.xl_export.serve.core.driver import Driver, any_task, said
+from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
 from xl_export.artefact.export import export
 from xl_export.serve.core.admission import Busy
-from xl_export.serve.core.drive import answers_of, cost_of
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
@@ -353,10 +352,3 @@ def test_the_trial_needs_no_memory_beside_the_rows(session: Session, monkeypatch
     spied = Spied(session)
     Engine(spied, EngineSettings(rows=32), deliver=lambda delivery: None)  # type: ignore[arg-type]
     assert sorted(spied.started) == [2, 32]  # 2: whether the session is served at all
-
-
-def test_the_cost_of_an_engine_is_measured_without_http(session: Session) -> None:
-    cost = cost_of(session, streams=3, tokens=20)
-    assert cost.tokens == 60
-    assert min(cost.model_seconds, cost.other_seconds) > 0
-    assert cost.other_microseconds_per_token == pytest.approx(1e6 * cost.other_seconds / 60)
