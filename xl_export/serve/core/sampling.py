@@ -13,12 +13,12 @@ from xl_export.serve.core.running import Running
 from xl_export.serve.core.task import Likeliest
 
 
-class Draws:
-    """How the rows of some runs are drawn. It is made once for as long as the runs stay the same.
+class RowSampler:
+    """Samples a token for each of some runs. It is made once for as long as the runs stay the same.
 
     runs: in the order of the rows. size: of the vocabulary. end: the token that ends a document. places: what
     a token needs of its run: the run, how it notes a drawn token, its text, `GrowingText.plain` of that, the
-    token that ends it (-1 where none does), and the most tokens. keeps: whether a stream of them is kept.
+    token that ends it (-1 if none does), and the most tokens. keeps: whether a stream of them is kept.
     tokens: int64 [N, 1], those that were drawn last. accounts: how many of the runs each tenant has. scored:
     the rows whose log-probabilities are wanted. tops: those whose likeliest tokens are wanted, with their
     number.
@@ -53,8 +53,8 @@ class Draws:
                 run.penalties = penalties_of(drawing.sampler, size, prompt, drawing.bias)
         self._draw = Draw([drawing.sampler for drawing in drawings], size, [run.penalties for run in runs])
 
-    def draw(self, logits: np.ndarray) -> list[int]:
-        """The token of each row of logits float32 [N, V]; -1 where a row has no finite maximum."""
+    def sample(self, logits: np.ndarray) -> list[int]:
+        """The token of each row of logits float32 [N, V]; -1 if a row has no finite maximum."""
         uniform = () if self._draw.greedy else [next_number() for next_number in self._uniform]
         tokens = self._draw.tokens(logits, uniform)
         self.tokens = tokens[:, None]

@@ -24,7 +24,7 @@ from xl_export.serve.core.pieces import (
 )
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Queue, Running
-from xl_export.serve.core.sampling import Draws
+from xl_export.serve.core.sampling import RowSampler
 from xl_export.serve.core.settings import QUEUED, EngineSettings, Histogram
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import (
@@ -64,7 +64,7 @@ class Scheduler:
         self.paused: set[Running] = set()
         self._emitting: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
-        self._draws = Draws([], session.vocab.size, None)
+        self._sampler = RowSampler([], session.vocab.size, None)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.preempted = 0
         self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
         self.delivery_seconds = 0.0  # of the present step, in which answers were handed out
@@ -215,12 +215,12 @@ class Scheduler:
         runs = self.rows.runs[: self.rows.decoding]
         if not runs:
             return [], nothing
-        same = runs == self._draws.runs  # as in the last iteration, which has drawn these tokens
-        tokens = self._draws.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
+        same = runs == self._sampler.runs  # as in the last iteration, which has drawn these tokens
+        tokens = self._sampler.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
         logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
         if logits is None:
             return [], nothing
-        plain = same and not self._draws.keeps
+        plain = same and not self._sampler.keeps
         closing = [] if plain else [row for row, run in enumerate(runs) if run.closing]
         if not closing:
             return runs, logits
@@ -265,7 +265,7 @@ class Scheduler:
     # Tokens.
 
     def _draw(self, runs: list[Running], logits: np.ndarray) -> None:
-        """Draws a token for each run: for those that have decoded and for those whose prompt is fed."""
+        """RowSampler a token for each run: for those that have decoded and for those whose prompt is fed."""
         ready, self._ready = self._ready, []
         for run in ready:
             if run.task.drawing is None:
@@ -277,16 +277,16 @@ class Scheduler:
                 run.pending, run.logits = True, None
         if not runs:
             return
-        if runs != self._draws.runs:
-            self._draws = Draws(runs, self._session.vocab.size, self._end_of_document)
-        draws, emitting = self._draws, self._emitting
-        tokens = draws.draw(logits)
+        if runs != self._sampler.runs:
+            self._sampler = RowSampler(runs, self._session.vocab.size, self._end_of_document)
+        sampler, emitting = self._sampler, self._emitting
+        tokens = sampler.sample(logits)
         self.drawn += len(tokens)
-        for account, count in draws.accounts:
+        for account, count in sampler.accounts:
             account.served += count
-        log_probs, likely = draws.log_probs(logits, tokens) if draws.scored else ({}, {})
+        log_probs, likely = sampler.log_probs(logits, tokens) if sampler.scored else ({}, {})
         # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
-        drawn = zip(draws.places, tokens, strict=True)
+        drawn = zip(sampler.places, tokens, strict=True)
         for row, ((run, note, text, plain, end, most), token) in enumerate(drawn):
             if token < 0:
                 self._fail(run, NOT_FINITE)

@@ -11,7 +11,7 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.sampling import Sampler
 from tests.sampling import read_cases
 from xl_export.serve.core.running import Account, Running
-from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
+from xl_export.serve.core.sampling import RowSampler, likeliest, log_probs_of
 from xl_export.serve.core.task import Drawing, Task
 
 SESSION: Any = SimpleNamespace(
@@ -32,26 +32,28 @@ def test_every_case_draws_its_token() -> None:
         running = run(Sampler(**case["settings"]), case["prompt"])
         running.uniform = lambda number=case["uniform"]: number
         size = len(case["logits"])
-        Draws([running], size, None)
+        RowSampler([running], size, None)
         for token in case["generated"] if running.penalties else ():
             running.penalties.add(token)
         logits = np.array([case["logits"]], np.float32)
-        assert Draws([running], size, None).draw(logits) == [case["token"]], case
+        assert RowSampler([running], size, None).sample(logits) == [case["token"]], case
 
 
 def test_penalties_last_while_other_rows_come_and_go() -> None:
     greedy = Sampler(temperature=0, presence_penalty=2)
     one, other = run(greedy, [0]), run(Sampler(), [0])
     logits = np.array([[3.0, 2.5, 2.0]], np.float32)
-    assert Draws([one], 3, None).draw(logits) == [0]
-    assert Draws([other, one], 3, None).draw(np.repeat(logits, 2, axis=0))[1] == 1
-    assert Draws([one], 3, None).draw(logits) == [2]
+    assert RowSampler([one], 3, None).sample(logits) == [0]
+    assert RowSampler([other, one], 3, None).sample(np.repeat(logits, 2, axis=0))[1] == 1
+    assert RowSampler([one], 3, None).sample(logits) == [2]
 
 
 def test_a_row_without_a_finite_maximum_draws_nothing() -> None:
     logits = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
     logits[1, 7], logits[3, 7] = np.nan, np.inf
-    tokens = Draws([run(Sampler(top_k=5), [0], bias={3: 100.0}) for _ in range(4)], 50, None).draw(logits)
+    tokens = RowSampler([run(Sampler(top_k=5), [0], bias={3: 100.0}) for _ in range(4)], 50, None).sample(
+        logits
+    )
     assert tokens == [3, -1, 3, -1]
 
 
