@@ -35,7 +35,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     show_default=True,
     help="The address to listen at. Any other than this machine's own needs --api-keys.",
 )
-@click.option("--name", help="The name of the model for clients, where there is one MODEL.")
+@click.option("--name", help="The name of the model for clients, if there is only one MODEL.")
 @click.option(
     "--rows",
     default=32,
@@ -62,8 +62,8 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
 @click.option(
     "--share-cache",
     is_flag=True,
-    help="Let tenants find prompts of each other in the cache. The time to the first token then tells a "
-    "tenant whether somebody else has sent the same prompt.",
+    help="Let tenants find prompts of each other in the cache. The time to the first token then reveals "
+    "to a tenant whether another tenant has sent the same prompt.",
 )
 @click.option(
     "--waiting-memory",
@@ -72,9 +72,9 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes of states from which requests begin, as those of stored streams, until they "
+    help="The most megabytes of states from which requests begin, such as stored streams, until they "
     "end. As much again for requests that have begun and wait without a row, and for operations on stored "
-    "streams until the disk has what they give. For each model.",
+    "streams until their results are on the disk. For each model.",
 )
 @click.option(
     "--api-keys",
@@ -156,8 +156,8 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     show_default=True,
     metavar="DEVICE",
     callback=parsed_device,
-    help="What computes. Streams are kept in the memory of the CPU, so artefacts are served on the CPU "
-    "alone. A run may compute on a GPU: cuda.",
+    help="What computes. Streams are kept in the memory of the CPU, so artefacts are served only on "
+    "the CPU. A run may compute on a GPU: cuda.",
 )
 def serve_command(
     models: tuple[str, ...],
@@ -185,8 +185,8 @@ def serve_command(
     """Serve MODEL to many clients over HTTP.
 
     The interface is that of OpenAI's completions, and stored streams. A MODEL is the folder of an artefact or
-    of a run, or NAME=FOLDER. Its name is the one that clients ask for; by default it is that of
-    the folder. The server answers this machine alone, unless --host says otherwise. SIGTERM or Ctrl-C ends it
+    of a run, or NAME=FOLDER. Clients ask for it by its name; the default is the name of the folder. The
+    server only accepts connections from this machine, unless --host is given. SIGTERM or Ctrl-C ends it
     within 5 seconds, SIGHUP reads the keys again, and models whose folder has changed.
     """
     with needs("cpu,serve", *PACKAGES):
@@ -239,7 +239,7 @@ def serve_command(
 
 
 def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:
-    """The name and the folder of each model; raises ConfigError where names are missing or given twice."""
+    """The name and the folder of each model; raises ConfigError if names are missing or given twice."""
     if name is not None and len(models) > 1:
         raise ConfigError("--name is given with several models; name each as NAME=FOLDER.")
     found = []

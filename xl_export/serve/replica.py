@@ -1,8 +1,8 @@
 """One of several processes that serve the same streams: an engine, and the streams that all share.
 
 A request says at which position its client believes the stream to be. It is answered after the stream was
-written to the shared folder. So whoever dies, and whenever: the client asks again, another replica reads the
-stream, and either goes on from there or finds that the request was done and gives its answer again.
+written to the shared folder. So a replica may die at any time: the client asks again, another replica reads
+the stream, and either goes on from there or finds that the request was done and returns the same answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConflictError(RefusedError):
 
 
 class UnavailableError(RefusedError):
-    """The request was not done, and may be sent again in so many seconds."""
+    """The request was not done, and may be sent again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message, status=503, retry_after=retry_after)
@@ -92,7 +92,7 @@ async def read_body(parts: AsyncIterable[bytes], declared: str) -> object:
 class Replica:
     """Answers requests for streams. All methods run in one event loop.
 
-    ram_bytes: of streams that are kept beside the folder, so that they need not be read.
+    ram_bytes: of streams that are also kept in RAM, so that they need not be read.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Replica:
         """Does a request and answers it: the position afterwards, the tokens drawn, and what was asked for.
 
         The answer to a request that was done already, and whose client asks again, is what it was. A request
-        that has begun is done also where its client leaves and this is cancelled: it asks again. Raises
+        that has begun is done even if its client leaves and this is cancelled: it asks again. Raises
         RefusedError, ConflictError if the stream is at another position, and UnavailableError.
         """
         self._loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ class Replica:
             await asyncio.to_thread(self._streams.write, name, after, before=version)
         except MovedError as error:
             raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
-        except (OSError, UserError) as error:  # no fault of the request; the log alone has the path
+        except (OSError, UserError) as error:  # no fault of the request; only the log has the path
             LOG.error("the state of %s was not written: %s", name, error)
             raise UnavailableError(
                 f"the state of {name} cannot be stored now, so the request was not done; ask again later.",
@@ -234,7 +234,7 @@ class Replica:
         return self._engine.alive
 
     def _current(self, name: str) -> SharedStream | None:
-        """The stream as the folder has it; what is in RAM is taken where its version is the same."""
+        """The stream as the folder has it; from RAM if the version there is the same."""
         held = self._ram.get(name)
         if held is not None and self._streams.version(name) == held.version:
             return held

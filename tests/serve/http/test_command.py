@@ -118,7 +118,7 @@ def test_devices_and_folders_that_are_not_served_are_refused_before_they_are_ope
     refused(
         serve(artefacts["ring"], "--port", "0", "--device", "cuda"),
         "device is cuda",
-        "is served on the CPU alone",
+        "is served only on the CPU",
         "leave --device out",
     )
     engine = shutil.copytree(artefacts["ring"], tmp_path / "engine")

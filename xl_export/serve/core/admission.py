@@ -100,7 +100,7 @@ class Admission:
 
     There are as many places as rows and places in the queue. Of those beyond the rows, bulk may have half,
     and a tenant with a name may have as many as it leaves free to others, but at least one: so neither bulk
-    nor one tenant shuts out everybody else. The bytes of the states with which tasks begin are bounded, too;
+    nor one tenant shuts out all others. The bytes of the states with which tasks begin are bounded, too;
     one state is admitted whatever its size. Its methods may be called on any thread.
 
     state_bytes: of one state. paused: the tasks that wait for their clients, which need no place.

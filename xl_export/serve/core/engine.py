@@ -1,4 +1,4 @@
-"""The thread that owns a session and its rows, and the face of it that other threads use."""
+"""The thread that owns a session and its rows, and the methods that other threads call."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Engine:
     def submit(self, task: Task, reserved: Reservation | None = None) -> None:
         """Queues a task for a row; any thread. Its answers are delivered, the last one an Ended.
 
-        reserved: gives the place of the task and the memory of its state, if it has them left. Raises what
+        reserved: provides the place of the task and the memory of its state, if it has them left. Raises what
         `reserve(1)` raises, and UserError for a task that cannot be done; neither has cost any work.
         """
         refuse_impossible(task, self._session)
@@ -113,7 +113,7 @@ class Engine:
             raise
 
     def cancel(self, task: Task) -> None:
-        """Ends a task as soon as the present step is over; any thread. One that has ended is left alone."""
+        """Ends a task as soon as the present step is over, unless it has ended; any thread."""
         with self._changed:
             if run := self._submitted.get(task):
                 self._command("cancel", run)
@@ -132,7 +132,7 @@ class Engine:
         """Ends all tasks as `stopped`, with their states if they are kept, and admits no more.
 
         Returns when the engine's thread has ended, but after `within` seconds at the latest: a step cannot be
-        interrupted, and the answers that are left is said when it is over.
+        interrupted, and answers that are left are delivered when it is over.
         """
         with self._changed:
             self._stopping = True
@@ -185,7 +185,7 @@ class Engine:
         return min(MOST_WAIT, max(LEAST_WAIT, seconds * self._waiting / 8))
 
     def _command(self, what: Literal["enter", "cancel", "resume"], run: Running) -> None:
-        """Tells the engine's thread something; `_changed` is held."""
+        """Queues a command for the engine's thread; `_changed` is held."""
         self._commands.append((what, run))
         if self._sleeping:
             self._changed.notify()
@@ -301,7 +301,7 @@ def _refuse_state(state: StreamState, session: Session) -> None:
     if state.memory.batch != 1:
         raise StreamError(f"the state holds {state.memory.batch} streams; expected one.")
     if state.logits is not None and state.logits.shape != (session.vocab.size,):
-        raise StreamError("the logits of the state are not those of this vocabulary; start a new stream.")
+        raise StreamError("the logits of the state do not fit this vocabulary; start a new stream.")
 
 
 def _refuse_drawing(drawing: Drawing, vocab: Vocab) -> None:

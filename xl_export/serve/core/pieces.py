@@ -1,7 +1,7 @@
-"""Pieces of tasks' own tokens: how they are cut, which are found or fed, and what a step says of them.
+"""Pieces of tasks' own tokens: how they are cut, which are found or fed, and what a step returns for them.
 
 A row's numbers are bitwise the same in every batch of the same padded width, and differ by rounding between
-widths. So the cut depends on a task alone, and its answers are the same under any load.
+widths. So the cut depends only on the task, and its answers are the same under any load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cache(Protocol):
 
     def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
         """How many of these tokens, from the first on, a kept state has been fed, and that state; 0 and None
-        where nothing is known.
+        if nothing is known.
         """
         ...
 
@@ -76,7 +76,7 @@ def chosen_pieces(session: Session, runs: Sequence[Running], budget: int) -> lis
     """The pieces of one iteration, in groups that are stepped together.
 
     At least one piece is chosen, and then more while their widths fit into the budget: people before bulk,
-    tenants who were served less before others, and of one tenant's whoever waits longest for a piece.
+    tenants who were served less before others, and of one tenant's runs the one that has waited longest.
     """
     if len(runs) > 1:
         runs = sorted(runs, key=lambda run: (run.task.bulk, run.account.served, run.last_piece, run.order))
@@ -121,9 +121,9 @@ def keep_prefix(cache: Cache, run: Running, rows: Rows, segment: int, row_bytes:
 
 
 def _verb(session: Session, run: Running, length: int) -> Verb:
-    """What is asked of the session for a piece; it depends on the task alone, as the cut does.
+    """What is asked of the session for a piece; it depends only on the task, as the cut does.
 
-    Logits of all places are asked for where they are wanted, or where the session computes them anyway.
+    Logits of all places are asked for if they are wanted, or if the session computes them anyway.
     """
     task = run.task
     if not task.score:
@@ -186,7 +186,7 @@ def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
 
 
 def _likeliest(before: np.ndarray | None, logits: np.ndarray, count: int) -> Likeliest:
-    """The likeliest tokens at each place of a piece; the first place is after `before`, where that is
+    """The likeliest tokens at each place of a piece; the first place is after `before`, if that is
     known.
     """
     count = min(count, logits.shape[-1])

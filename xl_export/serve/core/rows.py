@@ -10,19 +10,19 @@ from xl_export.serve.core.running import Running
 
 
 class Rows:
-    """The rows of an engine and who has them.
+    """The rows of an engine, and the runs that use them.
 
-    runs: whose each used row is, the decoding ones first. decoding: how many of them decode. moved: how often
-    the memory of a row was copied. Only the thread of the engine uses it.
+    runs: the run of each used row, the decoding ones first. decoding: how many of them decode. moved: how
+    often the memory of a row was copied. Only the thread of the engine uses it.
     """
 
     def __init__(self, session: Session, count: int) -> None:
         self.memory = session.start(count)
         self.runs: list[Running] = []
         self.decoding = self.moved = 0
-        # The last part that was asked for. A session may exchange the arrays of a whole memory, and never
-        # those of a part. So of several rows only parts are stepped, and all of them stay over the same
-        # arrays. One row has no other part, and a step of the whole need not copy the memory back.
+        # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
+        # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
+        # same arrays. One row has no other part, and a step of the whole need not copy the memory back.
         self._part, self._ends = self.memory, (0, 1 if count == 1 else 0)
 
     @property
@@ -31,7 +31,7 @@ class Rows:
         return self.memory.batch - len(self.runs)
 
     def part(self, first: int, last: int) -> Memory:
-        """The memory of some rows, as `Memory.part`; that of the rows of the step before costs nothing."""
+        """The memory of some rows, as `Memory.part`; it costs nothing for the rows of the previous step."""
         if self._ends != (first, last):
             self._part, self._ends = self.memory.part(first, last), (first, last)
         return self._part
@@ -61,7 +61,7 @@ class Rows:
         return self.memory.select([run.row])
 
     def release(self, run: Running) -> None:
-        """Frees a row. The last decoding row takes its place, and the last prompt the place of that."""
+        """Frees a row. The last decoding row moves to its place, and the last prompt to that row's place."""
         row = run.row
         if row < self.decoding:
             self.decoding -= 1

@@ -94,7 +94,7 @@ class Running:
         return len(self.task.tokens) - self.fed
 
     def add(self, answer: Answer) -> None:
-        """Adds an answer to those of this iteration.
+        """Adds an answer to the answers of this iteration.
 
         Pieces of which only the length is known are kept back and added up: no client waits for them, and
         each delivery wakes the event loop. They are added with the last piece of the prompt, with every

@@ -1,4 +1,4 @@
-"""One iteration of an engine: who gets a row, a step of the decoding rows, pieces of prompts, new tokens."""
+"""One iteration of an engine: rows for tasks, a step of the decoding rows, pieces of prompts, new tokens."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Scheduler:
         self.queue.enter(run)
 
     def cancel(self, run: Running, reason: Reason) -> None:
-        """Ends a run where it is; with the state of its stream, where that is kept."""
+        """Ends a run where it is; with the state of its stream, if that is kept."""
         if run.ended:
             return
         if run.task.keep and run.pending and run.row >= 0:
@@ -137,7 +137,7 @@ class Scheduler:
         self._draw(runs, logits)
         return self.delivery()
 
-    # Who has a row.
+    # Which task has a row.
 
     def _place(self) -> None:
         """Gives rows to queued runs, also by preempting others."""
@@ -235,7 +235,7 @@ class Scheduler:
         prompts = [run for run in self.rows.runs[self.rows.decoding :] if run.prompt_left]
         if not prompts:
             return
-        # The last group first: the last row moves to where a run fails, and must not be stepped after that.
+        # The last group first: the last row takes the place of a run that fails, and must be stepped first.
         for group in reversed(chosen_pieces(self._session, prompts, self._settings.prompt_tokens)):
             runs = [piece.run for piece in group]
             answers = self._step(runs, partial(step_of, self._session, group))
@@ -331,7 +331,7 @@ class Scheduler:
         return run.state(memory, segment=self._segment)
 
     def _close(self, run: Running, reason: Reason, *, error: str = "") -> None:
-        """Ends a run with the state of its stream, where that is kept."""
+        """Ends a run with the state of its stream, if that is kept."""
         state = None
         try:
             if run.task.keep:
@@ -380,7 +380,7 @@ class Scheduler:
             run.sent = sent = run.sent + len(answers)
             if sent - run.taken > unread and run.row >= 0:
                 slow.append(run)
-        for run in slow:  # after all answers were gathered: whatever fails here, none of them is lost
+        for run in slow:  # after all answers were gathered: if one of these fails, no answer is lost
             self._pause(run)
         return delivery
 

@@ -15,7 +15,7 @@ from xl_export.serve.core.state import StreamState
 # Why a task ended: the token that ends a document, a stop string, all tokens that were asked for, cancelled
 # by its client, stopped because the server stops, failed by a fault (see `Ended.error`).
 Reason = Literal["end", "stop", "length", "cancelled", "stopped", "failed"]
-# What `Ended.error` says where the model or the memory is at fault.
+# What `Ended.error` says if the model or the memory is at fault.
 NOT_FINITE = (
     "the model's logits are not finite, so nothing can be said of the next token; its weights are damaged or "
     "diverged, or the stream that it continues is damaged."
@@ -33,8 +33,8 @@ class Drawing:
     #: At least 1.
     max_tokens: int
     sampler: Sampler = field(default_factory=Sampler)
-    #: With `index`: the numbers are those of `default_rng([seed, index])`, as in `runtimes.tasks.generate`,
-    #: where the index is the row.
+    #: With `index`: the numbers come from `default_rng([seed, index])`, as in `runtimes.tasks.generate`,
+    #: with the row as the index.
     seed: int = 0
     index: int = 0
     #: Strings that end the text and are not part of it.

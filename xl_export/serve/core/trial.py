@@ -34,19 +34,19 @@ def refuse_unserved(session: Session) -> None:
     session.predict(token, memory)
     if any(isinstance(array, DeviceTensor) for array in memory.tensors.values()):
         raise StreamError(
-            "the session keeps its memory on a device, where rows cannot be served apart; open the artefact "
-            "with --device cpu."
+            "the session keeps its memory on a device, and rows cannot be served apart there; open the "
+            "artefact with --device cpu."
         )
-    # Refused by the session in a sentence where the model's positions count from the end of a segment.
+    # The session refuses this itself if the model's positions count from the end of a segment.
     if session.rule.segment > 1:
         session.predict(np.zeros((2, 2), np.int64), memory, lengths=np.array([2, 1]))
 
 
 def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -> str | None:
     """None if a row gets bitwise the same numbers in every batch that an engine of these settings steps;
-    otherwise a sentence that says what the trial found.
+    otherwise a sentence with what the trial found.
 
-    rows: those of the engine, before any stream is in them. The trial steps them as the engine will, so it
+    rows: of the engine, before any stream is in them. The trial steps them as the engine will, so it
     needs no memory of its own.
     """
     chance, segment = np.random.default_rng(0), session.rule.segment
@@ -70,8 +70,8 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
 def has_short_steps(session: Session) -> bool:
     """Whether a step of one stream takes less than a millisecond with the threads of this session.
 
-    Threads of ONNX Runtime wait for their next work without sleeping. Where steps are short, they do so most
-    of the time, and where they have all CPUs, the event loop waits for one of them for several milliseconds.
+    Threads of ONNX Runtime wait for their next work without sleeping. If steps are short, they do so most
+    of the time, and if they have all CPUs, the event loop waits for one of them for several milliseconds.
 
     The fastest of some steps over a full memory decides, so that other programs do not.
     """

@@ -4,7 +4,7 @@ A state is kept under the hash of everything that it depends on: the artefact, t
 before. A prompt is cut from its own beginning into pieces of a segment. So at a multiple of the segment every
 prompt that begins with the same tokens has been fed in the same pieces, and a state from the cache is bit for
 bit what feeding would give. The end of a prompt that is no multiple was fed as a padded piece. Its state
-serves the same whole prompt alone.
+only serves the same whole prompt.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Prefix:
 
     @property
     def is_passed(self) -> bool:
-        """Whether one prompt alone went through it, on its way to a longer prefix."""
+        """Whether only one prompt went through it, on its way to a longer prefix."""
         return not self.hit and len(self.followers) == 1
 
 
@@ -71,12 +71,12 @@ class PrefixCache:
     What was not used for the longest time is dropped first, in two classes: first the states in the middle of
     one prompt, which serve only a prompt that parts from it just there, and then the others: ends of prompts,
     places at which prompts part, and what was found before. So one long prompt replaces its own states and
-    not those of everybody.
+    not everyone else's.
     """
 
     def __init__(self, *, identity: str, segment: int, max_bytes: int, shared: bool = False) -> None:
         """identity: of the session. shared: whether tenants may find each other's prefixes. Then the time to
-        the first token tells a tenant whether somebody else has sent the same prompt.
+        the first token reveals to a tenant whether another one has sent the same prompt.
         """
         if max_bytes < 1 or segment < 1:
             raise ConfigError(f"max_bytes is {max_bytes} and segment {segment}; expected at least 1.")
@@ -92,7 +92,7 @@ class PrefixCache:
 
     def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
         """How many of these tokens, from the first on, a kept state has been fed, and that state, which
-        nobody may change; 0 and None if nothing is known.
+        must not be changed; 0 and None if nothing is known.
         """
         with self._lock:
             for length, key in reversed(list(self._keys(tokens, self._begin(tenant)))):
@@ -200,7 +200,7 @@ class PrefixCache:
         for at in range(0, len(content), self._segment):
             piece = content[at : at + self._segment]
             chain.update(memoryview(piece).cast("B"))
-            # A key tells whether its last piece is whole: the rest of a prompt is fed behind padding.
+            # A key depends on whether its last piece is whole: the rest of a prompt is fed behind padding.
             yield begin + at + len(piece), chain.digest() + len(piece).to_bytes(4, "little")
 
     def _note(self, key: bytes, before: bytes | None) -> None:

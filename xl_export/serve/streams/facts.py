@@ -8,7 +8,7 @@ from runtimes.base.errors import ConfigError, UserError
 
 
 class NoStreamError(UserError):
-    """There is no stream of that name, or it is somebody else's."""
+    """There is no stream of that name, or it belongs to another tenant."""
 
 
 class DamagedStreamError(UserError):
@@ -122,7 +122,7 @@ class StoreFacts:
 
 
 def no_stream(name: str) -> NoStreamError:
-    """The error for a stream that is not there, or belongs to somebody else."""
+    """The error for a stream that is not there, or belongs to another tenant."""
     return NoStreamError(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
 
 

@@ -55,8 +55,8 @@ class StreamFolder:
     """The files of a stream as they are now. One thread at a time may use it; any may read `position`.
 
     version: of the snapshot; each new one has a larger number. begin: the position in the snapshot. appended:
-    the lines of the journal. snapshot_bytes, journal_bytes: of the two files. position: of the stream, which
-    is that of the snapshot and the tokens that were appended; it is assigned once, at the end of each change.
+    the lines of the journal. snapshot_bytes, journal_bytes: of the two files. position: of the stream:
+    the position in the snapshot plus the appended tokens; it is assigned once, at the end of each change.
     flush: whether what was written is on the disk, and not only with the system, when a method returns.
     """
 
@@ -139,7 +139,7 @@ class StreamFolder:
         self.position += len(tokens)
 
     def _flush(self, file: int) -> None:
-        """Brings the journal to the disk; where that fails, the line that was written last is taken back."""
+        """Brings the journal to the disk; if that fails, the line that was written last is taken back."""
         try:
             os.fsync(file)
             if not self.journal_bytes:  # the name of a new file is in its folder
@@ -158,7 +158,7 @@ class StreamFolder:
                 size = path.stat().st_size
                 if self.flush:  # before the files that it replaces are removed
                     flush_folder(self.path)
-            except BaseException:  # whatever was refused must not be there after a restart
+            except BaseException:  # what was refused must not be there after a restart
                 path.unlink(missing_ok=True)
                 raise
         self.version, self.begin, self.appended, self.journal_bytes = version, state.position, [], 0

@@ -54,7 +54,7 @@ class Damaged:
     owner: str | None
 
     def concerns(self, owner: str) -> bool:
-        """Whether somebody may know of it. Without an owner whoever has the name may, which is random."""
+        """Whether a tenant may know of it. If the owner is unknown, any tenant with its random name may."""
         return self.owner in (None, owner)
 
 
@@ -120,7 +120,7 @@ class StreamIndex:
     def make_room(self) -> None:
         """Takes idle states out of RAM until the others fit, the one that was used longest ago first.
 
-        It never fails: whoever calls it has done what was asked, and must be able to say so.
+        It never fails: the caller has done what was asked, and must be able to report that.
         """
         while True:
             with self.lock:
@@ -138,8 +138,8 @@ class StreamIndex:
                         stream.state = None
 
     def write_ahead(self, stream: Stream) -> None:
-        """Writes a snapshot where a stream is ahead of it; the caller has its lock. A snapshot that cannot be
-        written is logged and loses nothing: the journal has what the old one has not.
+        """Writes a snapshot if a stream is ahead of it; the caller has its lock. A snapshot that cannot be
+        written is logged and loses nothing: the journal has what the old one lacks.
         """
         state = stream.state
         if stream.gone or state is None or not stream.folder.appended:
@@ -168,10 +168,10 @@ class Operation:
         return replace(facts_of(self.stream), busy=False)
 
     def ready(self) -> StreamState | None:
-        """The stream as it is now, where it is in RAM; uses no disk, and does not wait for the disk."""
+        """The stream as it is now, if it is in RAM; does not use the disk or wait for it."""
         with self._index.lock:
             state = self.stream.state
-            if state is not None:  # from here on it stays, also where another thread was taking it out
+            if state is not None:  # from here on it stays, even if another thread was taking it out
                 self._index.in_ram(self.stream.id, state)
         return state
 
@@ -209,7 +209,7 @@ class Operation:
     def commit(self, state: StreamState, *, appended: np.ndarray | None = None) -> None:
         """The stream is now in this state, and the disk has it when this returns; uses the disk.
 
-        appended: int64 [N], where the operation fed these tokens to the state before, as one task, and did
+        appended: int64 [N], if the operation fed these tokens to the state before, as one task, and did
         nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
         """
         index, folder = self._index, self.stream.folder
@@ -223,12 +223,13 @@ class Operation:
                 folder.replace(state, key=index.key)
                 index.written += 1
             assert folder.position == state.position, (folder.position, state.position)
-            self._hold(state)  # under the lock: whoever writes a snapshot now must not write an older state
+            # Under the lock: a thread that writes a snapshot now must not write an older state.
+            self._hold(state)
         index.make_room()
 
     def snapshot(self) -> BinaryIO:
         """The snapshot of the stream as an open file, which stays what it is; `load` and what follows it come
-        first. Uses the disk. Raises JournalError if nobody has loaded a stream that needs it.
+        first. Uses the disk. Raises JournalError if the stream needs to be loaded first.
         """
         with self.stream.lock:
             if self.stream.folder.appended:

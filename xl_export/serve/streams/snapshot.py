@@ -1,7 +1,7 @@
 """A stream as one signed file: download it, keep it, move it to another server of the same artefact.
 
 The file is a file of saved streams (docs/reference/saved-streams.md), so `load_memory`, C++ and JavaScript
-read the memory in it. A server's own facts stand in the header as further texts. The first of them is the
+read the memory in it. The header has the server's own facts as further texts. The first of them is the
 signature, at a place that is always the same: it is checked before anything else of the file is read or
 believed.
 """
@@ -31,17 +31,17 @@ from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 
 KEY_FILE, KEY_BYTES = "snapshot.key", 32
-UNSIGNED = b"0" * 64  # what stands in place of the signature while it is computed
+UNSIGNED = b"0" * 64  # takes the place of the signature while it is computed
 BEFORE = b'{"__metadata__": {"signature": "'  # the beginning of every header
 SIGNATURE_AT = LENGTH_BYTES + len(BEFORE)
-FACTS_BYTES = 1 << 16  # of a header, beside the logits and the tail: its tensors' names and places
+FACTS_BYTES = 1 << 16  # of a header, without the logits and the tail: its tensors' names and places
 
 
 def server_key(folder: Path) -> bytes:
     """The secret with which a server signs its snapshots: 32 random bytes in a file of its state folder.
 
-    The file is made if there is none, readable by its owner alone. Servers that shall take each other's
-    snapshots have copies of one file. Raises ConfigError for a file that others may read.
+    The file is made if there is none, readable only by its owner. Servers that share snapshots
+    have copies of one file. Raises ConfigError for a file that others may read.
     """
     path = folder / KEY_FILE
     if not path.exists():
@@ -83,7 +83,7 @@ def _make_key(path: Path) -> None:
 def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
     """Writes a stream to a signed file, atomically.
 
-    Nobody steps the memory of a state. So several threads may write one, and an engine may read it meanwhile.
+    The memory of a state is never stepped. So several threads may write one while an engine reads it.
     Raises UserError if the disk is full, and StreamError for a memory with values that are not finite.
     """
     logits = b"" if state.logits is None else np.ascontiguousarray(state.logits, "<f4").tobytes()

@@ -164,7 +164,7 @@ class StreamStore:
                 self._index.in_ram(name, None)
 
     def begin(self, name: str, owner: str) -> Operation:
-        """An operation on a stream: until its `end` nobody else uses the stream. Without a `commit` the
+        """An operation on a stream: until its `end` no other one uses the stream. Without a `commit` the
         stream stays as it was. Raises NoStreamError, and BusyStreamError if another operation runs.
         """
         stream = self._owned(name, owner)

@@ -1,7 +1,7 @@
 """Streams that a server keeps and no model of it can go on with, because they are of another artefact.
 
 They stay as they lie on the disk until a server of their artefact takes them over again. Until then they are
-listed, count for their tenant, are given as snapshots, and are deleted where their tenant asks for it.
+listed, count for their tenant, are given as snapshots, and are deleted if their tenant asks for it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class UnservedStreams:
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
         """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
-        where it is not the whole stream.
+        if it is not the whole stream.
         """
         folder = self._owned(name, owner).folder
         if folder.appended:
@@ -149,7 +149,7 @@ def stored(path: Path, *, flush: bool = False) -> Iterator[Stream | Damaged]:
 
 
 def _owner(path: Path) -> str | None:
-    """The owner of a damaged stream, where the facts in its folder say it."""
+    """The owner of a damaged stream, if the facts in its folder have it."""
     try:
         return str(read_json(path / FACTS)["owner"])
     except (OSError, UserError, KeyError, TypeError):

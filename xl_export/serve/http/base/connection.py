@@ -22,7 +22,7 @@ PART = 1 << 14  # bytes that the parser is given at once
 LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
 SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
 TOO_LARGE_HEAD = RefusedError(
-    "the head of the request, or what stands between the parts of its body, is too large; send fewer and "
+    "the head of the request, or of the chunks and trailers of its body, is too large; send fewer and "
     "shorter headers.",
     status=431,
     code="headers_too_large",
@@ -134,7 +134,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _cut_after(self, seconds: float) -> None:
-        """Cuts the connection in so many seconds, unless that is planned or an answer is not whole."""
+        """Cuts the connection after `seconds`, unless that is planned or an answer is not whole."""
         if self._cutting is None and (self.cycle is None or self.cycle.response_complete):
             self._cutting = self.loop.call_later(seconds, self.transport.abort)
 

@@ -26,7 +26,7 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-contr
 EVENT, END = b"data: ", b"\n\n"  # of one server-sent event
 DONE = b"data: [DONE]\n\n"
 LOOKS = 4  # how often a client is looked at until it counts as stalled
-SLOWEST = 256  # bytes per second; a client that takes less while the server waits for it counts as stalled
+SLOWEST = 256  # bytes per second; a client that accepts less while the server waits for it counts as stalled
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 Body = TypeVar("Body")
 Result = TypeVar("Result")

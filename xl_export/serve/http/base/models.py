@@ -276,7 +276,7 @@ def _serving_device(path: Path, device: Device | str) -> Device:
         return chosen
     if chosen not in (AUTO, CPU):
         raise ConfigError(
-            f"device is {chosen} and {path} is an artefact, which is served on the CPU alone, where the "
+            f"device is {chosen} and {path} is an artefact, which is served only on the CPU, where the "
             "memory of its streams is; leave --device out."
         )
     return CPU
