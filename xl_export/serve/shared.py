@@ -116,10 +116,10 @@ class SharedStreams:
     def write(self, name: str, stream: SharedStream, *, before: str | None) -> None:
         """Writes the stream in place of what it was; it is there as a whole when this returns.
 
-        before: the version that it was computed from. Raises MovedError, and writes nothing, where the file
+        before: the version that it was computed from. Raises MovedError, and writes nothing, if the file
         has another one by now: a replica that was slow must not undo what another one did meanwhile. In a
-        folder nobody comes between. In an object store the file of a new stream is written only where there
-        is none, if the store can do that; the version of any other is looked at just before.
+        folder no other write can come between. In an object store the file of a new stream is written only if
+        there is none, provided that the store can do that; the version of any other is looked at just before.
         """
         facts = json.dumps({"asked": stream.asked, "answer": stream.answer})
         with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ class SharedStreams:
 
 
 def _status(error: Exception) -> int | None:
-    """The status of the HTTP answer behind an error, where botocore tells it."""
+    """The status of the HTTP answer behind an error, if botocore has it."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = known.get("HTTPStatusCode")

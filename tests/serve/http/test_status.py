@@ -253,7 +253,7 @@ def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:
         ("an/na 0123456789abcdef", "is no key"),
         ("anna 0123456789abcdef root", "is no key"),
         ("anna short", "can be guessed"),
-        (f"bert {ANNA}", "stands above already"),
+        (f"bert {ANNA}", "a key that an earlier line has"),
         ("anna sha256:12", "64 hexadecimal digits"),
     ],
 )

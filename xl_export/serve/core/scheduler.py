@@ -265,7 +265,7 @@ class Scheduler:
     # Tokens.
 
     def _draw(self, runs: list[Running], logits: np.ndarray) -> None:
-        """RowSampler a token for each run: for those that have decoded and for those whose prompt is fed."""
+        """Samples a token for each run: for those that have decoded and for those whose prompt is fed."""
         ready, self._ready = self._ready, []
         for run in ready:
             if run.task.drawing is None:

@@ -219,7 +219,7 @@ class Inbox:
     async def get(self) -> Delivery:
         """All answers that have arrived since the last call; waits for at least one.
 
-        They count as taken. So whoever cannot pass them on does not call again, and the engine pauses the
+        They count as taken. A caller that cannot pass them on does not call again, and the engine pauses the
         tasks of this inbox after `unread` more answers each.
         """
         if not self.arrived:

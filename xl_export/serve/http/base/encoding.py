@@ -20,7 +20,7 @@ from xl_export.serve.http.base.workers import Steps
 SLICE = 1 << 12  # items of a list that are encoded at once
 MOST_TEXTS = 1 << 17  # texts of single tokens that are kept
 CONTEXT = 32  # tokens before a text that decide how its first token reads
-PROBES = 8  # tokens whose texts tell what kind of token came before them
+PROBES = 8  # tokens whose texts depend on the kind of token before them
 
 
 def encoding(
@@ -35,7 +35,7 @@ def encoding(
     """The token ids int64 [N] of a text or of a list of ids.
 
     what, param: the prompt and the field in messages. before: how many tokens the request has already. Raises
-    RefusedError for a prompt without tokens or with those of another vocabulary, and where the request has
+    RefusedError for a prompt without tokens or with tokens of another vocabulary, and if the request has
     more tokens than the limits allow, as soon as that is known.
     """
     found, count = [np.empty(0, np.int64)], before

@@ -55,7 +55,7 @@ class RefusedError(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
-        """The whole answer, with `Retry-After` where it is known."""
+        """The whole answer, with `Retry-After` if it is known."""
         headers = {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))

@@ -31,7 +31,7 @@ class Tenant:
     admin: bool = False  # whether it may reload models
 
 
-ANYBODY = Tenant(admin=True)  # where the server has no keys, which only this machine reaches
+ANYBODY = Tenant(admin=True)  # if the server has no keys; only this machine can reach it then
 
 
 class Keys:
@@ -75,7 +75,7 @@ def keys_of(lines: Iterable[str], place: str) -> Keys:
             )
         digest = _digest(words[1], where)
         if digest in tenants:
-            raise ConfigError(f"{where} has a key that stands above already; give each tenant its own.")
+            raise ConfigError(f"{where} has a key that an earlier line has; give each tenant its own.")
         tenants[digest] = Tenant(name=words[0], admin=len(words) == 3)
     if not tenants:
         raise ConfigError(f"{place} has no keys; write one `TENANT KEY` on each line.")

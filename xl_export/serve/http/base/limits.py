@@ -123,7 +123,7 @@ class BodyAccount:
 
 
 def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:
-    """Raises RefusedError for an answer with the likeliest tokens beside more tokens than one can hold.
+    """Raises RefusedError for an answer with the likeliest tokens of more tokens than one can hold.
     Without any, other limits hold.
     """
     if likeliest and tokens * (1 + likeliest) > limits.log_probs:
@@ -140,7 +140,7 @@ def refuse_long_document(
     """Raises RefusedError for a completion of which more has to be in memory at once than an answer holds.
 
     shown: tokens of prompts that are repeated. drawn: the most that all choices have together; they are held
-    unless they are streamed. log_probs: the likeliest tokens beside each; None without log-probabilities,
+    unless they are streamed. log_probs: the likeliest tokens of each; None without log-probabilities,
     and then one choice of `max_tokens` is held however large that limit is.
     """
     held = (shown if log_probs is not None else 0) + (0 if stream else drawn)

@@ -234,8 +234,8 @@ class Source:
             raise ArtefactError(f"{self.path} does not compute what was trained: {report.sentence}")
 
     def stamp(self) -> str:
-        """What tells this version of the folder from another one: the hash of an artefact's spec, which has
-        the hashes of its files, and its sampling; or the sizes and times of the files of a run. Empty if the
+        """Identifies this version of the folder: the hash of an artefact's spec, which has the hashes of its
+        files, and its sampling; or the sizes and times of the files of a run. Empty if the
         folder cannot be read.
         """
         try:

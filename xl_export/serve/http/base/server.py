@@ -32,7 +32,7 @@ MOST_REPLACED = 2  # versions of one model that were replaced and still serve wh
 
 
 class Log:
-    """Writes events as lines of JSON; to nowhere where `stream` is None."""
+    """Writes events as lines of JSON; to nowhere if `stream` is None."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -154,8 +154,8 @@ class Server:
     async def reload(self, name: str) -> Model:
         """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
 
-        Requests that use the old one finish on it. Raises UserError, and changes nothing, where the artefact
-        cannot be opened, or where too many replaced versions still serve: each keeps its memory.
+        Requests that use the old one finish on it. Raises UserError, and changes nothing, if the artefact
+        cannot be opened, or if too many replaced versions still serve: each keeps its memory.
         """
         async with self._reloading:
             source = self.sources[name]
@@ -202,7 +202,7 @@ class Server:
             self.log.fault("not reloaded", error, what=what)
 
     def reload_keys(self) -> None:
-        """Reads the keys again; raises ConfigError, and changes nothing, where the file is wrong."""
+        """Reads the keys again; raises ConfigError, and changes nothing, if the file is wrong."""
         self.keys = self._read_keys()
 
     async def stop(self, within: float = ON_SIGNAL) -> None:

@@ -151,7 +151,7 @@ def detokenized(vocab: Vocab, tokens: list[int]) -> Steps[bytes]:
 def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:
     """What a client must know of the vocabulary.
 
-    The tokens that have a meaning of their own stand under the names that Hugging Face gives them.
+    The tokens that have a meaning of their own have the names that Hugging Face uses.
     """
     special = vocab.special
     named = {

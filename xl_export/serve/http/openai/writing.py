@@ -115,7 +115,7 @@ class Choice:
     """One choice while it is drawn.
 
     index: of the choice in the answer and in the numbers that it is drawn with. head: an event of it up to
-    the text. parts: its text, where the answer is one document.
+    the text. parts: its text, if the answer is one document.
     """
 
     __slots__ = ("begun", "head", "index", "log_probs", "own", "parts", "prompt", "reason", "tokens")
@@ -278,8 +278,8 @@ class Writer:
 class LogProbs:
     """Collects tokens with their log-probabilities, and gives them in OpenAI's form.
 
-    top: how many of the likeliest tokens are returned beside each. before: the tokens before the first one
-    that is added. The texts of the tokens make up the whole text; where a token completes no character its
+    top: how many of the likeliest tokens are returned for each. before: the tokens before the first one
+    that is added. The texts of the tokens make up the whole text; if a token completes no character, its
     text is empty. as_ids: whether each token is named `token_id:N` instead of by its text.
     """
 
@@ -296,7 +296,7 @@ class LogProbs:
     def add(
         self, token: int, log_prob: float, ids: np.ndarray | None = None, log_probs: np.ndarray | None = None
     ) -> None:
-        """One token. log_prob: NaN if it is not known, as that of the first token of a text is not."""
+        """One token. log_prob: NaN if it is not known, as for the first token of a text."""
         text = self._decode(token)
         known = not math.isnan(log_prob)
         self._tokens.append(_id_name(token) if self._as_ids else text)

@@ -75,8 +75,8 @@ class ElsewhereError(RefusedError):
 
     def __init__(self, position: int, given: int) -> None:
         super().__init__(
-            f"the stream has had {position} tokens and the request says {given}; where these are the tokens "
-            "of this request, it was done before, and otherwise go on from there.",
+            f"the stream has had {position} tokens and the request says {given}; if these are the tokens "
+            "of this request, it was done before; otherwise go on from there.",
             status=409,
             param="position",
             code="other_position",

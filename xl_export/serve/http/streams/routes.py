@@ -275,7 +275,7 @@ ENDPOINTS = [
         method="POST",
         path=f"{ONE}/append",
         handler=append,
-        summary="Appends to a stream and tells the surprisal of each token.",
+        summary="Appends to a stream and returns the surprisal of each token.",
         queue="people",
         body=AppendBody,
         answer=AppendResult,
@@ -310,7 +310,7 @@ ENDPOINTS = [
         answer=StreamDocument,
         status=201,
         link=("id", "/id"),
-        refused=(*WRITES, *WITH_BODY),  # a body is read, and refused where it asks for something
+        refused=(*WRITES, *WITH_BODY),  # a body is read, and refused if it asks for something
     ),
     Endpoint(
         method="GET",
