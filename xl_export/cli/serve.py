@@ -232,7 +232,8 @@ def serve_command(
 
     def ready(at: int, _: object) -> None:
         shown = f"[{host}]" if ":" in host else host
-        url, models = f"http://{shown}:{at}/", ", ".join(server.models)
+        url = f"http://{shown}:{at}/"
+        models = ", ".join(server.models)
         click.echo(f"{url} serves {models} until Ctrl-C (OpenAI's interface: {url}v1)")
 
     run(server, address, ready=ready)
@@ -247,7 +248,8 @@ def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:
         own, equals, folder = model.partition("=")
         # A path may have the sign too.
         if not equals or ("/" in own and (Path(model).exists() or not Path(folder).exists())):
-            equals, folder = "", model
+            equals = ""
+            folder = model
         path = Path(folder)
         chosen = name if name is not None else own if equals else path.resolve().name
         wrong = len(chosen) > 128 or not chosen.strip(".") or not re.fullmatch(r"[\w.-]+", chosen)

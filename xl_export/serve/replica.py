@@ -98,7 +98,9 @@ class Replica:
     def __init__(
         self, session: Session, streams: SharedStreams, *, settings: EngineSettings, ram_bytes: int
     ) -> None:
-        self._session, self._streams, self._ram_bytes = session, streams, ram_bytes
+        self._session = session
+        self._streams = streams
+        self._ram_bytes = ram_bytes
         unread = EngineSettings(
             rows=settings.rows,
             queue=settings.queue,
@@ -172,7 +174,8 @@ class Replica:
                 f"the stream {name} has had {position} tokens and the request says {ask.position}; send the "
                 "tokens from there, or begin another stream."
             )
-        vocab, what = self._session.vocab, "text" if ask.text else "tokens"
+        vocab = self._session.vocab
+        what = "text" if ask.text else "tokens"
         steps = encoding(vocab, ask.text or ask.tokens or "", what=what, param=what, limits=LIMITS)
         task = Task(
             tokens=await asyncio.to_thread(finished, steps),

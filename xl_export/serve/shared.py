@@ -101,7 +101,8 @@ class SharedStreams:
         head, _, snapshot = content[VERSION_BYTES:].partition(b"\n")
         try:
             facts = json.loads(head)
-            asked, answer = facts["asked"], facts["answer"]
+            asked = facts["asked"]
+            answer = facts["answer"]
         except (ValueError, KeyError, TypeError) as error:
             raise ArtefactError(
                 f"the stream {name} is damaged; start it again under another name."
@@ -143,7 +144,8 @@ class SharedStreams:
         Whether a store can, only its answer says: fsspec's S3 sends the header to every store, and some
         answer with an error of their own.
         """
-        put, file = self._system.pipe_file, self._file(name)
+        put = self._system.pipe_file
+        file = self._file(name)
         if not new or "mode" not in inspect.signature(put).parameters:
             put(file, content)
             return

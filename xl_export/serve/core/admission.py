@@ -57,7 +57,8 @@ class Quota:
         self.most = most
         #: How many there are.
         self.total = 0
-        self._share, self._refusal = share, refusal
+        self._share = share
+        self._refusal = refusal
         self._own: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -115,8 +116,10 @@ class Admission:
         paused: Callable[[], Collection[Task]] = tuple,
         retry_after: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self._settings, self._state_bytes = settings, state_bytes
-        self._paused, self._retry_after = paused, retry_after
+        self._settings = settings
+        self._state_bytes = state_bytes
+        self._paused = paused
+        self._retry_after = retry_after
         self._places: Counter[tuple[str, bool]] = Counter()
         self._states: Counter[int] = Counter()  # how many reservations are for the state of this id
         self._bytes = 0
@@ -126,7 +129,8 @@ class Admission:
         """Reserves places for tasks of one tenant and class, and memory for states that a request will make
         and keep. Raises Busy if there is not so much now, and UserError if there never is.
         """
-        settings, num_bytes = self._settings, states * self._state_bytes
+        settings = self._settings
+        num_bytes = states * self._state_bytes
         if states > 1 and num_bytes > settings.state_bytes:
             raise UserError(
                 f"{states} prompts with several choices keep {self._state_bytes:,} bytes each, and there are "
@@ -170,20 +174,24 @@ class Admission:
     def release(self, reservation: Reservation) -> None:
         """Gives back what is left of a reservation."""
         with self._lock:
-            kind, state = (reservation.tenant, reservation.bulk), reservation.state
+            kind = (reservation.tenant, reservation.bulk)
+            state = reservation.state
             self._places[kind] -= reservation.places
             self._bytes -= reservation.num_bytes
             if state is not None:
                 self._states[id(state)] -= 1
                 if not self._states[id(state)]:
                     self._bytes -= state.num_bytes
-            reservation.places, reservation.num_bytes, reservation.state = 0, 0, None
+            reservation.places = 0
+            reservation.num_bytes = 0
+            reservation.state = None
             self._places += Counter()  # forgets kinds without a place
             self._states += Counter()
 
     def _refuse(self, count: int, tenant: str, bulk: bool) -> None:
         """Raises Busy or TooManyError if there are not so many places; the caller has the lock."""
-        rows, queue = self._settings.rows, self._settings.queue
+        rows = self._settings.rows
+        queue = self._settings.queue
         most = queue // 2 if bulk else queue
         ever = rows + (min(most, max(1, most // 2)) if tenant else most)
         if count > ever:

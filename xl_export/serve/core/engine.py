@@ -28,7 +28,9 @@ from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
 LOG = logging.getLogger(__name__)
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
-LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # bounds of Retry-After, in seconds
+# Bounds of Retry-After, in seconds.
+LEAST_WAIT = 1.0
+MOST_WAIT = 60.0
 
 
 class Engine:
@@ -48,7 +50,9 @@ class Engine:
         deliver: Callable[[Delivery], None],
     ) -> None:
         refuse_unserved(session)
-        self._session, self._settings, self._deliver = session, settings, deliver
+        self._session = session
+        self._settings = settings
+        self._deliver = deliver
         self._scheduler = Scheduler(session, settings, cache)
         self._admission = Admission(
             settings,
@@ -151,7 +155,8 @@ class Engine:
     def facts(self) -> EngineFacts:
         """What the engine does now and has done; any thread."""
         scheduler = self._scheduler
-        rows, decoding = len(scheduler.rows.runs), scheduler.rows.decoding
+        rows = len(scheduler.rows.runs)
+        decoding = scheduler.rows.decoding
         return EngineFacts(
             rows=self._settings.rows,
             decoding=decoding,
@@ -217,15 +222,20 @@ class Engine:
                     self._sleeping = True
                     self._changed.wait()
                     self._sleeping = False
-                commands, self._commands, stopping = self._commands, [], self._stopping
-        began, before = time.perf_counter(), scheduler.model_seconds
+                commands = self._commands
+                self._commands = []
+                stopping = self._stopping
+        began = time.perf_counter()
+        before = scheduler.model_seconds
         try:
             if commands:
                 self._apply(commands)
             delivery = scheduler.stop() if stopping else scheduler.iterate()
         except Exception as error:  # a fault of this project: its tasks end, and the engine continues
             with self._changed:  # whatever a command has brought, or would bring, ends as well
-                runs, self._commands, self._entering = list(self._submitted.values()), [], 0
+                runs = list(self._submitted.values())
+                self._commands = []
+                self._entering = 0
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
         if self._undelivered:  # no step has sent it
@@ -254,7 +264,8 @@ class Engine:
 
     def _flush(self) -> None:
         """Delivers the answers of the last iteration, once."""
-        undelivered, self._undelivered = self._undelivered, []
+        undelivered = self._undelivered
+        self._undelivered = []
         if undelivered:
             self._send(undelivered)
 
@@ -276,7 +287,8 @@ class Engine:
 
 def refuse_impossible(task: Task, session: Session) -> None:
     """Raises UserError for a task that this session cannot do."""
-    tokens, size = task.tokens, session.vocab.size
+    tokens = task.tokens
+    size = session.vocab.size
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64 or tokens.ndim != 1:
         raise TextError("the tokens of a task are no int64 array [N]; give token ids.")
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= size):

@@ -113,7 +113,8 @@ def longest_prefix(cache: Cache, task: Task, segment: int) -> StreamState | None
 
 def keep_prefix(cache: Cache, run: Running, rows: Rows, segment: int, row_bytes: int) -> None:
     """Gives the cache the state after a piece, if it would keep it: the copy of a row may be large."""
-    tokens, tenant = run.task.tokens[: run.fed], run.task.tenant
+    tokens = run.task.tokens[: run.fed]
+    tenant = run.task.tenant
     tail = min(run.fed, segment + 1) * tokens.itemsize
     logits = 0 if run.logits is None else run.logits.size * np.dtype(np.float32).itemsize
     if cache.wants(tokens, row_bytes + logits + tail, tenant):
@@ -135,11 +136,14 @@ def _verb(session: Session, run: Running, length: int) -> Verb:
 
 def step_of(session: Session, pieces: Sequence[Piece], memory: Memory) -> np.ndarray:
     """The session's answer to a group of pieces: logits [N, V] or [N, T, V], or log-probabilities [N, T]."""
-    width, verb = pieces[0].width, pieces[0].verb
+    width = pieces[0].width
+    verb = pieces[0].verb
     tokens = np.zeros((len(pieces), width), np.int64)
     targets = np.full((len(pieces), width), -1, np.int64)
     for row, piece in enumerate(pieces):
-        own, first, last = piece.run.task.tokens, piece.run.fed, piece.run.fed + piece.length
+        own = piece.run.task.tokens
+        first = piece.run.fed
+        last = piece.run.fed + piece.length
         tokens[row, : piece.length] = own[first:last]
         after = own[first + 1 : last + 1]
         targets[row, : len(after)] = after
@@ -154,7 +158,9 @@ def step_of(session: Session, pieces: Sequence[Piece], memory: Memory) -> np.nda
 
 def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
     """Notes the session's answer to a piece in its run; None if the model's answer is not a number."""
-    run, task, length = piece.run, piece.run.task, piece.length
+    run = piece.run
+    task = piece.run.task
+    length = piece.length
     fed = task.tokens[run.fed : run.fed + length]
     log_probs: np.ndarray | None = None
     likely: Likeliest | None = None
@@ -166,7 +172,8 @@ def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
             log_probs[0] = log_probs_of(run.logits[None], fed[:1])[0]
         if task.top:
             likely = _likeliest(run.logits, answer[: length - 1], task.top)
-    run.known, last = None, None
+    run.known = None
+    last = None
     if piece.verb == "predict":
         last = answer
     elif piece.verb == "step":

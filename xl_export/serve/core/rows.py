@@ -23,7 +23,8 @@ class Rows:
         # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
         # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
         # same arrays. One row has no other part, and a step of the whole need not copy the memory back.
-        self._part, self._ends = self.memory, (0, 1 if count == 1 else 0)
+        self._part = self.memory
+        self._ends = (0, 1 if count == 1 else 0)
 
     @property
     def free(self) -> int:
@@ -33,7 +34,8 @@ class Rows:
     def part(self, first: int, last: int) -> Memory:
         """The memory of some rows, as `Memory.part`; it costs nothing for the rows of the previous step."""
         if self._ends != (first, last):
-            self._part, self._ends = self.memory.part(first, last), (first, last)
+            self._part = self.memory.part(first, last)
+            self._ends = (first, last)
         return self._part
 
     def admit(self, run: Running, memory: Memory | None) -> None:
@@ -96,7 +98,8 @@ class Rows:
     def _exchange(self, one: int, other: int) -> None:
         if one == other:
             return
-        memory, runs = self.memory, self.runs
+        memory = self.memory
+        runs = self.runs
         for array in (memory.positions, *memory.tensors.values()):
             kept = np.array(array[one])
             array[one] = array[other]
@@ -104,5 +107,6 @@ class Rows:
         parts = memory.part(one, one + 1), memory.part(other, other + 1)
         parts[0].unsure, parts[1].unsure = parts[1].unsure, parts[0].unsure
         runs[one], runs[other] = runs[other], runs[one]
-        runs[one].row, runs[other].row = one, other
+        runs[one].row = one
+        runs[other].row = other
         self.moved += 2

@@ -100,7 +100,8 @@ class Running:
         each delivery wakes the event loop. They are added with the last piece of the prompt, with every
         `MOST_UNREPORTED` tokens, and before any other answer. So none is left when tokens are drawn.
         """
-        unreported, self.unreported = self.unreported, None
+        unreported = self.unreported
+        self.unreported = None
         if not isinstance(answer, Fed) or answer.log_probs is not None:
             self.answers += [answer] if unreported is None else [unreported, answer]
             return

@@ -48,10 +48,13 @@ class Scheduler:
     """All tasks of an engine. Its methods are called on the engine's thread only."""
 
     def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
-        self._session, self._settings, self._cache = session, settings, cache
+        self._session = session
+        self._settings = settings
+        self._cache = cache
         self._segment = session.rule.segment
         self._end_of_document = session.vocab.special.end_of_document
-        self.rows, self.queue = Rows(session, settings.rows), Queue()
+        self.rows = Rows(session, settings.rows)
+        self.queue = Queue()
         tensors = self.rows.memory.tensors.values()
         self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
         copies = max(1, settings.state_bytes // max(1, self.row_bytes))  # one is always allowed
@@ -66,7 +69,8 @@ class Scheduler:
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._sampler = RowSampler([], session.vocab.size, None)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.preempted = 0
-        self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
+        self.model_seconds = 0.0
+        self.queued = Histogram(QUEUED)
         self.delivery_seconds = 0.0  # of the present step, in which answers were handed out
         self.ended: Counter[str] = Counter()
 
@@ -116,7 +120,8 @@ class Scheduler:
             if run.ended:
                 continue
             self._forget_memory(run)
-            run.row, run.ended = -1, True
+            run.row = -1
+            run.ended = True
             self.ended["failed"] += 1
             self._emit(
                 run, Ended(reason="failed", error=f"the server failed ({fault_line(error)}); ask again.")
@@ -141,7 +146,8 @@ class Scheduler:
 
     def _place(self) -> None:
         """Gives rows to queued runs, also by preempting others."""
-        queue, rows = self.queue, self.rows
+        queue = self.queue
+        rows = self.rows
         while queue.count:
             if not rows.free:
                 preempted = queue.to_preempt(rows.runs)
@@ -153,11 +159,14 @@ class Scheduler:
             self._admit(queue.pop())
 
     def _admit(self, run: Running) -> None:
-        task, memory = run.task, run.memory
+        task = run.task
+        memory = run.memory
         if memory is None and self._cache is not None and task.cached and not task.score:
             state = longest_prefix(self._cache, task, self._segment)
             if state is not None:
-                run.fed, run.logits, run.written = state.position, state.logits, state.written
+                run.fed = state.position
+                run.logits = state.logits
+                run.written = state.written
                 memory = state.memory
                 self.cached += run.fed
                 self._emit(run, Fed(count=run.fed, cached=run.fed))
@@ -195,9 +204,11 @@ class Scheduler:
 
     def _step(self, runs: Sequence[Running], compute: Callable[[Memory], np.ndarray]) -> np.ndarray | None:
         """The answer of the session to a step of neighbouring rows; None if it failed, with its tasks."""
-        first, last = runs[0].row, runs[-1].row + 1
+        first = runs[0].row
+        last = runs[-1].row + 1
         self.steps += 1
-        began, self.delivery_seconds = time.perf_counter(), 0.0
+        began = time.perf_counter()
+        self.delivery_seconds = 0.0
         try:
             return compute(self.rows.part(first, last))
         except Exception as error:
@@ -266,20 +277,24 @@ class Scheduler:
 
     def _draw(self, runs: list[Running], logits: np.ndarray) -> None:
         """Samples a token for each run: for those that have decoded and for those whose prompt is fed."""
-        ready, self._ready = self._ready, []
+        ready = self._ready
+        self._ready = []
         for run in ready:
             if run.task.drawing is None:
                 self._close(run, "length")
             else:
                 assert run.logits is not None
                 self.rows.decode(run)
-                runs, logits = [*runs, run], np.concatenate([logits, run.logits[None]])
-                run.pending, run.logits = True, None
+                runs = [*runs, run]
+                logits = np.concatenate([logits, run.logits[None]])
+                run.pending = True
+                run.logits = None
         if not runs:
             return
         if runs != self._sampler.runs:
             self._sampler = RowSampler(runs, self._session.vocab.size, self._end_of_document)
-        sampler, emitting = self._sampler, self._emitting
+        sampler = self._sampler
+        emitting = self._emitting
         tokens = sampler.sample(logits)
         self.drawn += len(tokens)
         for account, count in sampler.accounts:
@@ -300,7 +315,8 @@ class Scheduler:
                 added = text.finish() if token == end else text.add(token, last=count == most)
             answer = Drawn(token, added)
             if log_probs:
-                answer.log_prob, answer.likeliest = log_probs.get(row), likely.get(row)
+                answer.log_prob = log_probs.get(row)
+                answer.likeliest = likely.get(row)
             if not run.answers:
                 emitting.append(run)
             run.answers.append(answer)
@@ -327,7 +343,8 @@ class Scheduler:
         if run.pending:
             self.steps += 1
             logits, _ = self._session.predict(np.array([[run.token]]), memory)
-            run.pending, run.logits = False, logits[0]
+            run.pending = False
+            run.logits = logits[0]
         return run.state(memory, segment=self._segment)
 
     def _close(self, run: Running, reason: Reason, *, error: str = "") -> None:
@@ -338,7 +355,8 @@ class Scheduler:
                 state = self._state(run)
         except Exception as fault:  # no memory for a copy, or a failing step: other tasks are not concerned
             LOG.error("the state of a stream could not be kept", exc_info=fault)
-            reason, error = "failed", fault_sentence(fault)
+            reason = "failed"
+            error = fault_sentence(fault)
         self._end(run, reason, state=state, error=error)
 
     def _fail(self, run: Running, sentence: str) -> None:
@@ -371,10 +389,14 @@ class Scheduler:
 
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""
-        emitting, self._emitting = self._emitting, []
-        delivery, slow, unread = [], [], self._settings.unread
+        emitting = self._emitting
+        self._emitting = []
+        delivery = []
+        slow = []
+        unread = self._settings.unread
         for run in emitting:
-            answers, run.answers = run.answers, []
+            answers = run.answers
+            run.answers = []
             if answers:
                 delivery.append((run.task, answers))
             run.sent = sent = run.sent + len(answers)

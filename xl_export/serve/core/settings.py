@@ -39,7 +39,9 @@ class Histogram:
     """How often a value fell between two bounds. One thread adds to it, and any may read it."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
         """Notes a value, or several that are equal."""
@@ -53,7 +55,8 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Bound and how many values are at most that."""
-        total, found = 0, []
+        total = 0
+        found = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
             found.append((bound, float(total)))

@@ -48,7 +48,8 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     earlier tokens see, padding included, so from half of a segment to nearly all of it. Raises
     StreamError otherwise.
     """
-    position, segment = state.position, session.rule.segment
+    position = state.position
+    segment = session.rule.segment
     if session.spec is None or session.spec.form != "ring":
         raise StreamError("this model's memory cannot be rewound; export it with `--memory ring`.")
     if not 0 <= count <= position:

@@ -49,7 +49,8 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     rows: of the engine, before any stream is in them. The trial steps them as the engine will, so it
     needs no memory of its own.
     """
-    chance, segment = np.random.default_rng(0), session.rule.segment
+    chance = np.random.default_rng(0)
+    segment = session.rule.segment
     for width in sorted({1, 2, piece_after(0, max(1, segment // 3), segment)[1], segment}):
         most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
         batches = [batch for batch in BATCHES if batch < most]
@@ -75,7 +76,9 @@ def has_short_steps(session: Session) -> bool:
 
     The fastest of some steps over a full memory decides, so that other programs do not.
     """
-    memory, token, seconds = session.start(1), np.zeros((1, 1), np.int64), []
+    memory = session.start(1)
+    token = np.zeros((1, 1), np.int64)
+    seconds = []
     memory.positions[:] = session.rule.mem_len
     for _ in range(TIMED):
         began = time.perf_counter()

@@ -87,7 +87,8 @@ class Application:
             paths.setdefault(each.path, []).append(each)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, began = self._server, time.monotonic()
+        server = self._server
+        began = time.monotonic()
         exchange = Exchange(server, scope, receive, send)
         wanted = self._find(exchange)
         try:
@@ -155,7 +156,8 @@ class Application:
         """The endpoint that a request asks for, after its variables were noted; or one that refuses a path or
         a method that does not exist.
         """
-        path, method = exchange.path, _method(exchange.scope)
+        path = exchange.path
+        method = _method(exchange.scope)
         same_path = self._fixed.get(path, [])
         for each in same_path:
             if each.answers(method):

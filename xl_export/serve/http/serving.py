@@ -132,7 +132,8 @@ class Web(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, server: Server, ready: Ready | None) -> None:
         super().__init__(config)
-        self._server, self._ready = server, ready
+        self._server = server
+        self._ready = ready
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -171,7 +172,8 @@ class Web(uvicorn.Server):
 @contextlib.contextmanager
 def _reloads(server: Server) -> Iterator[None]:
     """While the block runs, SIGHUP reads the keys and changed models again."""
-    loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop = asyncio.get_running_loop()
+    running = set[asyncio.Task[None]]()
 
     def start() -> None:
         task = loop.create_task(server.reload_changed())
@@ -220,7 +222,8 @@ def _logs(server: Server) -> Iterator[None]:
     for name in ("uvicorn", "uvicorn.asgi"):
         logging.getLogger(name).propagate = False
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    handler, loggers = LogHandler(server.log), [logging.getLogger(name) for name in ("uvicorn", "xl_export")]
+    handler = LogHandler(server.log)
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "xl_export")]
     for logger in loggers:
         logger.addHandler(handler)
     try:
@@ -270,7 +273,8 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
     sys.setswitchinterval(SWITCH)
 
     def began(port: int, web: Web) -> None:
-        connections, sockets = server.limits.connections, server.limits.sockets
+        connections = server.limits.connections
+        sockets = server.limits.sockets
         server.log.event("limits", open_files=files, connections=connections, websockets=sockets)
         for model in server.models.values():
             server.log.event(

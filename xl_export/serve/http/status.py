@@ -212,8 +212,10 @@ ENDPOINTS = [
 
 def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     """A model as OpenAI lists it, with what is known about it under `xl_export`."""
-    session, spec = model.session, model.session.spec
-    rule, vocab = session.rule, session.vocab
+    session = model.session
+    spec = model.session.spec
+    rule = session.rule
+    vocab = session.vocab
     dependence = model.engine.facts.dependence
     row = POSITION_BYTES + row_bytes(session.state)
     return {

@@ -80,7 +80,9 @@ class PrefixCache:
         """
         if max_bytes < 1 or segment < 1:
             raise ConfigError(f"max_bytes is {max_bytes} and segment {segment}; expected at least 1.")
-        self._segment, self._max_bytes, self._shared = segment, max_bytes, shared
+        self._segment = segment
+        self._max_bytes = max_bytes
+        self._shared = shared
         self._seed = hashlib.sha256(f"{identity}\0{segment}\0".encode())
         self._known: OrderedDict[bytes, _Prefix] = OrderedDict()
         # The keys of prefixes with a state, the one that was used longest ago first.
@@ -175,7 +177,8 @@ class PrefixCache:
             walk = _Walk(array=weakref.ref(array), chain=self._begin(tenant))
         for length, key in self._keys(tokens, walk.chain, begin=walk.length):
             self._note(key, walk.key)
-            walk.length, walk.key = length, key
+            walk.length = length
+            walk.key = key
         self._walks[name] = walk
         while len(self._walks) > WALKS:
             self._walks.popitem(last=False)

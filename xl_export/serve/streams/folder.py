@@ -161,8 +161,12 @@ class StreamFolder:
             except BaseException:  # what was refused must not be there after a restart
                 path.unlink(missing_ok=True)
                 raise
-        self.version, self.begin, self.appended, self.journal_bytes = version, state.position, [], 0
-        self.position, self.snapshot_bytes = state.position, size
+        self.version = version
+        self.begin = state.position
+        self.appended = []
+        self.journal_bytes = 0
+        self.position = state.position
+        self.snapshot_bytes = size
         self._tidy()
 
     def fork(self, path: Path, facts: dict[str, Any]) -> StreamFolder:

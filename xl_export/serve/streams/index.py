@@ -80,7 +80,9 @@ class StreamIndex:
     """
 
     def __init__(self, session: Session, *, key: bytes, settings: StoreSettings) -> None:
-        self.session, self.key, self.settings = session, key, settings
+        self.session = session
+        self.key = key
+        self.settings = settings
         self.row_bytes = row_bytes(session.state)
         self.lock = threading.Lock()
         self.streams: dict[str, Stream] = {}
@@ -155,7 +157,8 @@ class Operation:
     """One operation on a stream, from `StreamStore.begin`. One thread at a time may use it."""
 
     def __init__(self, index: StreamIndex, stream: Stream) -> None:
-        self._index, self.stream = index, stream
+        self._index = index
+        self.stream = stream
 
     def end(self) -> None:
         """Lets others use the stream."""
@@ -179,7 +182,8 @@ class Operation:
         """A state of the stream, and the appends that have to be fed to it, each as one task, to get the
         stream as it is now; uses the disk. Call `caught_up` after them. Raises DamagedStreamError.
         """
-        index, stream = self._index, self.stream
+        index = self._index
+        stream = self.stream
         with stream.lock:
             if stream.state is not None:
                 self._hold(stream.state)
@@ -212,7 +216,8 @@ class Operation:
         appended: int64 [N], if the operation fed these tokens to the state before, as one task, and did
         nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
         """
-        index, folder = self._index, self.stream.folder
+        index = self._index
+        folder = self.stream.folder
         with self.stream.lock:
             index.refuse_closed()
             few = appended is not None and folder.num_appended + len(appended) <= index.settings.replayed

@@ -30,7 +30,8 @@ from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 
-KEY_FILE, KEY_BYTES = "snapshot.key", 32
+KEY_FILE = "snapshot.key"
+KEY_BYTES = 32
 UNSIGNED = b"0" * 64  # takes the place of the signature while it is computed
 BEFORE = b'{"__metadata__": {"signature": "'  # the beginning of every header
 SIGNATURE_AT = LENGTH_BYTES + len(BEFORE)
@@ -135,7 +136,8 @@ def read_snapshot(path: Path, session: Session, *, key: bytes, name: str = "the 
         content = base64.b64decode(facts.get("logits", ""), validate=True)
     except binascii.Error as error:
         raise ArtefactError(f"{name} holds no readable logits; take it again from the server.") from error
-    written, position = int(facts.get("furthest", "-1")), int(memory.positions[0])
+    written = int(facts.get("furthest", "-1"))
+    position = int(memory.positions[0])
     fits = len(content) in (0, 4 * session.vocab.size) and len(tail) <= session.rule.segment + 1
     if memory.batch != 1 or not fits or not 0 <= position <= written <= MAX_POSITION:
         raise ArtefactError(f"{name} does not hold one whole stream; take it again from the server.")
@@ -159,7 +161,8 @@ def too_large(name: str, size: int, most: int) -> str:
 
 def _most_header_bytes(session: Session) -> int:
     """Facts and tensors' names and places, the tail (up to 20 digits an id), and the logits in base64."""
-    tail, logits = 20 * (session.rule.segment + 1), 4 * ((4 * session.vocab.size + 2) // 3)
+    tail = 20 * (session.rule.segment + 1)
+    logits = 4 * ((4 * session.vocab.size + 2) // 3)
     return FACTS_BYTES + 256 * len(session.state) + tail + logits
 
 

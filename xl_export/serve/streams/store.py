@@ -176,7 +176,8 @@ class StreamStore:
                 raise BusyStreamError(
                     f"another operation is using the stream {name}; wait for its answer and ask again."
                 )
-            stream.busy, stream.used = True, time.time()
+            stream.busy = True
+            stream.used = time.time()
         return Operation(self._index, stream)
 
     @contextlib.contextmanager
@@ -251,7 +252,8 @@ class StreamStore:
 
     def _owned(self, name: str, owner: str) -> Stream:
         with self._index.lock:
-            stream, damaged = self._index.streams.get(name), self._index.damaged.get(name)
+            stream = self._index.streams.get(name)
+            damaged = self._index.damaged.get(name)
         if damaged is not None and damaged.concerns(owner):
             raise DamagedStreamError(name)
         if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
@@ -263,7 +265,8 @@ class StreamStore:
 
         making: whether one more is being made from now on.
         """
-        row, settings = self._index.row_bytes, self._index.settings
+        row = self._index.row_bytes
+        settings = self._index.settings
         others, their_bytes = self._elsewhere(owner)
         most = min(settings.streams, others + max(0, settings.tenant_bytes - their_bytes) // max(row, 1))
         with self._index.lock:

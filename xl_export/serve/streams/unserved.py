@@ -47,7 +47,8 @@ class UnservedStreams:
 
     def __init__(self, path: Path, streams: Iterable[Stream | Damaged]) -> None:
         """path: the folder of the artefact's streams. streams: those in it."""
-        self._path, self._lock = path, threading.Lock()
+        self._path = path
+        self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._damaged: dict[str, Damaged] = {}
         for each in streams:

@@ -68,7 +68,8 @@ def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[N
 
 def _end_of_string(body: bytes | bytearray, begin: int) -> Steps[int]:
     """The place behind a string of JSON that begins here; behind the body if it does not end."""
-    at, size = begin + 1, 64  # most strings are short: a large part of the body would be copied for each
+    at = begin + 1
+    size = 64  # most strings are short: a large part of the body would be copied for each
     while at < len(body):
         window = bytes(body[at : at + size])
         escapes = len(window) - len(window.rstrip(b"\\"))

@@ -59,7 +59,8 @@ class Bridge:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, unread: int = 256) -> None:
-        self._loop, self.step = loop, max(1, unread // 8)
+        self._loop = loop
+        self.step = max(1, unread // 8)
         self.listeners: dict[Task, Listener] = {}
 
     def deliver(self, batch: Delivery) -> None:
@@ -71,16 +72,21 @@ class Bridge:
 
     def _spread(self, batch: Delivery) -> None:
         now = time.monotonic()
-        listeners, step = self.listeners, self.step
+        listeners = self.listeners
+        step = self.step
         inboxes: list[Inbox] = []
-        gap, times = 0.0, 0  # of tokens that were passed on: nearly all have one gap
+        # Of tokens that were passed on: nearly all have one gap.
+        gap = 0.0
+        times = 0
         figures: Figures | None = None
         for answered in batch:
             task, answers = answered
             listener = listeners.get(task)
             if listener is None:  # its client has left
                 continue
-            inbox, answer, passed = listener.inbox, answers[-1], False
+            inbox = listener.inbox
+            answer = answers[-1]
+            passed = False
             if inbox.open and answer.__class__ is Drawn and len(answers) == 1:
                 try:
                     passed = listener.pass_on(answer)
@@ -90,8 +96,11 @@ class Bridge:
                 if now - listener.last != gap or inbox.figures is not figures:
                     if figures is not None:
                         figures.note_tokens(gap, times)
-                    gap, times, figures = now - listener.last, 0, inbox.figures
-                listener.last, times = now, times + 1
+                    gap = now - listener.last
+                    times = 0
+                    figures = inbox.figures
+                listener.last = now
+                times += 1
                 listener.unacknowledged = unacknowledged = listener.unacknowledged + 1
                 if unacknowledged >= step:
                     inbox.acknowledge(task, listener)
@@ -223,18 +232,22 @@ class Inbox:
         tasks of this inbox after `unread` more answers each.
         """
         if not self.arrived:
-            self._waiting, self.open = asyncio.get_running_loop().create_future(), True
+            self._waiting = asyncio.get_running_loop().create_future()
+            self.open = True
             try:
                 await self._waiting
             finally:
-                self._waiting, self.open = None, False
-        arrived, self.arrived = self.arrived, []
+                self._waiting = None
+                self.open = False
+        arrived = self.arrived
+        self.arrived = []
         self._take(arrived)
         return arrived
 
     def _take(self, arrived: Delivery) -> None:
         """Reports to the engine now and then how much was accepted."""
-        running, step = self.running, self._bridge.step
+        running = self.running
+        step = self._bridge.step
         for task, answers in arrived:
             listener = running[task]
             listener.unacknowledged += len(answers)
@@ -249,7 +262,8 @@ class Inbox:
         So a client that takes them late does not make the server look slow. draws: whether the task draws
         tokens.
         """
-        figures, drawn = self.figures, 0
+        figures = self.figures
+        drawn = 0
         for answer in answers:
             if isinstance(answer, Drawn):
                 drawn += 1

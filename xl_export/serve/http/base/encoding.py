@@ -38,7 +38,8 @@ def encoding(
     RefusedError for a prompt without tokens or with tokens of another vocabulary, and if the request has
     more tokens than the limits allow, as soon as that is known.
     """
-    found, count = [np.empty(0, np.int64)], before
+    found = [np.empty(0, np.int64)]
+    count = before
     try:
         for part in _parts(vocab, prompt):
             if isinstance(part, str):
@@ -69,7 +70,8 @@ def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterator[str | Sequence
 
 def texts_of(vocab: Vocab, tokens: Iterable[int]) -> Steps[list[str]]:
     """`token_texts` in steps."""
-    decoder, texts = vocab.decoder(), []
+    decoder = vocab.decoder()
+    texts = []
     for token in tokens:
         texts.append(decoder(int(token)))
         yield

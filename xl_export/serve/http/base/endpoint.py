@@ -30,7 +30,8 @@ ERROR = {
 }
 TEXT = {"type": "string"}
 BINARY = "application/octet-stream"
-SCHEMA, HEADER = "#/components/schemas/{name}", "#/components/headers/{name}"
+SCHEMA = "#/components/schemas/{name}"
+HEADER = "#/components/headers/{name}"
 RESPONSE = "#/components/responses/{name}"
 # Why a request may be refused, by the status of the answer.
 REFUSALS = {
@@ -47,7 +48,9 @@ REFUSALS = {
     503: "The server is starting or stopping, or has no room.",
     507: "The server's disk is full.",
 }
-ALWAYS, WITH_KEY, WITH_BODY = (403, 500), (401, 429), (400, 408, 413)
+ALWAYS = (403, 500)
+WITH_KEY = (401, 429)
+WITH_BODY = (400, 408, 413)
 HEADERS = {
     "X-Request-Id": {
         "description": "The id of the request in the server's log; the client's own, if it sent one.",

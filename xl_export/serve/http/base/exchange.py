@@ -23,7 +23,9 @@ from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.base.workers import Steps, aside
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-EVENT, END = b"data: ", b"\n\n"  # of one server-sent event
+# Of one server-sent event.
+EVENT = b"data: "
+END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 LOOKS = 4  # how often a client is looked at until it counts as stalled
 SLOWEST = 256  # bytes per second; a client that accepts less while the server waits for it counts as stalled
@@ -140,7 +142,8 @@ class Exchange:
         to be over `most`.
         """
         self._refuse_declared(most, refusal)
-        size, more_comes = 0, True
+        size = 0
+        more_comes = True
         message: Message = {}
         part = b""
         try:
@@ -155,7 +158,8 @@ class Exchange:
                     raise refusal(size)
                 yield part
         finally:  # see `_whole`
-            message, part = {}, b""
+            message = {}
+            part = b""
 
     def _refuse_declared(self, most: int, refusal: Callable[[int], RefusedError]) -> None:
         """Refuses a body whose declared length is too large before any of it is read."""
@@ -243,7 +247,8 @@ class Exchange:
         `Limits.stalled_seconds`.
         """
         loop = asyncio.get_running_loop()
-        working, leaving = loop.create_task(work), loop.create_task(self._gone())
+        working = loop.create_task(work)
+        leaving = loop.create_task(self._gone())
         stalled = self.server.limits.stalled_seconds
         timer: asyncio.TimerHandle
 

@@ -20,7 +20,8 @@ SHORTEST = 16  # characters of a key
 HASHED = "sha256:"
 # A browser gives the key of a WebSocket as a subprotocol: the prefix and the key, or the key in base64url,
 # because a subprotocol may have no "/" and no "=".
-KEY_PROTOCOL, ENCODED_KEY_PROTOCOL = "key.", "key64."
+KEY_PROTOCOL = "key."
+ENCODED_KEY_PROTOCOL = "key64."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,8 @@ class BodyBytes:
     """Counts the bytes of bodies and messages that are in memory, so that many large ones do not fill it."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most, self.total = max(limits.bodies_bytes, limits.body_bytes), 0
+        self._most = max(limits.bodies_bytes, limits.body_bytes)
+        self.total = 0
         self._own_most = max(int(self._most * limits.tenant_share), limits.body_bytes)
         self._own: Counter[str] = Counter()
 
@@ -88,7 +89,8 @@ class BodyBytes:
         """Counts more bytes, or fewer; raises RefusedError if they would be too many, or more than the
         share of a tenant with a name.
         """
-        total, own = self.total + count, self._own[tenant] + count
+        total = self.total + count
+        own = self._own[tenant] + count
         if count > 0 and (total > self._most or (tenant and own > self._own_most)):
             raise RefusedError(
                 "other large requests take all memory that the server has for them; ask again when one of "
@@ -109,7 +111,9 @@ class BodyAccount:
     """
 
     def __init__(self, bodies: BodyBytes, tenant: str) -> None:
-        self._bodies, self._tenant, self._held = bodies, tenant, 0
+        self._bodies = bodies
+        self._tenant = tenant
+        self._held = 0
 
     def change(self, count: int) -> None:
         """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""

@@ -49,7 +49,8 @@ async def on_thread(function: Callable[..., Result], *arguments: object) -> Resu
             future.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = function(*arguments)
         except BaseException as raised:
@@ -175,7 +176,8 @@ class Source:
 
     def open(self, loop: asyncio.AbstractEventLoop, stores: Stores, figures: Figures) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
-        bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
+        bridge = Bridge(loop, unread=self.settings.unread)
+        stamp = self.stamp()
         session, threads = self.open_session()
         engine, cache = self.make_engine(session, bridge.deliver)
         engine.start()
@@ -200,7 +202,8 @@ class Source:
 
     def open_session(self) -> tuple[Session, int | None]:
         """The session, and the CPU threads of its steps; None if PyTorch chooses them."""
-        cpus, device = available_cpus(), _serving_device(self.path, self.device)
+        cpus = available_cpus()
+        device = _serving_device(self.path, self.device)
         if self.threads is None and cpus > 1 and _is_small(self.path):
             session = open_session(self.path, threads=cpus - 1, device=device)
             if has_short_steps(session):

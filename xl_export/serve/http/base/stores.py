@@ -70,7 +70,9 @@ class Stores:
 
     def __init__(self, folder: Path, settings: StoreSettings) -> None:
         """folder: for everything that outlives the server; it is made if there is none. Uses the disk."""
-        self._folder, self._settings, self._key = folder / "streams", settings, server_key(folder)
+        self._folder = folder / "streams"
+        self._settings = settings
+        self._key = server_key(folder)
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         if self._folder.is_dir():
@@ -95,7 +97,8 @@ class Stores:
             kept.users -= 1
             if not kept.users and kept.store is not None:
                 kept.store.close(within=CLOSING)
-                kept.unserved, kept.store = kept.store.unserved(), None
+                kept.unserved = kept.store.unserved()
+                kept.store = None
 
     def others(self, served: Container[StreamStore]) -> list[Holds]:
         """Where the streams are that none of these stores has: those of artefacts that are not served, or

@@ -76,7 +76,8 @@ class Workers:
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
-        self._name, self._threads = name, threads
+        self._name = name
+        self._threads = threads
         self._share = max(1, threads // 2)
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._running: Counter[str] = Counter()
@@ -138,7 +139,8 @@ def _steps_of(function: Callable[..., Any], arguments: Any, named: Any) -> Steps
     return (yield from result) if isinstance(result, Generator) else result
 
 
-SHORT_WORK, LONG_WORK = Workers("short work"), Workers("long work")
+SHORT_WORK = Workers("short work")
+LONG_WORK = Workers("long work")
 DISK = Workers("disk", min(32, (os.cpu_count() or 1) + 4))
 
 

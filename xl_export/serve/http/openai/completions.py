@@ -41,7 +41,8 @@ class _Prompt:
     """A prompt while it is fed. fed: tokens so far. log_probs: of its tokens, if they are wanted."""
 
     def __init__(self, tokens: np.ndarray, log_probs: LogProbs | None) -> None:
-        self.tokens, self.log_probs = tokens, log_probs
+        self.tokens = tokens
+        self.log_probs = log_probs
         self.fed = self.cached = 0
 
     def feed(self, fed: Fed) -> Steps[None]:
@@ -105,7 +106,8 @@ class Completion:
                     refusal = await self._take_all(inbox, await inbox.get())
                     # Where nothing was sent yet, a refusal becomes the whole answer, with its own status.
                     if self._ready and (refusal is None or exchange.started):
-                        data, self._ready = bytes(self._ready), bytearray()
+                        data = bytes(self._ready)
+                        self._ready = bytearray()
                         await exchange.events(data)
                     if refusal is not None:
                         raise refusal
@@ -121,7 +123,8 @@ class Completion:
                 self._count()
 
     def _submit_prompt(self, inbox: Inbox, number: int) -> None:
-        plan, prompt = self._plan, self._prompts[number]
+        plan = self._plan
+        prompt = self._prompts[number]
         choices = [self._writer.choice(number, number * plan.best_of + at) for at in range(plan.best_of)]
         self._choices += choices
         task = Task(

@@ -23,8 +23,10 @@ from xl_export.serve.http.base.limits import Limits, refuse_long_document
 from xl_export.serve.http.base.workers import Steps
 
 MOST_LIKELIEST = 20  # tokens for each one
-MOST_STOPS, LONGEST_STOP = 16, 1000
-MOST_BIASES, LARGEST_BIAS = 1024, 100.0
+MOST_STOPS = 16
+LONGEST_STOP = 1000
+MOST_BIASES = 1024
+LARGEST_BIAS = 100.0
 DEFAULT_TOKENS = 16  # as OpenAI's
 
 
@@ -132,7 +134,8 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
     """The plan of a request, in steps; raises RefusedError, with the field, for what cannot be served."""
     vocab = session.vocab
     _refuse_what_does_not_apply(body)
-    stream, echo = bool(body.stream), bool(body.echo)
+    stream = bool(body.stream)
+    echo = bool(body.echo)
     if body.stream_options is not None and not stream:
         raise RefusedError(
             "stream_options are given without stream; leave them out, or set stream to true.",
@@ -164,7 +167,8 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         )
         prompts.append(found)
         tokens += len(found)
-    shown, drawn = tokens if echo else 0, max_tokens * best_of * len(listed)
+    shown = tokens if echo else 0
+    drawn = max_tokens * best_of * len(listed)
     refuse_long_document(limits, shown=shown, drawn=drawn, log_probs=log_probs, stream=stream)
     drawing = drawing_of(body, session, max_tokens) if max_tokens else None
     texts = [""] * len(listed)

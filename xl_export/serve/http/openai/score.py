@@ -161,7 +161,8 @@ class Scoring:
 
     async def run(self) -> None:
         """Submits the texts, some at a time, and sends all scores at the end."""
-        waiting, begun = list(self._first_tasks())[::-1], False
+        waiting = list(self._first_tasks())[::-1]
+        begun = False
         with self._model.inbox() as inbox:
             while waiting or inbox.running:
                 while waiting and len(inbox.running) < AT_ONCE:
@@ -194,7 +195,8 @@ class Scoring:
 
     def _answer(self) -> Steps[bytes]:
         """The scores of all texts as JSON, one text after the other: with its tokens each may be large."""
-        vocab, encode = self._model.session.vocab, msgspec.json.encode
+        vocab = self._model.session.vocab
+        encode = msgspec.json.encode
         data = []
         for index in range(len(self._rows)):
             document = yield from self._document(index, vocab)

@@ -121,8 +121,11 @@ class Choice:
     __slots__ = ("begun", "head", "index", "log_probs", "own", "parts", "prompt", "reason", "tokens")
 
     def __init__(self, prompt: int, index: int, head: bytes) -> None:
-        self.prompt, self.index, self.head = prompt, index, head
-        self.tokens, self.begun = 0, False
+        self.prompt = prompt
+        self.index = index
+        self.head = head
+        self.tokens = 0
+        self.begun = False
         self.parts: list[str] = []
         self.reason: str | None = None
         self.log_probs: LogProbs | None = None
@@ -138,7 +141,8 @@ class Writer:
     """Writes the answer to one request."""
 
     def __init__(self, plan: Plan, model: str, texts: TokenTexts, request_id: str) -> None:
-        self._plan, self._texts = plan, texts
+        self._plan = plan
+        self._texts = texts
         self._facts = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -157,7 +161,8 @@ class Writer:
 
     def begin(self, choice: Choice, prompt_log_probs: LogProbs | None) -> Steps[bytes]:
         """What comes before the first token of a choice: the prompt, if it is to be repeated."""
-        plan, choice.begun = self._plan, True
+        plan = self._plan
+        choice.begun = True
         text = plan.texts[choice.prompt]
         wanted = plan.log_probs is not None
         if wanted or plan.best_of > plan.n:
@@ -200,7 +205,8 @@ class Writer:
         """
         if choice.log_probs is not None or self._plan.each_usage:
             return None
-        head, tail = choice.head, self._tail
+        head = choice.head
+        tail = self._tail
 
         def kept(drawn: Drawn) -> bool:
             choice.tokens += 1
@@ -237,7 +243,8 @@ class Writer:
 
     def document(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
         """The whole answer: of each prompt the `n` best choices, in order."""
-        plan, found = self._plan, []
+        plan = self._plan
+        found = []
         for prompt in range(len(plan.prompts)):
             own = choices[prompt * plan.best_of : (prompt + 1) * plan.best_of]
             if plan.best_of > plan.n:
@@ -286,12 +293,16 @@ class LogProbs:
     def __init__(
         self, texts: TokenTexts, top: int, before: np.ndarray, offset: int = 0, *, as_ids: bool = False
     ) -> None:
-        self._texts, self._top, self._offset, self._as_ids = texts, top, offset, as_ids
+        self._texts = texts
+        self._top = top
+        self._offset = offset
+        self._as_ids = as_ids
         self._decode = texts.vocab.decoder()
         self._decode.prime(before[-CONTEXT:].tolist())
         self._last = int(before[-1]) if len(before) else None
         self._clear()
-        self.sum, self.count = 0.0, 0
+        self.sum = 0.0
+        self.count = 0
 
     def add(
         self, token: int, log_prob: float, ids: np.ndarray | None = None, log_probs: np.ndarray | None = None
@@ -306,7 +317,8 @@ class LogProbs:
         self._likeliest.append(self._named(token, text, log_prob, ids, log_probs) if known else None)
         self._last = token
         if known:
-            self.sum, self.count = self.sum + log_prob, self.count + 1
+            self.sum += log_prob
+            self.count += 1
 
     def take(self) -> dict[str, Any]:
         """What was added since the last call."""

@@ -262,7 +262,9 @@ class TokenReport:
     """
 
     def __init__(self, texts: TokenTexts, before: np.ndarray, *, surprisal: bool, alternatives: int) -> None:
-        self._table, self._surprisal, self._alternatives = texts, surprisal, alternatives
+        self._table = texts
+        self._surprisal = surprisal
+        self._alternatives = alternatives
         self._decode = texts.vocab.decoder()
         for token in before[-CONTEXT:].tolist():
             self._decode(token)
@@ -272,7 +274,8 @@ class TokenReport:
         self._bits: list[float | None] = []
         self._likeliest: list[list[dict[str, Any]] | None] = []
         self._appended = 0
-        self.total_bits, self.count = 0.0, 0
+        self.total_bits = 0.0
+        self.count = 0
 
     def feed(self, tokens: np.ndarray, fed: Fed) -> Steps[None]:
         """A piece of tokens that was fed, in steps."""
@@ -299,7 +302,11 @@ class TokenReport:
             document["bits"] = self._bits
         if self._alternatives:
             document["likeliest"] = self._likeliest
-        self._tokens, self._texts, self._bits, self._likeliest, self._appended = [], [], [], [], 0
+        self._tokens = []
+        self._texts = []
+        self._bits = []
+        self._likeliest = []
+        self._appended = 0
         return document
 
     def _add(self, token: int, log_prob: float, likeliest: Likeliest | None, at: int) -> None:

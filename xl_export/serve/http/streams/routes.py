@@ -92,7 +92,9 @@ async def list_all(exchange: Exchange) -> Response:
     """The streams of the client; of one model if `model` is given, and otherwise also of artefacts that are
     not served.
     """
-    server, tenant, wanted = exchange.server, exchange.tenant.name, exchange.query.get("model")
+    server = exchange.server
+    tenant = exchange.tenant.name
+    wanted = exchange.query.get("model")
     stores: dict[StreamStore, str] = {}  # models of one artefact share one
     for model in [server.model(wanted)] if wanted else server.models.values():
         stores.setdefault(model.store, model.name)
@@ -113,7 +115,8 @@ async def list_all(exchange: Exchange) -> Response:
 
 async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
-    name, tenant = exchange.params["id"], exchange.tenant.name
+    name = exchange.params["id"]
+    tenant = exchange.tenant.name
     with answered():
         try:
             model = found(exchange.server, name, tenant)
@@ -124,7 +127,8 @@ async def facts(exchange: Exchange) -> Response:
 
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
-    name, tenant = exchange.params["id"], exchange.tenant.name
+    name = exchange.params["id"]
+    tenant = exchange.tenant.name
     holds: Holds
     with answered():
         try:
@@ -137,7 +141,8 @@ async def delete(exchange: Exchange) -> Response:
 
 async def snapshot(exchange: Exchange) -> None:
     """The stream as a signed file."""
-    name, tenant = exchange.params["id"], exchange.tenant.name
+    name = exchange.params["id"]
+    tenant = exchange.tenant.name
 
     async def opened() -> BinaryIO:
         try:
@@ -166,7 +171,8 @@ async def snapshot(exchange: Exchange) -> None:
 
 async def restore(exchange: Exchange) -> Response:
     """A new stream from a signed file."""
-    model, tenant = exchange.server.model(exchange.query.get("model")), exchange.tenant.name
+    model = exchange.server.model(exchange.query.get("model"))
+    tenant = exchange.tenant.name
     most = most_snapshot_bytes(model.session)
     # A refusal of one stream too many comes before the body, and ends the connection.
     with model.in_use(), answered(closes=True), model.store.receiving(tenant) as upload, answered():

@@ -201,7 +201,8 @@ def parsed(data: str | bytes, limits: Limits) -> Steps[tuple[Tag, str, Any]]:
         fields = msgspec.json.decode(data)
         if not isinstance(fields, dict):
             raise RefusedError('a message is no JSON object; send {"op": …}.')
-        given, op = fields.pop("tag", None), fields.pop("op", None)
+        given = fields.pop("tag", None)
+        op = fields.pop("op", None)
         is_text = isinstance(given, str) and len(given) <= LONGEST_TAG
         is_number = type(given) is int and -1 << 63 <= given < 1 << 64
         if not (given is None or is_text or is_number):

@@ -51,7 +51,9 @@ class StreamWork:
     """
 
     def __init__(self, model: Model, tenant: str, limits: Limits) -> None:
-        self._model, self.tenant, self._limits = model, tenant, limits
+        self._model = model
+        self.tenant = tenant
+        self._limits = limits
         self._store = model.store
         self._left = False
         self._running: Task | None = None
