@@ -230,7 +230,8 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
 def pictures_command() -> None:
     """Draw the pictures of the documents from the history, each for light and for dark pages."""
     history = History.load(ROOT / "benchmarks" / "history")
-    growing, rates = growing_cache(history).document, server_rates(history)
+    growing = growing_cache(history).document
+    rates = server_rates(history)
     for path in write_pictures(ROOT / "docs" / "images", growing, rates):
         click.echo(f"drawn: {path.relative_to(ROOT)}")
 

@@ -44,7 +44,9 @@ def window_multiply_adds(model: ModelConfig, window: int) -> int:
     The sum over blocks is W² for one block and nears W²/2 for many: keys after a block are never touched.
     The last layer answers only for the last position.
     """
-    D, A, F = model.d_model, model.heads * model.head_dim, model.d_ff
+    D = model.d_model
+    A = model.heads * model.head_dim
+    F = model.d_ff
     pairs = sum((end - first) * end for first, end in query_blocks(window))
     full = window * (4 * D * A + 2 * D * F) + 2 * A * pairs
     last = window * 2 * D * A + 2 * D * A + 2 * D * F + 2 * A * window
@@ -60,7 +62,10 @@ def needed_multiply_adds(model: ModelConfig, rule: MemoryRule, segment: int) -> 
 
     3 A for each key that a token sees: the content's product, the position's and the values'.
     """
-    D, A, F, T = model.d_model, model.heads * model.head_dim, model.d_ff, segment
+    D = model.d_model
+    A = model.heads * model.head_dim
+    F = model.d_ff
+    T = segment
     seen = T * (rule.mem_len + 1 - rule.nearest) + (T * (T - 1) // 2 if rule.mask == "full" else 0)
     return model.layers * (D * A * 4 * T + 2 * D * F * T + 3 * A * seen) + T * D * model.vocab_size
 
@@ -73,7 +78,9 @@ def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, streams: int
                  2 A (M + 1) keys and values, or D M hidden states
     output       D V + V
     """
-    D, A, F = model.d_model, model.heads * model.head_dim, model.d_ff
+    D = model.d_model
+    A = model.heads * model.head_dim
+    F = model.d_ff
     weights = 4 * D * A + 2 * D * F + F + 5 * D + 2 * A
     memory = D * rule.mem_len if form == "hidden" else 2 * A * (rule.mem_len + 1)
     layer = weights + A * rule.position_rows + streams * memory

@@ -28,7 +28,8 @@ def open_graph(
     library: of the fused operator, where the graph contains it.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 3, threads
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     if library:
         options.register_custom_ops_library(str(library))
     source = graph if isinstance(graph, bytes) else str(graph)

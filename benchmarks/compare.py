@@ -110,7 +110,8 @@ def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison
 
     Raises ConfigError where the two sides have no timing in common.
     """
-    old, new = _newest(before), _newest(after)
+    old = _newest(before)
+    new = _newest(after)
     changes: list[Change] = []
     unmatched: list[Unmatched] = []
     warnings: list[str] = []
@@ -164,7 +165,8 @@ def _changes(key: Key, row: Document, other: Document) -> Iterator[Change]:
     """A change for each timing that both rows have."""
     case, config, threads, name = key
     for timing, value in row.items():
-        before, after = _median(value), _median(other.get(timing))
+        before = _median(value)
+        after = _median(other.get(timing))
         if before > 0 and after > 0:
             yield Change(
                 case=case, config=config, threads=threads, row=name, timing=timing, before=before, after=after

@@ -106,7 +106,8 @@ def fill(text: str, history: History, *, where: str) -> Filled:
             changed.append(name)
         return f"<!-- figure: {name} -->{new}<!-- end of figure -->"
 
-    lines, fence = iter(text.split("\n")), ""
+    lines = iter(text.split("\n"))
+    fence = ""
     for line in lines:
         if line.lstrip().startswith(("```", "~~~")):
             mark = line.lstrip()[:3]
@@ -116,7 +117,8 @@ def fill(text: str, history: History, *, where: str) -> Filled:
         elif match := TABLE.match(line.strip()):
             name = match["name"]
             _refuse_unknown(name, tables, where)
-            old, new = _until_end(lines, name, where), ["", *table(name, history), ""]
+            old = _until_end(lines, name, where)
+            new = ["", *table(name, history), ""]
             names.append(name)
             if new != old:
                 changed.append(name)

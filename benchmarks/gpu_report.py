@@ -34,7 +34,10 @@ from runtimes.base.folders import refuse_existing
 from runtimes.sessions.ort_gpu.driver import ask_driver
 
 ROOT = Path(__file__).parents[1]
-REPORT, LOGS, RESULTS, ARCHIVE = "report.md", "logs", "results.jsonl", "report.tar.gz"
+REPORT = "report.md"
+LOGS = "logs"
+RESULTS = "results.jsonl"
+ARCHIVE = "report.tar.gz"
 PACKAGES = (
     "onnxruntime-gpu",
     "triton",
@@ -61,7 +64,9 @@ PYTEST = (
 )
 SILENT = 300.0  # seconds without a line after which a test hangs
 EXIT_CODES = range(6)  # of pytest that ended by itself
-LAST_LINES, HEAD_BYTES, TAIL_BYTES = 80, 20_000, 200_000  # of a log
+LAST_LINES = 80  # of a log
+HEAD_BYTES = 20_000
+TAIL_BYTES = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +201,13 @@ def gpu_report(
 
 def _ended(part: Part, work: Path, deadline: float) -> Ended:
     """Runs a part to its end. Tests go on after the one that crashed or hung."""
-    began, log = time.monotonic(), work / f"{part.name}.txt"
+    began = time.monotonic()
+    log = work / f"{part.name}.txt"
     end = min(deadline, began + 60 * part.minutes)
     if end - began < 1:
         return Ended(name=part.name, how="not run: no time was left; give a larger --minutes")
-    broken, seen = [], set[str]()
+    broken = []
+    seen = set[str]()
     while True:
         skipped = [f"--deselect={name}" for name in sorted(seen)]
         code, how = _run([*part.command, *skipped], work, log, end=end, silent=part.silent)
@@ -242,11 +249,13 @@ def _run(
             )
         except FileNotFoundError:
             return None, f"{command[0]} is not installed"
-        size, changed = -1, time.monotonic()
+        size = -1
+        changed = time.monotonic()
         try:
             while process.poll() is None:
                 time.sleep(0.1)
-                now, written = time.monotonic(), log.stat().st_size
+                now = time.monotonic()
+                written = log.stat().st_size
                 size, changed = (written, now) if written != size else (size, changed)
                 if now >= end:
                     return None, "stopped at its limit"
@@ -317,7 +326,8 @@ def _pack(out: Path) -> None:
         for file in (*files, *sorted((out / LOGS).glob("*.txt"))):
             content = file.read_bytes()
             member = tarfile.TarInfo(f"gpu-report/{file.relative_to(out)}")
-            member.size, member.mode = len(content), 0o644
+            member.size = len(content)
+            member.mode = 0o644
             archive.addfile(member, io.BytesIO(content))
 
 

@@ -52,7 +52,8 @@ class Result:
     @property
     def machine_lines(self) -> list[str]:
         """The machine and its limits, and a note where it was busy."""
-        machine, limits = self.machine, self.limits
+        machine = self.machine
+        limits = self.limits
         lines = [
             f"machine: {machine['cpu']}, {machine['cpus']} CPUs ({machine['busy_cpus']:g} busy before), "
             f"{self.engine} {self.versions.get(self.engine, 'unknown')}; all times are medians",

@@ -108,7 +108,8 @@ class Reader:
         The memory is read between every two calls, because its rate moves by half within minutes on machines
         that share it. So the caches hold nothing of the call before.
         """
-        durations, rates = [], [self()]
+        durations = []
+        rates = [self()]
         for call in calls:
             durations += milliseconds(call, repeats=1, warmup=0)
             time.sleep(REST)
@@ -193,7 +194,8 @@ def _read_rate(threads: int) -> float:
 
 def _matrix_rate(threads: int) -> float:
     """Multiply-adds per second of a large square matrix product in ONNX Runtime, one side constant."""
-    op, shape = Ops(), (MATRIX, MATRIX)
+    op = Ops()
+    shape = (MATRIX, MATRIX)
     facts = [TensorSpec(name=name, dtype="float32", shape=shape) for name in ("x", "y")]
     x = graph_input(facts[0])
     ones = np.ones((MATRIX, MATRIX), np.float32)

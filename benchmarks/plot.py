@@ -14,8 +14,12 @@ from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
 
 SIDES = {"fixed memory": "memory of fixed length", "growing cache": "key/value cache that grows"}
-WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
-FIXED, GROWING = "fixed memory", "growing cache"
+WINDOW = "#c2410c"
+SEGMENT = "#1d4ed8"
+ARITHMETIC = "#6b7280"
+PAPER = "#111827"
+FIXED = "fixed memory"
+GROWING = "growing cache"
 Document = Mapping[str, Any]
 SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
 
@@ -58,7 +62,8 @@ def draw_sliding_window(figure: Any, rows: Sequence[Any]) -> None:
 
 def draw_decode(figure: Any, rows: Sequence[Any]) -> None:
     """The time per token of both sides against memory length."""
-    axes, lengths = figure.subplots(), [row.mem_len for row in rows]
+    axes = figure.subplots()
+    lengths = [row.mem_len for row in rows]
     for label, colour, timings in (
         ("PyTorch", WINDOW, [row.pytorch for row in rows]),
         ("ONNX Runtime", SEGMENT, [row.onnxruntime for row in rows]),
@@ -110,7 +115,8 @@ def draw_recipes(figure: Any, rows: Sequence[Any]) -> None:
         axes.set_ylim(min(published, *(bits for _, bits in row.curve)) - 0.1, top + 0.2)
         axes.set_xlabel("million training tokens")
         axes.set_ylabel(f"bits per {row.unit}")
-        size, minutes = f"{row.parameters / 1e6:.1f}M", f"{row.budget_seconds / 60:g}"
+        size = f"{row.parameters / 1e6:.1f}M"
+        minutes = f"{row.budget_seconds / 60:g}"
         axes.set_title(f"{row.name} ({size} parameters, {minutes} CPU minutes)", fontsize=10)
 
 
@@ -231,7 +237,8 @@ def draw_growing_cache(figure: Any, rows: Sequence[Any]) -> None:
 
 def _draw_growing(figure: Any, result: Document, theme: Theme) -> None:
     _draw_positions(figure, result["rows"], theme)
-    model, machine = result["model"], result["machine"]
+    model = result["model"]
+    machine = result["machine"]
     longest = max(row["position"] for row in result["rows"])
     figure.suptitle(
         f"What one more token costs, after 0 to {longest:,} tokens",

@@ -63,7 +63,8 @@ class Run:
     @property
     def machine(self) -> str:
         """The machine, the number of threads, and the versions of the software."""
-        document, machine = self.document, self.document["machine"]
+        document = self.document
+        machine = self.document["machine"]
         known = [
             f"{title} {document['versions'][name]}"
             for name, title in SOFTWARE
@@ -77,7 +78,8 @@ class Run:
     @property
     def limits(self) -> str:
         """What the machine could do at best, measured in the same run, and the steal time."""
-        limits, stolen = self.document["limits"], self.document["machine"].get("stolen")
+        limits = self.document["limits"]
+        stolen = self.document["machine"].get("stolen")
         kept = f", steal time {stolen:.1%} of the CPU time" if stolen is not None else ""
         return (
             f"reading memory {limits['read_bytes'] / 1e9:.0f} GB/s, "

@@ -21,7 +21,8 @@ from runtimes.contract.memory import Memory
 from runtimes.sessions.onnx_runtime import OrtSession
 
 ROOT = Path(__file__).resolve().parents[1]
-WEB, CPP = ROOT / "web", ROOT / "cpp"
+WEB = ROOT / "web"
+CPP = ROOT / "cpp"
 
 
 class Side(Protocol):
@@ -107,7 +108,8 @@ class PythonSide:
             self._session.predict(tokens[None], memory)
 
     def times(self, stream: str, count: int) -> list[float]:
-        memory, found = self._streams[stream], []
+        memory = self._streams[stream]
+        found = []
         for token in range(count):
             tokens = np.array([[token % self._session.vocab.size]])
             began = time.perf_counter()
@@ -166,7 +168,8 @@ def _compiled(name: str, folder: Path) -> Path:
     linked = folder / "libonnxruntime.so.1"  # the name that the library calls itself
     if not linked.is_symlink():
         linked.symlink_to(library)
-    source, program = CPP / "examples" / f"{name}.cpp", folder / name
+    source = CPP / "examples" / f"{name}.cpp"
+    program = folder / name
     includes = [f"-I{CPP}", f"-I{CPP / 'third_party' / 'onnxruntime'}"]
     command = ["g++", "-std=c++17", "-O2", *includes, str(source), "-o", str(program), str(linked)]
     ended = subprocess.run([*command, f"-Wl,-rpath,{folder}"], capture_output=True, text=True, check=False)

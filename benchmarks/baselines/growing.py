@@ -101,18 +101,21 @@ class _GrowingGraph(Layers):
     def __init__(self, weights: Weights, model: ModelConfig, longest: int) -> None:
         assert (model.positions, model.sublayers, model.pre_norm) == ("relative", "feed-forward", False)
         super().__init__(weights, heads=model.heads, head_dim=model.head_dim, norm_epsilon=model.norm_epsilon)
-        self.model, self.longest = model, longest
+        self.model = model
+        self.longest = longest
         self.terms = ModelTerms(model, weights, MemoryRule(mem_len=longest, segment=1))
 
     def build(self) -> ir.Model:
-        op, model = self.op, self.model
+        op = self.op
+        model = self.model
         ids = graph_input(TensorSpec(name="input_ids", dtype="int64", shape=(1, 1)))
         shape = (1, model.heads, "past", model.head_dim)
         past = [
             graph_input(TensorSpec(name=f"past.{at}", dtype="float32", shape=shape))
             for at in range(2 * model.layers)
         ]
-        x, present = embed(self, model, ids), []
+        x = embed(self, model, ids)
+        present = []
         for layer in range(model.layers):
             answers, cache = self.attention(layer, x, past[2 * layer : 2 * layer + 2])
             present += cache
@@ -129,7 +132,9 @@ class _GrowingGraph(Layers):
 
     def attention(self, layer: int, x: ir.Value, past: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
         """The answers of all heads [1, 1, H·K] to the token, and the longer cache."""
-        op, name, heads = self.op, f"blocks.{layer}.", range(self.heads)
+        op = self.op
+        name = f"blocks.{layer}."
+        heads = range(self.heads)
         width = self.heads * self.head_dim
         matrices = [self.projection(layer, kind) for kind in ("query", "key", "value")]
         packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value"))

@@ -44,7 +44,8 @@ class KneserNey:
             raise ConfigError(
                 f"the text has {len(tokens):,} tokens; {order}-grams need a text of at least {order} tokens."
             )
-        self.vocab_size, self.bits = vocab_size, max(1, (vocab_size - 1).bit_length())
+        self.vocab_size = vocab_size
+        self.bits = max(1, (vocab_size - 1).bit_length())
         if order * self.bits > 64:
             raise ConfigError(
                 f"{order}-grams of {vocab_size:,} tokens do not fit into 64 bits; give a lower order, or a "

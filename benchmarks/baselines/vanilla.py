@@ -92,10 +92,12 @@ class _WindowGraph(Layers):
     def __init__(self, weights: Weights, model: ModelConfig, window: int) -> None:
         assert not model.pre_norm, "the model of the comparison is post-norm"
         super().__init__(weights, heads=model.heads, head_dim=model.head_dim)
-        self.model, self.window = model, window
+        self.model = model
+        self.window = window
 
     def build(self) -> ir.Model:
-        op, model = self.op, self.model
+        op = self.op
+        model = self.model
         ids = graph_input(TensorSpec(name="input_ids", dtype="int64", shape=(1, self.window)))
         positions = sinusoids(torch.arange(self.window), model.d_model).float().numpy()
         x = op.Add(embed(self, model, ids), op.constant(positions, "positions"))
@@ -109,7 +111,8 @@ class _WindowGraph(Layers):
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:
         """The answers of all heads [1, W, H·K] at every position, one block of queries after the other."""
-        op, width = self.op, self.model.heads * self.model.head_dim
+        op = self.op
+        width = self.model.heads * self.model.head_dim
         packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
         query, key, value = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))
         answers = []
@@ -122,14 +125,16 @@ class _WindowGraph(Layers):
 
     def attention_of_last(self, layer: int, x: ir.Value, last: ir.Value) -> ir.Value:
         """The answers of all heads [1, 1, H·K] at the last position, to which the whole window is visible."""
-        op, width = self.op, self.model.heads * self.model.head_dim
+        op = self.op
+        width = self.model.heads * self.model.head_dim
         key, value = op.split(op.MatMul(x, self.packed(layer, "key", "value")), [width] * 2, axis=2)
         query = op.MatMul(last, self.packed(layer, "query"))
         return self.join_heads(op.Attention(*(self.split_heads(y) for y in (query, key, value)), scale=1.0))
 
     def rest_of_block(self, layer: int, x: ir.Value, answers: ir.Value) -> ir.Value:
         """Output projection, residuals, norms and the feed-forward network."""
-        op, name = self.op, f"blocks.{layer}."
+        op = self.op
+        name = f"blocks.{layer}."
         out = op.MatMul(answers, self.weight(name + "out.weight", transpose=True))
         x = self.norm(name + "attention_norm", op.Add(x, out))
         return self.norm(name + "feed_forward_norm", op.Add(x, self.feed_forward(layer, x)))
@@ -149,7 +154,8 @@ class _FusedWindowGraph(_WindowGraph):
     domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:
-        op, width = self.op, self.model.heads * self.model.head_dim
+        op = self.op
+        width = self.model.heads * self.model.head_dim
         packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
         positions = op.constant(np.arange(self.window)[None])
         attributes = {

@@ -42,7 +42,8 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row for each form, at the memory length of the configuration."""
-    threads, rule = checked_threads(threads), MemoryRule(mem_len=config.mem_len, segment=config.segment)
+    threads = checked_threads(threads)
+    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     rows = []
     with tempfile.TemporaryDirectory() as name:
         trained = write_run(Path(name) / "run", config.model, rule, random_weights(config.model))

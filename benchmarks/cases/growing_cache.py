@@ -54,7 +54,8 @@ from trainer.run.checkpoint import Run, load_run
 from xl_export.artefact.export import make_spec, write_graphs
 
 TOLERANCE = 1e-4  # nats
-TURNS, WARMUP = 3, 2  # of each side at each position, and untimed calls before each turn
+TURNS = 3  # of each side at each position
+WARMUP = 2  # untimed calls before each turn
 KEYS = "past_key_values.0.key"
 
 
@@ -87,7 +88,8 @@ def run(
     - the growing side with the fixed side, token by token, while the fixed side has dropped nothing;
     - at every position, the growing side with ONNX Runtime's standard operators over the same cache.
     """
-    threads, repeats = 1, checked_repeats(repeats, config.token_repeats)
+    threads = 1
+    repeats = checked_repeats(repeats, config.token_repeats)
     rows = []
     with tempfile.TemporaryDirectory() as name:
         progress("exporting the fixed memory and comparing it with PyTorch")
@@ -146,7 +148,8 @@ def _bytes(memory: Memory) -> int:
 
 def _filled(session: Session) -> Memory:
     """Memory full of random numbers."""
-    draw, memory = np.random.default_rng(0), session.start(1)
+    draw = np.random.default_rng(0)
+    memory = session.start(1)
     for array in memory.tensors.values():
         array[:] = draw.standard_normal(array.shape, np.float32)
     return memory
@@ -191,7 +194,8 @@ def _compared_from_the_start(fixed: Session, growing: Session, count: int) -> fl
 
 def _compared_at(position: int, growing: Session, standard: Session, cache: Memory) -> float:
     """The difference of the fused from the standard operators over the same cache."""
-    token, answers = np.zeros((1, 1), np.int64), []
+    token = np.zeros((1, 1), np.int64)
+    answers = []
     for session in (standard, growing):
         memory = Memory(positions=np.array([position]), tensors=cache.tensors, owner=cache.owner)
         answers.append(session.step(token, memory)[0])

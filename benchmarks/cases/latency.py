@@ -115,9 +115,11 @@ def run(
     An argument that is None is taken from the configuration. The artefact uses the fused operator where it is
     built.
     """
-    threads, tokens = checked_threads(threads), checked_repeats(repeats, config.consecutive)
+    threads = checked_threads(threads)
+    tokens = checked_repeats(repeats, config.consecutive)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    weights, draw = random_weights(config.model), np.random.default_rng(0)
+    weights = random_weights(config.model)
+    draw = np.random.default_rng(0)
     untimed = rule.slots + WARM + SETTLE * math.ceil(tokens / PART)
     stream = draw.integers(0, config.model.vocab_size, untimed + tokens + 1).tolist()
     with tempfile.TemporaryDirectory() as name:

@@ -62,7 +62,8 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row of the artefact and a row of the run. None stands for the value of the configuration."""
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, min(config.repeats, OPENINGS))
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, min(config.repeats, OPENINGS))
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
         progress("exporting and comparing with PyTorch")

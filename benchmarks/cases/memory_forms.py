@@ -79,7 +79,8 @@ def run(
     An argument that is None is taken from the configuration. operators: of the ring; the other forms always
     use standard operators.
     """
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     weights = random_weights(config.model)
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +130,8 @@ def feed(session: Session, tokens: np.ndarray) -> tuple[np.ndarray, Memory]:
 
     The memory is empty before the first token.
     """
-    memory, pieces = session.start(1), []
+    memory = session.start(1)
+    pieces = []
     for at in range(0, tokens.shape[1], session.rule.segment):
         logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
         pieces.append((logits - log_sum_exp(logits)[..., None])[0])

@@ -114,11 +114,15 @@ def run(
     An argument that is None is taken from the configuration. operators: of the precisions that have a fused
     graph; the others always use standard operators.
     """
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as folder:
         source = trained or write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
-        sessions, served, sizes, read = [], list[Operators](), [], []
+        sessions = []
+        served = list[Operators]()
+        sizes = []
+        read = []
         for precision, memory in PRECISIONS:
             progress(f"{precision} weights, {memory} memory: exporting")
             artefact = export(
@@ -173,7 +177,9 @@ def read_bytes(spec: Spec, graph: Path) -> int:
 
 def _one_token(session: Session) -> Callable[[], Any]:
     """A step of one token, far beyond the beginning of its stream; the numbers in the memory are random."""
-    draw, memory, token = np.random.default_rng(0), session.start(1), np.zeros((1, 1), np.int64)
+    draw = np.random.default_rng(0)
+    memory = session.start(1)
+    token = np.zeros((1, 1), np.int64)
     _fill(session, memory, draw)
     memory.positions[:] = 3 * session.rule.slots
     return lambda: session.step(token, memory)

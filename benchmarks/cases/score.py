@@ -40,7 +40,8 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 
-SHORTEST, LONGEST = 5, 30  # tokens of a text
+SHORTEST = 5  # tokens of a text
+LONGEST = 30
 TOLERANCE = 1e-4  # nats, between a text among others and alone
 Side = Literal["one stream", "texts", "one by one"]
 
@@ -76,7 +77,8 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row for each side. An argument that is None is taken from the configuration."""
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, config.repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as folder:
         progress("exporting and comparing with PyTorch")
@@ -101,7 +103,8 @@ def _measure(
 ) -> list[Row]:
     first = np.zeros(1, np.int64)  # the token before a text, which a vocabulary of bytes does not name
     streams = [np.concatenate([first, text]) for text in texts]
-    sample, one = streams[:alone], session.start(1)
+    sample = streams[:alone]
+    one = session.start(1)
 
     def one_by_one() -> list[np.ndarray]:
         return [_alone(session, stream, one) for stream in sample]
@@ -109,7 +112,8 @@ def _measure(
     def together() -> list[np.ndarray]:
         return [score.token_log_probs for score in score_texts(session, streams, tokens=True)]
 
-    memory, whole = filled(session, 1), np.concatenate([first, *texts])
+    memory = filled(session, 1)
+    whole = np.concatenate([first, *texts])
 
     def one_stream() -> None:
         for at in range(0, len(whole) - 1, session.rule.segment):
@@ -153,7 +157,8 @@ def _measure(
 def _alone(session: Session, stream: np.ndarray, memory: Any) -> np.ndarray:
     """Log-probabilities of a text from empty memory; the memory is used again, as a caller would."""
     memory.positions[:] = 0
-    answers, segment = [], session.rule.segment
+    answers = []
+    segment = session.rule.segment
     for start in range(0, len(stream) - 1, segment):
         at = slice(start, start + segment)
         log_probs, memory = session.score(stream[None, :-1][:, at], stream[None, 1:][:, at], memory)

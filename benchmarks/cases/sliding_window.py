@@ -107,7 +107,8 @@ def run(
     lengths = checked_lengths(
         config.attention_lengths if attention_lengths is None else list(attention_lengths)
     )
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, config.repeats)
     weights = random_weights(config.model)
     rows = []
     for length in lengths:
@@ -137,7 +138,8 @@ def _measure(
     repeats: int,
     operators: Operators,
 ) -> Row:
-    rule, model = MemoryRule(mem_len=length, segment=config.segment), config.model
+    rule = MemoryRule(mem_len=length, segment=config.segment)
+    model = config.model
     draw = np.random.default_rng(length)
     tokens = draw.integers(0, model.vocab_size, max(length, config.segment))
     window = Window(
@@ -146,7 +148,8 @@ def _measure(
     difference = check_window(window, weights, model, tokens[:length])
     artefact = write_artefact(folder, model, rule, weights, "ring")
     session = open_checked(artefact, threads=threads, operators=operators)
-    memory, segment = filled_memory(session, draw), tokens[None, : config.segment]
+    memory = filled_memory(session, draw)
+    segment = tokens[None, : config.segment]
     sides = {
         "window": lambda: window.next_logits(tokens[:length]),
         "segment": lambda: session.step(segment, memory),

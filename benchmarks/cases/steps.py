@@ -108,7 +108,8 @@ def measure_steps(
     threads = checked_threads(threads)
     repeats = checked_repeats(repeats, repeats_by_default or config.repeats)
     mem_len = config.mem_len if mem_len is None else mem_len
-    rule, weights = MemoryRule(mem_len=mem_len, segment=config.segment), random_weights(config.model)
+    rule = MemoryRule(mem_len=mem_len, segment=config.segment)
+    weights = random_weights(config.model)
     progress(f"memory of {mem_len} tokens: exporting and comparing with PyTorch")
     with tempfile.TemporaryDirectory() as folder:
         artefact, torch_run = open_both(
@@ -159,7 +160,8 @@ def open_both(
 
 def filled(session: Session, batch: int) -> Memory:
     """The memory of streams that have run once around the ring."""
-    draw, memory = np.random.default_rng(0), session.start(batch)
+    draw = np.random.default_rng(0)
+    memory = session.start(batch)
     while memory.positions[0] <= session.rule.slots:
         _, memory = session.predict(
             draw.integers(0, session.vocab.size, (batch, session.rule.segment)), memory
@@ -168,7 +170,8 @@ def filled(session: Session, batch: int) -> Memory:
 
 
 def _step(session: Session, batch: int, tokens: int) -> Callable[[], Any]:
-    memory, segment = filled(session, batch), np.zeros((batch, tokens), np.int64)
+    memory = filled(session, batch)
+    segment = np.zeros((batch, tokens), np.int64)
     return lambda: session.step(segment, memory)
 
 

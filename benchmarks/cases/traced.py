@@ -73,13 +73,15 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row for each form and exporter; an argument that is None is taken from the configuration."""
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     rows = []
     with tempfile.TemporaryDirectory() as name:
         trained = write_run(Path(name) / "run", config.model, rule, random_weights(config.model))
         for form in FORMS:
-            folders, seconds = {}, {}
+            folders = {}
+            seconds = {}
             for exporter in get_args(Exporter):
                 progress(f"{form}, {exporter}: exporting and comparing with PyTorch")
                 began = time.perf_counter()
@@ -107,7 +109,8 @@ def _measure(
         for exporter, folder in folders.items()
     }
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (1, rule.slots + rule.segment))
-    answers, memories = {}, {}
+    answers = {}
+    memories = {}
     for exporter, session in sessions.items():
         answers[exporter], memories[exporter] = _feed(session, tokens)
     differences = {
@@ -135,7 +138,8 @@ def _measure(
 
 def _feed(session: Session, tokens: np.ndarray) -> tuple[np.ndarray, Memory]:
     """log p of each token [N] but the first, fed in segments, and the memory after the last."""
-    memory, pieces = session.start(1), []
+    memory = session.start(1)
+    pieces = []
     for at in range(0, tokens.shape[1] - 1, session.rule.segment):
         inputs = tokens[:, at : at + session.rule.segment][:, : tokens.shape[1] - 1 - at]
         targets = tokens[:, at + 1 : at + 1 + inputs.shape[1]]

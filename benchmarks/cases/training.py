@@ -41,7 +41,8 @@ from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.state import Training
 
 PASSES = 3  # forward, and backward with twice as many multiply-adds
-COMPARED, TOLERANCE = 4, 2e-3  # optimiser steps, and nats by which their losses may differ
+COMPARED = 4  # optimiser steps
+TOLERANCE = 2e-3  # nats by which their losses may differ
 LEARNED_SPAN = 100  # tokens; spans that are learned are far shorter than the longest that is possible
 Step = Callable[[], Any]
 
@@ -80,8 +81,10 @@ def run(
     references: folders with the public code of Transformer-XL, of adaptive spans, or of both. An argument
     that is None is taken from the configuration.
     """
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
-    batch, folders = config.training_batch, code_folders(references)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, config.repeats)
+    batch = config.training_batch
+    folders = code_folders(references)
     if config.model.vocabulary.cutoffs and folders:
         raise ConfigError(
             f"{config.name} has an adaptive softmax, which is not compared; give --config small."
@@ -95,7 +98,8 @@ def run(
     sides: dict[str, Step] = {name: _stepper(training) for name, training in trainings.items()}
     for project, name in (("transformer-xl", "fp32"), ("adaptive-span", "spans")):
         if project in folders:
-            folder, public = folders[project], "reference" if name == "fp32" else "reference spans"
+            folder = folders[project]
+            public = "reference" if name == "fp32" else "reference spans"
             progress(f"{public}: comparing the losses of {COMPARED} steps from the same weights")
             _compare(_start(recipes[name]), project, folder)
             fresh = _start(recipes[name])
@@ -109,7 +113,9 @@ def run(
 
 def _recipes(config: BenchmarkConfig, threads: int) -> dict[str, TrainConfig]:
     """The recipes that are timed. Spans: two layers, a quarter of the size, the recipe of adaptive spans."""
-    batch, T, S = config.training_batch, config.segment, 4 * config.mem_len
+    batch = config.training_batch
+    T = config.segment
+    S = 4 * config.mem_len
     rule = MemoryRule(mem_len=T, segment=T, mask="full")
     plain = TrainConfig(
         model=config.model, training=rule, evaluation=rule, vocab="byte", batch=batch, threads=threads
@@ -159,8 +165,10 @@ def _counted(lengths: dict[str, int]) -> str:
 
 
 def _row(name: str, times: dict[str, Timing], recipes: dict[str, TrainConfig]) -> Row:
-    spans, recipe = "spans" in name, _recipe_of(name, recipes)
-    rule, T = recipe.training, recipe.training.segment
+    spans = "spans" in name
+    recipe = _recipe_of(name, recipes)
+    rule = recipe.training
+    T = recipe.training.segment
     slow = "reference spans" if "reference spans" in times else "whole spans"
     slow = slow if spans else "reference" if "reference" in times else "fp32"
     compared = name not in (slow, "no memory")

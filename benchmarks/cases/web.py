@@ -35,9 +35,15 @@ from benchmarks.web_sides import CppSide, NodeSide, PythonSide, Side, has_cpp, h
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 
-EARLY, LATE = 100, 10_000  # tokens that a stream has seen
-TURNS, WARMUP = 5, 5
-IN_PLACE, COPIES, NATIVE, PYTHON, CPP = "WebAssembly", "WebAssembly, copies", "Node", "Python", "C++"
+EARLY = 100  # tokens that a stream has seen
+LATE = 10_000
+TURNS = 5
+WARMUP = 5
+IN_PLACE = "WebAssembly"
+COPIES = "WebAssembly, copies"
+NATIVE = "Node"
+PYTHON = "Python"
+CPP = "C++"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +155,8 @@ def _times(side: str, other: str) -> Callable[[Sequence[Line]], float | None]:
     """How many times as long a late token takes on one side as on the other, if both were measured."""
 
     def ratio_of(lines: Sequence[Line]) -> float | None:
-        one, two = _late(lines, side), _late(lines, other)
+        one = _late(lines, side)
+        two = _late(lines, other)
         return None if one is None or two is None else one / two
 
     return ratio_of

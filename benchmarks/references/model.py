@@ -52,7 +52,9 @@ class ReferenceSession:
     """A reference as a session that `evaluate` can score: it is fed as it was trained."""
 
     def __init__(self, model: ReferenceModel) -> None:
-        self.model, self.rule, self.identity = model.eval(), model.rule, "reference"
+        self.model = model.eval()
+        self.rule = model.rule
+        self.identity = "reference"
 
     def start(self, lanes: int) -> Any:
         return ReferenceMemory(self.model.empty(lanes))

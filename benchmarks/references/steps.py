@@ -26,7 +26,8 @@ def reference_step(
 
     It begins with the weights of `training`, and reads the same lanes [B, N] with the same optimiser.
     """
-    config, path = training.config, list(sys.path)
+    config = training.config
+    path = list(sys.path)
     try:
         model = PROJECTS[project][1](folder, config.model, config.training)
     finally:
@@ -45,7 +46,8 @@ def _of_transformer_xl(ours: LanguageModel) -> dict[str, Tensor]:
         "r_r_bias": ours.get_parameter("positions.v")[0],
     }
     for i in range(ours.config.layers):
-        part, block = f"layers.{i}", f"blocks.{i}"
+        part = f"layers.{i}"
+        block = f"blocks.{i}"
         own = {name: tensor for name, tensor in ours.state_dict().items() if name.startswith(f"{block}.")}
         names[f"{part}.dec_attn.qkv_net.weight"] = torch.cat(
             [own[f"{block}.{name}.weight"] for name in ("query", "key", "value")]

@@ -92,7 +92,8 @@ def train_reference(
     Raises ArtefactError where the process fails.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        job, out = Path(temporary) / "job.json", Path(temporary) / "outcome.json"
+        job = Path(temporary) / "job.json"
+        out = Path(temporary) / "outcome.json"
         np.save(Path(temporary) / "tokens.npy", tokens)
         np.save(Path(temporary) / "test.npy", test)
         facts = {"project": project, "folder": str(folder), "config": to_json(config), "lanes": lanes}
@@ -136,16 +137,21 @@ class ReferenceTraining:
     """
 
     def __init__(self, model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray) -> None:
-        self.model, self.config, self.tokens_BN = model, config, tokens_BN
+        self.model = model
+        self.config = config
+        self.tokens_BN = tokens_BN
         self.optimizer = make_optimizer(config, model.train())
         self.memory = model.empty(config.batch)
         self.number = self.at = self.epoch = 0
 
     def step(self) -> float:
         """The mean loss of one step in nats, before the step."""
-        model, config, T = self.model, self.config, self.config.training.segment
+        model = self.model
+        config = self.config
+        T = self.config.training.segment
         if self.at + T >= self.tokens_BN.shape[1]:
-            self.memory, self.epoch = model.empty(config.batch), self.epoch + 1
+            self.memory = model.empty(config.batch)
+            self.epoch = self.epoch + 1
             self.at = first_token(config, self.epoch, length=self.tokens_BN.shape[1], segment=T)
         piece = torch.from_numpy(self.tokens_BN[:, self.at : self.at + T + 1].astype(np.int64))
         nats, self.memory = model.losses(piece[:, :-1].contiguous(), piece[:, 1:].contiguous(), self.memory)
@@ -155,7 +161,8 @@ class ReferenceTraining:
         set_rate_and_clip(self.optimizer, learning_rate(config, self.number), config.optimizer.clip)
         self.optimizer.step()
         model.constrain()
-        self.number, self.at = self.number + 1, self.at + T
+        self.number = self.number + 1
+        self.at = self.at + T
         return float(nats.detach().mean())
 
 
@@ -163,7 +170,8 @@ def train_steps(
     model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray
 ) -> tuple[tuple[float, ...], float]:
     """Trains for the steps of the configuration; returns the loss curve in bits, and CPU seconds."""
-    training, began = ReferenceTraining(model, config, tokens_BN), time.process_time()
+    training = ReferenceTraining(model, config, tokens_BN)
+    began = time.process_time()
     losses = np.array([training.step() for _ in range(config.steps)])
     return in_parts(losses), time.process_time() - began
 

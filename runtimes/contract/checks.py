@@ -240,7 +240,8 @@ def check_memory(session: Session, memory: Memory) -> None:
             )
         check_memory(session, memory.whole)
         return
-    positions, tensors = memory.positions, memory.tensors
+    positions = memory.positions
+    tensors = memory.tensors
     if not _is_own(positions) or positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
         raise StreamError(
             "the memory's positions are not a writeable int64 array [batch] with bytes of its own; "
@@ -251,7 +252,8 @@ def check_memory(session: Session, memory: Memory) -> None:
         raise StreamError(
             f"the memory's positions are beyond {MAX_POSITION}; set them to 0 to start new texts."
         )
-    batch, state = positions.shape, session.state
+    batch = positions.shape
+    state = session.state
     if not isinstance(tensors, dict) or len(tensors) != len(state):
         raise _other_names()
     for tensor in state:

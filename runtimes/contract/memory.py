@@ -134,8 +134,10 @@ class Memory:
             )
         rows = slice(first, last)
         part = Memory(self.positions[rows], {n: array[rows] for n, array in self.tensors.items()}, self.owner)
-        part._unsure, part._lock = self._unsure_rows()[rows], self._lock
-        part._whole, part._first = self, first
+        part._unsure = self._unsure_rows()[rows]
+        part._lock = self._lock
+        part._whole = self
+        part._first = first
         self._parts[first, last] = part
         if len(self._parts) > MOST_PARTS:
             self._parts.popitem(last=False)

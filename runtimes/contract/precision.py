@@ -133,7 +133,8 @@ def sentence(
 
     stream: the bytes of a stream, and those of the same stream with memory in fp32.
     """
-    ms, fp32_ms = 1e3 * measured.seconds_per_token, 1e3 * measured.fp32_seconds_per_token
+    ms = 1e3 * measured.seconds_per_token
+    fp32_ms = 1e3 * measured.fp32_seconds_per_token
     streams = "" if memory == "fp32" else f"{per_stream(*stream)}; "
     return (
         f"{named(precision, memory)}: {measured.bits_per_token:.4f} bits per token, "

@@ -43,10 +43,14 @@ from runtimes.contract.tensors import (
 from runtimes.contract.vocabulary import VOCAB as VOCAB
 
 SCHEMA = 1
-SPEC, GRAPH, WEIGHTS = "spec.json", "step.onnx", "weights.bin"
-REFERENCE, ANSWERS = "reference.json", "reference.bin"
+SPEC = "spec.json"
+GRAPH = "step.onnx"
+WEIGHTS = "weights.bin"
+REFERENCE = "reference.json"
+ANSWERS = "reference.bin"
 # The graph of an artefact for mobile, in ONNX Runtime's own format, and the operators that it needs there.
-ORT_GRAPH, OPERATORS = "step.ort", "required_operators.config"
+ORT_GRAPH = "step.ort"
+OPERATORS = "required_operators.config"
 # The same step for the fused operator, over the same weights; absent where it does not serve the model.
 FUSED = "fused.onnx"
 # A plain name: no folder, no "..", nothing that a file system refuses.

@@ -20,7 +20,8 @@ from runtimes.contract.rule import MemoryRule
 SCALE = "_scale"  # the end of the names of the scales of a memory tensor of bytes
 MAX_SCALE = float(np.finfo(np.float32).max) / 128  # with a larger one, the bytes would not be finite numbers
 GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
-MAX_STATES, MAX_AXES = 4 * MAX_LAYERS, 8  # of memory tensors that a module defines itself
+MAX_STATES = 4 * MAX_LAYERS  # memory tensors that a module defines itself
+MAX_AXES = 8  # of such a tensor
 Form = Literal["ring", "shift", "hidden"]
 FORMS: tuple[Form, ...] = get_args(Form)
 # `own`: the tensors of a traced module whose memory has none of the three forms. Only such an artefact has

@@ -93,14 +93,16 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
             f"{folder} is a run, the reference itself; check the artefact that `xl-export export` makes of "
             "it."
         )
-    spec, quantised = session.spec, session.spec.precision in QUANTISED
+    spec = session.spec
+    quantised = session.spec.precision in QUANTISED
     reference = load_reference(folder, spec)
     began = time.perf_counter()
     replays = list(_replays(session, reference))
     seconds = time.perf_counter() - began
     apart = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
     # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
-    worst, mean = float(apart.max()), float(apart.mean())
+    worst = float(apart.max())
+    mean = float(apart.mean())
     missing = session.paths.missing if session.paths else ()
     return CheckReport(
         passed=worst <= spec.tolerance and mean <= spec.mean_tolerance and not missing,
@@ -136,7 +138,8 @@ def _replays(session: Session, reference: Reference) -> Iterator[tuple[np.ndarra
         return
     assert session.spec is not None, "only artefacts and engines have several paths"
     uses = (False, True) if session.spec.model.selective else (False,)
-    nothing, refusal = True, ""
+    nothing = True
+    refusal = ""
     for batch, lead, whole, single in itertools.product(paths.batches, LEADS, uses, (False, True)):
         if nothing or paths.missing:
             before = set(paths.taken)
@@ -167,7 +170,9 @@ def _compared(
     fed one by one, where no profile takes longer segments of so many rows. lead, whole: see `replay`.
     """
     rows = np.arange(batch or len(reference.tokens)) % len(reference.tokens)
-    tokens, lengths, restarts = reference.tokens[rows], reference.segments, reference.restarts[:, rows]
+    tokens = reference.tokens[rows]
+    lengths = reference.segments
+    restarts = reference.restarts[:, rows]
     if single:
         if session.rule.mask == "full":
             raise StreamError("under the full mask the answers depend on the segments.")

@@ -76,7 +76,8 @@ def _last_losses(
     session: Session, windows: np.ndarray, answers: np.ndarray, memory: Memory
 ) -> tuple[np.ndarray, Memory]:
     """Nats [B] of the answers [B], each after the last token of its window [B, c]."""
-    segment, context = session.rule.segment, windows.shape[1]
+    segment = session.rule.segment
+    context = windows.shape[1]
     targets = np.full_like(windows, -1)
     targets[:, -1] = answers
     memory.positions[:] = 0

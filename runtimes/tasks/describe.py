@@ -22,7 +22,9 @@ TOKENS = {"byte": "bytes", "char": "characters", "word": "words", "subword": "su
 
 def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     """What the folder at `path` is, in a few lines."""
-    model, vocabulary, article = facts["model"], facts["vocabulary"], "a" if facts["kind"] == "run" else "an"
+    model = facts["model"]
+    vocabulary = facts["vocabulary"]
+    article = "a" if facts["kind"] == "run" else "an"
     lines = [
         f"{path} is {article} {facts['kind']}: {_kind_of_model(model)} of {_count(model['parameters'])} "
         f"parameters, {model['layers']} layers of width {model['d_model']}, over "
@@ -32,7 +34,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if "bytes_per_stream" in facts:
         running = f"{facts['running_bytes_per_stream'] / 1e6:,.2f} MB per stream"
         lines.append(f"{memory}, {running}, however long the text grows")
-        weights, stored = facts["precision"], facts["memory_precision"]
+        weights = facts["precision"]
+        stored = facts["memory_precision"]
         lines.append(f"precision   weights {weights}, memory {stored}")
     else:
         lines.append(memory)
@@ -48,7 +51,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
 
 def next_command(facts: dict[str, Any], path: Path) -> str:
     """The command that most users of such a folder run next."""
-    folder, target = shlex.quote(str(path)), facts.get("target")
+    folder = shlex.quote(str(path))
+    target = facts.get("target")
     if facts["kind"] == "run":
         return f"xl-export export {folder} --out artefact"
     if facts["kind"] == "artefact" and target == "tensorrt":
@@ -61,7 +65,8 @@ def next_command(facts: dict[str, Any], path: Path) -> str:
 
 def _kind_of_model(model: dict[str, Any]) -> str:
     """Such as `a Transformer-XL`."""
-    positions, sublayers = model["positions"], model["sublayers"]
+    positions = model["positions"]
+    sublayers = model["sublayers"]
     spans = " with learned spans" if model["reaches"] else ""
     if sublayers == "own":
         return "a traced PyTorch module"
@@ -83,7 +88,8 @@ def _count(number: int) -> str:
 
 def describe_lines(facts: dict[str, Any]) -> list[str]:
     """Every detail: each fact of `runtimes.sessions.open.describe`, after a label of twelve columns."""
-    model, rule = facts["model"], facts["rule"]
+    model = facts["model"]
+    rule = facts["rule"]
     persistent = f"{model['persistent']} persistent vectors ({model['sublayers']})"
     own = model["sublayers"] == "own"  # of a traced module
     sublayer = f"FF {model['d_ff']}" if model["d_ff"] or own else persistent
@@ -129,7 +135,9 @@ def _vocabulary_lines(vocabulary: dict[str, Any]) -> list[str]:
 
 def _training_lines(training: dict[str, Any]) -> list[str]:
     """Step, best validation, data and recipe of a run that was trained here."""
-    best, recipe, rule = training["best"], training["recipe"], training["rule"]
+    best = training["best"]
+    recipe = training["recipe"]
+    rule = training["rule"]
     score = f"{best['bits_per_token']:.4f} bits/token at step {best['step']:,}" if best else "none"
     known = training["step"] is not None
     return [

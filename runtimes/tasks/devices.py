@@ -90,7 +90,8 @@ def _onnxruntime_on_cpu() -> str:
 
 
 def _provider(kind: Kind) -> str:
-    ort, provider = _onnxruntime(), PROVIDERS[kind]
+    ort = _onnxruntime()
+    provider = PROVIDERS[kind]
     if fault := provider.fault(ort):
         raise MissingPackageError(f"{fault}.")
     return f"{provider.words} of ONNX Runtime {ort.__version__} on {_gpus()}."

@@ -143,7 +143,8 @@ def nats_of_lanes(
     starts: of these lanes in the text, and the end of the last one. tokens: of the text from starts[0] to
     that end, both included. The rest is as in `evaluate`.
     """
-    lanes, before = len(starts) - 1, starts[0]
+    lanes = len(starts) - 1
+    before = starts[0]
     # Lanes differ in length by one token at most. A shorter lane ends in padding, whose target -1 is not
     # counted.
     longest = max(np.diff(starts))
@@ -174,7 +175,8 @@ def _refuse_infinite(
     probability zero.
     """
     lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
-    token, position = targets_BN[lane, column], starts[lane] + column + 1
+    token = targets_BN[lane, column]
+    position = starts[lane] + column + 1
     if np.isnan(nats_BN[lane, column]):
         raise DivergedError(
             f"the model {session.identity:.12} gives token {position:,} of the text a loss that is not a "

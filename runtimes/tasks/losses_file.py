@@ -32,7 +32,8 @@ def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> 
 
 def _write_npz(path: Path, score: Score, tokens: np.ndarray) -> None:
     with open(path, "wb") as stream:
-        nats, targets = score.token_nats.astype(np.float32), np.asarray(tokens[1:], np.int64)
+        nats = score.token_nats.astype(np.float32)
+        targets = np.asarray(tokens[1:], np.int64)
         np.savez(stream, nats=nats, tokens=targets, settings=np.array(json.dumps(score.to_json())))
 
 

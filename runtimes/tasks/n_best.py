@@ -42,7 +42,8 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
     best: BestText | None = None
     name = ""
     for score in scores:
-        source, place = score.source, score.source.place or f"text {score.number}"
+        source = score.source
+        place = score.source.place or f"text {score.number}"
         if source.group is None or source.score is None:
             missing = "group" if source.group is None else "score"
             raise UserError(f"{place} has no {missing}; a weight needs group and score with every text.")
@@ -51,7 +52,8 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
                 f"{place} is of a group, and its first token was not predicted, so that a shorter text would "
                 "win; give every text a context, such as a newline, or score with --bos."
             )
-        before, name = name, _canonical(source.group, place)
+        before = name
+        name = _canonical(source.group, place)
         total = source.score + weight * score.log_prob
         if best is not None and name == before:
             chosen, total = (score, total) if total > best.total else (best.best, best.total)

@@ -60,7 +60,8 @@ def make_batches(lengths: Sequence[int], limits: BatchLimits, *, padding: bool) 
     ordered = [int(lengths[index]) for index in order]
     count = len(ordered)
     # costs[i] is the least cost of the first i rows, and cuts[i] the size of the last batch of that way.
-    costs, cuts = [0.0] + [float("inf")] * count, [0] * (count + 1)
+    costs = [0.0] + [float("inf")] * count
+    cuts = [0] * (count + 1)
     for first, longest in enumerate(ordered):
         most = max(1, limits.tokens // min(longest, limits.segment))
         step_costs = STEP * -(-longest // limits.segment)
@@ -71,7 +72,8 @@ def make_batches(lengths: Sequence[int], limits: BatchLimits, *, padding: bool) 
             cost = costs[first] + size * longest + step_costs
             if cost < costs[end]:
                 costs[end], cuts[end] = cost, size
-    batches, end = [], count
+    batches = []
+    end = count
     while end > 0:
         batches.append(order[end - cuts[end] : end])
         end -= cuts[end]

@@ -28,7 +28,9 @@ class Penalties:
     ) -> None:
         self._sampler = sampler
         self._counts: Counter[int] = Counter()  # how often each token was generated
-        self._bias, self._subtracted, self._factor = np.zeros(size), np.zeros(size), np.ones(size)
+        self._bias = np.zeros(size)
+        self._subtracted = np.zeros(size)
+        self._factor = np.ones(size)
         self._bias[list(bias)] = list(bias.values())
         self._factor[prompt] = sampler.repetition_penalty
 
@@ -74,7 +76,8 @@ class Draw:
         # Greedy is the first of the likeliest tokens, which is what the number 0 draws.
         self._random = temperature[:, 0] > 0
         self._temperature = np.maximum(temperature, COLDEST)
-        self._any_top_p, self._any_min_p = bool((self._top_p < 1).any()), bool(self._min_p.any())
+        self._any_top_p = bool((self._top_p < 1).any())
+        self._any_min_p = bool(self._min_p.any())
         kept = [size if sampler.top_k is None else min(sampler.top_k, size) for sampler in samplers]
         self._edge = size - np.array(kept)  # the place of the k-th largest logit in ascending order
         self._edges = sorted({size - k for k in kept})
@@ -100,9 +103,11 @@ class Draw:
         sound = np.isfinite(highest)
         all_sound = sound.all()
         if not all_sound:
-            logits, highest = np.where(sound[:, None], logits, 0), np.where(sound, highest, 0)
+            logits = np.where(sound[:, None], logits, 0)
+            highest = np.where(sound, highest, 0)
         if not self.greedy:
-            wanted, count = uniform * self._random, max(1, CELLS // logits.shape[1])
+            wanted = uniform * self._random
+            count = max(1, CELLS // logits.shape[1])
             parts = [slice(at, at + count) for at in range(0, len(logits), count)]
             tokens = np.concatenate([self._drawn(logits[p], highest[p], wanted[p], p) for p in parts])
         if not all_sound:
@@ -112,14 +117,16 @@ class Draw:
         return tokens
 
     def _drawn(self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
-        rows, size = self._rows[: len(logits)], logits.shape[1]
+        rows = self._rows[: len(logits)]
+        size = logits.shape[1]
         kept = ids = None
         if self._edges != [0]:  # top_k
             kept = logits >= np.partition(logits, self._edges, axis=1)[rows, self._edge[part], None]
             k = size - self._edges[0]
             if len(self._edges) == 1 and 4 * k <= size and np.count_nonzero(kept) == k * len(logits):
                 # All rows keep equally many: the others, whose weight is 0, change no sum and are left out.
-                ids, kept = np.flatnonzero(kept).reshape(-1, k), None
+                ids = np.flatnonzero(kept).reshape(-1, k)
+                kept = None
                 logits = logits.ravel()[ids]
         weights = np.subtract(logits, highest[:, None], dtype=np.float64)
         weights /= self._temperature[part]

@@ -137,7 +137,9 @@ class _Scorer:
     """Scores the rows of a window; keeps one memory of each size from batch to batch."""
 
     def __init__(self, session: Session, limits: BatchLimits, progress: Callable[[int], None]) -> None:
-        self.session, self._limits, self._progress = session, limits, progress
+        self.session = session
+        self._limits = limits
+        self._progress = progress
         self._memories: dict[int, Memory] = {}
         self._done = 0
         self._padding: bool | None = None  # None until it was tried
@@ -210,7 +212,8 @@ class _Scorer:
 
     def _score_batch(self, texts: Sequence[Row], memory: Memory) -> np.ndarray:
         """Log-probabilities [B, N] of texts of at most N predicted tokens."""
-        longest, segment = max(len(text.targets) for text in texts), self._limits.segment
+        longest = max(len(text.targets) for text in texts)
+        segment = self._limits.segment
         inputs = np.zeros((len(texts), longest), np.int64)
         targets = np.full((len(texts), longest), -1, np.int64)
         for row, text in enumerate(texts):

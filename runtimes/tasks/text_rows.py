@@ -84,8 +84,11 @@ class Reader:
         window: int,
     ) -> None:
         """before, after: the tokens to put there, if any. window: in tokens, as in `score_texts`."""
-        self._vocab, self._texts, self._window = vocab, texts, window
-        self._before, self._after = _as_ids(before), _as_ids(after)
+        self._vocab = vocab
+        self._texts = texts
+        self._window = window
+        self._before = _as_ids(before)
+        self._after = _as_ids(after)
         self._numbers = itertools.count(1)
 
     def next_window(self) -> tuple[list[Row], Exception | None]:
@@ -177,7 +180,8 @@ def _continued(vocab: Vocab, own: np.ndarray, before: str | Sequence[int], conte
     """
     if not isinstance(vocab, WordVocab) or vocab.start_of_line is None or not _begins(own, _start_of(vocab)):
         return own
-    end, ids = vocab.special.end_of_line, np.concatenate([context.fed, context.last])
+    end = vocab.special.end_of_line
+    ids = np.concatenate([context.fed, context.last])
     if end is None:  # newlines have no token
         line_ended = isinstance(before, str) and "\n" in before and not before.rpartition("\n")[2].strip()
     elif end != vocab.special.beginning:

@@ -49,7 +49,8 @@ class _FusedStepGraph(StepGraph):
     domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
-        op, config = self.op, self.config
+        op = self.op
+        config = self.config
         order = [head for group in groups for head in group.heads]
         others = [head for head in range(config.heads) if head not in order]
         packed = self.projected(layer, x, order, others)
@@ -95,8 +96,10 @@ class _FusedStepGraph(StepGraph):
 
     def operator_inputs(self, group: Group, query: ir.Value, context: ir.Value) -> list[ir.Value | None]:
         """The operator's inputs for a group of heads; the last of them that it does not need are left out."""
-        config, heads = self.config, group.heads
-        terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
+        config = self.config
+        heads = group.heads
+        terms = self.terms.layer(group.layer)
+        rows = self.terms.rows(group.rule)
         initial: list[np.ndarray | None] = [None, None]
         if group.rule.initial_memory == "zeros":
             initial = [self.initial(group, kind) for kind in ("key", "value")]

@@ -51,7 +51,8 @@ def genai_config(spec: Spec, vocab: Vocab) -> dict[str, Any]:
     which must not be longer than a segment. They must have equal lengths, because the graph has no mask for
     genai's padding.
     """
-    model, special = spec.model, vocab.special
+    model = spec.model
+    special = vocab.special
     # genai always stops at one token, the padding where none is said to end a text. In a vocabulary without
     # an end it is the last, which hardly ever comes: of words the rarest, of bytes one that UTF-8 lacks.
     end = model.vocab_size - 1 if special.end_of_document is None else special.end_of_document

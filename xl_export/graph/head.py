@@ -43,7 +43,8 @@ def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Valu
     A plain softmax maps [B, T, D] to logits [B, T, V]. An adaptive softmax maps [N, D] to log-probabilities
     [N, V].
     """
-    op, clusters = layers.op, config.clusters
+    op = layers.op
+    clusters = config.clusters
     if len(clusters) == 1:
         return _logits(layers, config, 0, hidden)
     head = op.LogSoftmax(_head(layers, config, hidden), axis=-1)
@@ -100,7 +101,8 @@ def selected_densely(
 
 def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
     """Returns log p(target) [N] of hidden [N, D]; all targets are in the vocabulary."""
-    op, clusters = layers.op, config.clusters
+    op = layers.op
+    clusters = config.clusters
     log_probs = _chosen(layers, _head(layers, config, hidden), _head_column(layers, config, targets))
     for i, cluster in enumerate(clusters[1:], start=1):
         at = _where(layers, _inside(layers, targets, cluster))

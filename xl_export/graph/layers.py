@@ -43,7 +43,8 @@ class Layers:
         return matrix * np.float32(self.head_dim**-0.5) if kind == "query" else matrix
 
     def norm(self, name: str, x: ir.Value) -> ir.Value:
-        scale, shift = self.weight(name + ".weight"), self.weight(name + ".bias")
+        scale = self.weight(name + ".weight")
+        shift = self.weight(name + ".bias")
         return self.op.LayerNormalization(x, scale, shift, axis=-1, epsilon=self.norm_epsilon)
 
     def feed_forward(self, layer: int, x: ir.Value) -> ir.Value:

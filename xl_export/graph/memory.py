@@ -194,7 +194,8 @@ def bytes_and_scales(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """
     last = op.constant(np.array([3]))
     most = op.constant(MOST)
-    zero, one = op.constant(np.float32(0)), op.constant(np.float32(1))
+    zero = op.constant(np.float32(0))
+    one = op.constant(np.float32(1))
     largest = op.ReduceMax(op.Abs(x), last)
     # A maximum may pass over NaN, and a sum does not. The zeros are summed, because a sum of large finite
     # numbers may be infinite; 0 times a number that is not finite is NaN.

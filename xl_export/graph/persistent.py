@@ -53,9 +53,11 @@ def attend_persistent(
     # A single head is as wide as all heads together: its columns are in the order of the heads.
     if order is not None and config.sublayers == "single-head":
         columns = np.arange(config.heads * config.head_dim).reshape(config.heads, -1)[list(order)].ravel()
-        key, value = key[..., columns], value[..., columns]
+        key = key[..., columns]
+        value = value[..., columns]
     elif order is not None:
-        key, value = key[list(order)], value[list(order)]
+        key = key[list(order)]
+        value = value[list(order)]
     weights = op.Softmax(op.MatMul(query, op.constant(key.transpose(0, 2, 1), name + "key")), axis=-1)
     return op.MatMul(weights, op.constant(value, name + "value"))
 

@@ -88,7 +88,8 @@ def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np
         rounded = _rounded(blocks / tried, chosen)
         error = ((rounded * tried - blocks) ** 2).sum(axis=1, keepdims=True)
         better = error < least
-        scales, least = np.where(better, tried, scales), np.where(better, error, least)
+        scales = np.where(better, tried, scales)
+        least = np.where(better, error, least)
         values = np.where(better, rounded, values)
     stored = values.reshape(matrix.shape).astype(chosen.dtype.numpy())
     return stored, scales[:, 0] if block else scales[0, 0]
@@ -127,7 +128,8 @@ def _stored(
     attributes = {"axis": 0, "block_size": block} if block else {"axis": 1}
     made = ir.node("DequantizeLinear", parts, attributes)
     made.outputs[0].name = f"{name}.dequantised"
-    made.outputs[0].dtype, made.outputs[0].shape = ir.DataType.FLOAT, matrix.shape
+    made.outputs[0].dtype = ir.DataType.FLOAT
+    made.outputs[0].shape = matrix.shape
     graph.insert_before(node, made)
     return made.outputs[0]
 

@@ -144,7 +144,8 @@ def store_tables_in_bytes(model: ir.Model) -> None:
         if value.uses():
             cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
             wide = ir.node("Mul", [cast.outputs[0], factors])
-            cast.outputs[0].name, wide.outputs[0].name = f"{name}.cast", f"{name}.fp32"
+            cast.outputs[0].name = f"{name}.cast"
+            wide.outputs[0].name = f"{name}.fp32"
             graph.insert_before(graph[0], [cast, wide])
             value.replace_all_uses_with(wide.outputs[0])
         del graph.initializers[name]

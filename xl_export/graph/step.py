@@ -110,7 +110,8 @@ class StepGraph(MemoryLayers):
 
         It attends to the context by groups of heads, and to persistent vectors.
         """
-        op, config = self.op, self.config
+        op = self.op
+        config = self.config
         # Heads of one group stand side by side, so that each group is one piece of the tensors of all heads.
         order = [head for group in groups for head in group.heads]
         # In head-split, some heads are in no group: they see persistent vectors alone, and come last.
@@ -143,7 +144,8 @@ class StepGraph(MemoryLayers):
         query: [B, H, T, K] of all heads, for the two variants that add the answers of persistent vectors to
         those of the context.
         """
-        op, config = self.op, self.config
+        op = self.op
+        config = self.config
         joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]
         if query is not None and config.sublayers == "attn-split":
             joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, query, order)))
@@ -164,7 +166,8 @@ class StepGraph(MemoryLayers):
         op = self.op
         name = f"blocks.{group.name}."
         mask = self.mask_of(group)
-        terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
+        terms = self.terms.layer(group.layer)
+        rows = self.terms.rows(group.rule)
         u, v = (query_bias(vector, group.heads) for vector in (terms.u, terms.v))
         table = position_table(terms, group.heads, rows)
         bias = bias_table(terms, group.heads, rows, head_dim=self.head_dim, masks=not self.gated)

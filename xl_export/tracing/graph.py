@@ -63,10 +63,13 @@ class _Step(nn.Module):
 
     def __init__(self, module: Any, spec: Spec) -> None:
         super().__init__()
-        self.module, self.spec, self._output = module, spec, [Output(module)]
+        self.module = module
+        self.spec = spec
+        self._output = [Output(module)]
 
     def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        selective, half = self.spec.model.selective, self.spec.state_dtype == "float16"
+        selective = self.spec.model.selective
+        half = self.spec.state_dtype == "float16"
         memory = rest[2:] if selective else rest
         # A ring is written in its own type, and everything else computes in float32.
         past = memory if self.spec.form == "ring" or not half else tuple(tensor.float() for tensor in memory)
@@ -78,7 +81,9 @@ class _Step(nn.Module):
 
     def _selected(self, hidden: Tensor, targets: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [rows, V] of some positions, and log p(target) [B, T], 0 where a target is -1."""
-        output, flat, wanted = self._output[0], hidden.flatten(0, 1), targets.flatten()
+        output = self._output[0]
+        flat = hidden.flatten(0, 1)
+        wanted = targets.flatten()
         logits = output.logits(flat[logit_rows])
         if self.spec.target == "tensorrt":  # shapes that depend on tokens are not for engines
             whole = output.logits(flat).log_softmax(dim=-1)
@@ -102,7 +107,8 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
         {axis: dims[size] for axis, size in enumerate(fact.shape) if isinstance(size, str)}
         for fact in spec.inputs
     ]
-    two, rest = shapes[:2], tuple(shapes[2:])
+    two = shapes[:2]
+    rest = tuple(shapes[2:])
     try:
         return torch.export.export(step, tuple(examples), dynamic_shapes=(*two, rest), strict=False)
     except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
@@ -116,7 +122,8 @@ def longest_traced(rule: MemoryRule) -> int:
 
 def _why(error: Exception) -> str:
     """A sentence for what PyTorch says where it cannot trace a step."""
-    text, name = str(error), type(error).__name__
+    text = str(error)
+    name = type(error).__name__
     if "GuardOnDataDependent" in name or "data-dependent" in text:
         reason = (
             "a shape or a branch depends on the values of tokens or memory; write it with torch.where, or "
@@ -171,7 +178,8 @@ def _name(model: ir.Model, spec: Spec) -> None:
             _rename(value, f"{value.name}.{number}")
         taken.add(value.name)
     for value, fact in zip(graph.inputs, spec.inputs, strict=True):
-        value.name, value.shape = fact.name, ir.Shape(fact.shape)
+        value.name = fact.name
+        value.shape = ir.Shape(fact.shape)
     for value, fact in zip(graph.outputs, spec.outputs, strict=True):
         if value.dtype not in (None, TYPES[fact.dtype]):
             raise ArtefactError(
@@ -179,7 +187,9 @@ def _name(model: ir.Model, spec: Spec) -> None:
                 "module."
             )
         _refuse_other_shape(value, fact.name, fact.shape)
-        value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], ir.Shape(fact.shape)
+        value.name = fact.name
+        value.dtype = TYPES[fact.dtype]
+        value.shape = ir.Shape(fact.shape)
     graph.name = "step"
 
 
@@ -206,7 +216,8 @@ def _separate_outputs(graph: ir.Graph) -> None:
         if value.producer() is None or value in seen:
             node = ir.node("Identity", [value])
             graph.append(node)
-            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            node.outputs[0].type = value.type
+            node.outputs[0].shape = value.shape
             graph.outputs[number] = node.outputs[0]
         seen.add(graph.outputs[number])
 
@@ -251,7 +262,9 @@ def _transpose_constants(graph: ir.Graph) -> None:
 def _forget_this_machine(model: ir.Model) -> None:
     """Removes what names this machine, such as paths, and gives constants the names of the module."""
     model.metadata_props.clear()
-    model.doc_string, model.producer_name, model.producer_version = None, "xl-export", None
+    model.doc_string = None
+    model.producer_name = "xl-export"
+    model.producer_version = None
     model.ir_version = IR_VERSION
     graph = model.graph
     graph.metadata_props.clear()

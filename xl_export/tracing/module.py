@@ -231,10 +231,14 @@ class ModuleSession(TorchSession):
 
     def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, form: AnyForm, shapes: Shapes) -> None:
         facts = facts_of(module)
-        self._facts, self.vocabulary = facts, Output(module)
-        self.module, self.vocab, self.rule = module, vocab, rule
+        self._facts = facts
+        self.vocabulary = Output(module)
+        self.module = module
+        self.vocab = vocab
+        self.rule = rule
         self.model: Any = self  # what the methods of TorchSession ask for: `facts` and `vocabulary`
-        self.identity, self._process = f"module {digest_of(module)} {rule}", os.getpid()
+        self.identity = f"module {digest_of(module)} {rule}"
+        self._process = os.getpid()
         dtype: Float = "float32"
         self.state = state_tensors(facts, rule, form, dtype, shapes)
 

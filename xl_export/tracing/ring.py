@@ -130,7 +130,8 @@ class AttentionByDistance:
         epsilon: float,
     ) -> Tensor:
         """Attention whose weights are needed by themselves: for persistent vectors, and for an epsilon."""
-        J, scale = key.shape[2], query.shape[-1] ** -0.5
+        J = key.shape[2]
+        scale = query.shape[-1] ** -0.5
         scores = content @ key.transpose(-1, -2) * scale + bias
         if persistent is None:  # a row without visible keys has weights of zero
             blind = (bias == float("-inf")).all(dim=-1, keepdim=True)
@@ -139,14 +140,16 @@ class AttentionByDistance:
         else:
             own = query @ persistent[0].transpose(-1, -2) * scale
             weights = torch.cat([scores, own], dim=-1).softmax(dim=-1)
-            context, rest = weights[..., :J], weights[..., J:]
+            context = weights[..., :J]
+            rest = weights[..., J:]
         if gate is not None:
             context = context * gate
             total = context.sum(dim=-1, keepdim=True) + epsilon
             if rest is not None:
                 total = total + rest.sum(dim=-1, keepdim=True)
             total = torch.where(total > 0, total, 1.0)
-            context, rest = context / total, None if rest is None else rest / total
+            context = context / total
+            rest = None if rest is None else rest / total
         answer: Tensor = context @ value
         if persistent is not None and rest is not None:
             answer = answer + rest @ persistent[1]
@@ -154,7 +157,10 @@ class AttentionByDistance:
 
     def _by_key(self, by_distance: Tensor, query: Tensor) -> Tensor:
         """Values [B, H, T, J] by key, of values [B or 1, H, T or 1, R] by distance."""
-        B, H, T, J = query.shape[0], query.shape[1], query.shape[2], self.distance.shape[2]
+        B = query.shape[0]
+        H = query.shape[1]
+        T = query.shape[2]
+        J = self.distance.shape[2]
         row = self.distance.clamp(max=by_distance.shape[3] - 1)[:, None].expand(B, H, T, J)
         return by_distance.expand(B, H, T, -1).gather(3, row)
 

@@ -38,7 +38,9 @@ class OwnStep(nn.Module):
 
     def __init__(self, model: LanguageModel, rule: MemoryRule, form: Form) -> None:
         super().__init__()
-        self.rule, self.form, self.config = rule, form, model.config
+        self.rule = rule
+        self.form = form
+        self.config = model.config
         facts = traced_facts(model)
         self.sizes = Sizes(
             vocab_size=facts.vocab_size,
@@ -50,7 +52,8 @@ class OwnStep(nn.Module):
         )
         self._states = state_tensors(facts, rule, form)
         # Children have the names of the model's own, so that the graph's constants have them too.
-        self.vocabulary, self._rows = model.vocabulary, model.positions.input_rows
+        self.vocabulary = model.vocabulary
+        self._rows = model.positions.input_rows
         self.blocks = nn.ModuleList(
             _with_fixed_span(block, dataclasses.replace(rule, segment=longest_traced(rule)))
             for block in model.blocks
@@ -77,13 +80,15 @@ class OwnStep(nn.Module):
     def step(
         self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        T, M = tokens.shape[1], self.rule.mem_len
+        T = tokens.shape[1]
+        M = self.rule.mem_len
         visibility = (
             self._ring_visibility(positions)
             if self.form == "ring"
             else visibility_of(T, positions[:, 0], self.rule)
         )
-        x, after = self.vocabulary.embed(tokens), []
+        x = self.vocabulary.embed(tokens)
+        after = []
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             table = getattr(self, f"input_table_{layer}")
@@ -131,7 +136,8 @@ class _FixedSpan(nn.Module):
     def __init__(self, span: AdaptiveSpan, rule: MemoryRule) -> None:
         super().__init__()
         self.gate: Tensor
-        self.span, self._window = span.span, span.window()
+        self.span = span.span
+        self._window = span.window()
         with torch.no_grad():
             self.register_buffer("gate", span.mask(rule.slots))
 

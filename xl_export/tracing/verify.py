@@ -58,12 +58,17 @@ class _Streams:
     """
 
     def __init__(self, module: Any, rule: MemoryRule, form: AnyForm) -> None:
-        self.module, self.rule, self.form, self.output = module, rule, form, Output(module)
-        self.name, self.vocab_size = type(module).__name__, module.sizes.vocab_size
+        self.module = module
+        self.rule = rule
+        self.form = form
+        self.output = Output(module)
+        self.name = type(module).__name__
+        self.vocab_size = module.sizes.vocab_size
         T = rule.segment
         count = math.ceil((rule.mem_len + 2 * T) / T)
         text = self.random_text(ROWS, count * T + 2 * T + 1)
-        self.before, self.tokens = text[:, : count * T], text[:, count * T :]
+        self.before = text[:, : count * T]
+        self.tokens = text[:, count * T :]
         self._full: tuple[Tensor, ...] | None = None
 
     def random_text(self, rows: int, count: int) -> Tensor:
@@ -95,7 +100,8 @@ class _Streams:
         """
         after = first_memory(self.module, len(tokens)) if memory is None else tuple(memory)
         start = torch.as_tensor(first).expand(len(tokens))[:, None]
-        pieces, at = [], 0
+        pieces = []
+        at = 0
         for length in lengths:
             hidden, after = self.step(
                 tokens[:, at : at + length],
@@ -135,7 +141,8 @@ def _largest_difference(mine: Tensor, theirs: Tensor) -> float:
 
 
 def _shapes(streams: _Streams) -> None:
-    T, V = streams.rule.segment, streams.vocab_size
+    T = streams.rule.segment
+    V = streams.vocab_size
     before = first_memory(streams.module, ROWS)
     hidden, after = streams.step(streams.tokens[:, :T], torch.arange(T).expand(ROWS, -1), before)
     with in_a_sentence(streams.module, "logits", hidden=hidden):
@@ -172,7 +179,8 @@ def _log_probs(streams: _Streams) -> None:
     if getattr(streams.module, "log_prob", None) is None:
         return
     T = streams.rule.segment
-    text, targets = streams.tokens[:, :T], streams.tokens[:, T : 2 * T].flatten()
+    text = streams.tokens[:, :T]
+    targets = streams.tokens[:, T : 2 * T].flatten()
     positions = torch.arange(T).expand(ROWS, -1)
     hidden = streams.step(text, positions, first_memory(streams.module, ROWS))[0].flatten(0, 1)
     with in_a_sentence(streams.module, "log_prob", hidden=hidden, targets=targets):
@@ -218,7 +226,8 @@ def _rows_are_independent(streams: _Streams) -> None:
 
 
 def _future_is_hidden(streams: _Streams) -> None:
-    T, text = streams.rule.segment, streams.tokens[:1]
+    T = streams.rule.segment
+    text = streams.tokens[:1]
     if T == 1:
         return
     full = [x[:1] for x in streams.full]
@@ -303,7 +312,8 @@ def _cuts_agree(streams: _Streams) -> None:
 
 def _cuts_matter(streams: _Streams) -> None:
     """Under full, the later tokens of a segment see more than M tokens, and so the cuts matter."""
-    N, rule = streams.tokens.shape[1], streams.rule
+    N = streams.tokens.shape[1]
+    rule = streams.rule
     answers = [
         streams.feed(streams.tokens, lengths, streams.full, streams.follows)[0]
         for lengths in (streams.cut(N), [1] * N)
@@ -318,7 +328,8 @@ def _cuts_matter(streams: _Streams) -> None:
 
 def _looks_back(streams: _Streams) -> None:
     """The memory holds the M tokens of the rule, and no token reads one that is further away."""
-    M, name = streams.rule.mem_len, streams.name
+    M = streams.rule.mem_len
+    name = streams.name
     if _trace_of(streams, M + 1).read:
         found = _largest(lambda distance: _trace_of(streams, distance).read, M + 1, 4 * streams.rule.slots)
         raise ArtefactError(
@@ -362,7 +373,8 @@ def _trace_of(streams: _Streams, distance: int) -> _Trace:
     """
     others = torch.arange(1 + OTHERS)[:, None]
     text = (streams.random_text(1, distance) + others) % streams.vocab_size
-    pair, at = _two_texts(streams), 0
+    pair = _two_texts(streams)
+    at = 0
     for length in streams.cut(distance - 1):
         after = [
             streams.feed(
@@ -399,7 +411,8 @@ def _is_recurrent(streams: _Streams, held: int) -> bool:
 
 def _two_texts(streams: _Streams) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """The memories [1, …] after two texts of which only the last token differs."""
-    token, full = streams.tokens[:1, :1], [x[:1] for x in streams.full]
+    token = streams.tokens[:1, :1]
+    full = [x[:1] for x in streams.full]
     one, other = (
         streams.feed(last, [1], full, streams.follows)[1]
         for last in (token, (token + 1) % streams.vocab_size)
@@ -422,8 +435,10 @@ def _largest(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 def _uneven_rows(streams: _Streams) -> None:
     """On a ring, the rows of a step may have unequal lengths: padding at their ends leaves no trace."""
-    T, P = streams.rule.segment, streams.follows
-    one, rest = streams.tokens[:, :1], streams.tokens[:, T:]
+    T = streams.rule.segment
+    P = streams.follows
+    one = streams.tokens[:, :1]
+    rest = streams.tokens[:, T:]
     padded = streams.tokens[:, :T]  # its first token is text, and the others are padding
     lengths = [1] * rest.shape[1]
     _, memory = streams.feed(padded, [T], streams.full, first=P)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from runtimes.base.errors import UserError
 
-PAGE, MODULE, INDEX = "page", "src", "index.html"
+PAGE = "page"
+MODULE = "src"
+INDEX = "index.html"
 INSTALLED = Path(__file__).parent / "static"  # `setup.py` puts them here in a wheel
 CHECKOUT = Path(__file__).parents[2] / "web"
 SUFFIXES = (".js", ".mjs", ".css", ".svg", ".png")

@@ -31,7 +31,8 @@ from xl_export.web.packages import (
 )
 
 SITE = "site.json"  # names the models for the page, and marks the folder as a site
-MODELS, VENDOR = "models", "vendor"  # the module looks for the packages of others in `vendor`
+MODELS = "models"
+VENDOR = "vendor"  # the module looks for the packages of others here
 # Files of an artefact that no browser reads: the fused operator is a native library, and genai has its own.
 NOT_COPIED = (FUSED, "genai_config.json", "tokenizer_config.json")
 MOST_BYTES = 1 << 31  # of weights in fp32: WebAssembly has 4 GiB of addresses, and loading takes them twice

@@ -64,8 +64,12 @@ from trainer.training.state import Training
 
 PROTOCOL = 2  # changes with anything that changes figures, so that older rows are not mixed with new ones
 HERE = "xl-export"  # the side that this project trained
-T, FACTOR = 64, 4  # the training length in tokens, and the factor of the longer context
-WARM_UP, TIMED, POSITIONS, LANES = 5, 20, 2000, 16
+T = 64  # the training length in tokens
+FACTOR = 4  # of the longer context
+WARM_UP = 5
+TIMED = 20
+POSITIONS = 2000
+LANES = 16
 RECURRENT = MemoryRule(mem_len=T, segment=T, mask="full")
 ALONE = MemoryRule(mem_len=0, segment=T, mask="full")
 BEFORE = MemoryRule(mem_len=T, segment=T, include_self=False, initial_memory="zeros")
@@ -187,7 +191,9 @@ def run(
     soon as it is known, so that a call that is stopped loses one model at most. The fast attention of every
     model is compared with the naive one before the first is trained.
     """
-    threads, minutes, wanted = checked_threads(threads), checked_minutes(minutes), chosen(names)
+    threads = checked_threads(threads)
+    minutes = checked_minutes(minutes)
+    wanted = chosen(names)
     jobs = _jobs(wanted, seeds, code_folders(references))
     for name in wanted:
         check(recipe(name, threads=threads))
@@ -266,7 +272,8 @@ def check(config: TrainConfig) -> None:
     tokens = torch.randint(0, 50, (2, 16))
     answers = []
     for attention in (relative_attention, naive_attention):
-        memory, logits = model.start(2, rule), []
+        memory = model.start(2, rule)
+        logits = []
         for at in (0, 8):
             piece, memory = model(
                 tokens[:, at : at + 8], memory, torch.full((2,), at), rule, attention=attention
@@ -330,7 +337,9 @@ def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
     training.refuse_not_finite()
     test = test_tokens(source)
     positions = spread_positions(len(test), count=min(POSITIONS, len(test) - FACTOR * T), longest=FACTOR * T)
-    model, exact, stream = training.model.eval(), {}, {}
+    model = training.model.eval()
+    exact = {}
+    stream = {}
 
     def session(rule: MemoryRule) -> TorchSession:
         return TorchSession(model, source.vocab, rule, identity=f"{job} {rule}")

@@ -33,7 +33,9 @@ from trainer.run.session import TorchSession
 from trainer.training.state import Training
 
 MODEL = "Transformer-XL"
-STEPS, RATE, LANES = 1000, 5e-4, 16
+STEPS = 1000
+RATE = 5e-4
+LANES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,8 @@ def run(
                 rows.append(Row(**known[-1]))
                 continue
             config = dataclasses.replace(config, text=path)
-            fp32, bf16 = _bits(config), _bits(dataclasses.replace(config, autocast="bf16"))
+            fp32 = _bits(config)
+            bf16 = _bits(dataclasses.replace(config, autocast="bf16"))
             row = Row(seed=seed, steps=config.steps, fp32=fp32, bf16=bf16, text=facts, recipe=recipe)
             keep(row)
             rows.append(row)

@@ -47,7 +47,10 @@ from runtimes.tasks.evaluate import evaluate
 from trainer.run.config import TrainConfig
 from xl_export.demo.shipped import MUSIC, find_shipped
 
-EVENTS, ORDER, REPEATS, TURNS = 1000, 5, 40, 4
+EVENTS = 1000
+ORDER = 5
+REPEATS = 40
+TURNS = 4
 WINDOWS = (16, 32, 64, 128, 256)  # events
 
 
@@ -134,7 +137,8 @@ def run(
     bits = {name: values.astype(np.float64) / math.log(2) for name, values in nats.items()}
     with_memory = next(iter(bits.values()))
     for name, values in bits.items():
-        more, other = values - with_memory, values is not with_memory
+        more = values - with_memory
+        other = values is not with_memory
         rows.append(
             Row(
                 name=name,
@@ -196,7 +200,9 @@ def _ngrams(train: np.ndarray, test: np.ndarray, size: int) -> np.ndarray:
 
 def _next_event(session: Session, tokens: np.ndarray) -> dict[str, Callable[[], object]]:
     """For each way that keeps something, a call that computes the distribution of one new event."""
-    full, fresh, segment = session.start(1), session.start(1), session.rule.segment
+    full = session.start(1)
+    fresh = session.start(1)
+    segment = session.rule.segment
     for at in range(0, session.rule.slots + 1, segment):
         session.predict(tokens[None, at : at + segment], full)
 

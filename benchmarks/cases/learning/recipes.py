@@ -57,9 +57,12 @@ from trainer.training.loop import resume, train
 from trainer.training.state import Training
 
 PROTOCOL = 1  # changes with anything that changes figures, so that older rows are not mixed with new ones
-VALIDATIONS, VALIDATED = 20, 1 << 14  # validations of a run, and the held-out tokens that each one scores
-POINTS, LANES = 200, 8  # of the curve of the training loss, and rows of the last score
-TIMED_SHARE, TIMED = 0.05, 20  # of the budget and of steps: what timing takes at most, and at least one step
+VALIDATIONS = 20  # of a run
+VALIDATED = 1 << 14  # held-out tokens that each validation scores
+POINTS = 200  # of the curve of the training loss
+LANES = 8  # rows of the last score
+TIMED_SHARE = 0.05  # of the budget: what timing takes at most, and at least one step
+TIMED = 20  # steps: what timing takes at most
 SIZES = ("model.layers=4", "model.d_model=256", "model.heads=4", "model.head_dim=64")
 SHORT = (
     "training.segment=128",
@@ -206,7 +209,9 @@ def run(
     before: rows of earlier calls. One that has the same `Job` is not trained again. keep: is called with each
     new row as soon as it is known. A run that was stopped goes on from its last checkpoint.
     """
-    threads, minutes, rows = checked_threads(threads), checked_minutes(minutes), []
+    threads = checked_threads(threads)
+    minutes = checked_minutes(minutes)
+    rows = []
     for name in chosen(names):
         source = _corpus_file(RECIPES[name], corpora)
         job = Job(
@@ -257,7 +262,8 @@ def affordable(config: TrainConfig, cpu_seconds: float) -> int:
     source = load_source(config)
     training = Training.start(with_vocab_size(config, source.vocab))
     training.advance(source.tokens)
-    began, done = time.process_time(), 0
+    began = time.process_time()
+    done = 0
     while not done or (done < TIMED and time.process_time() - began < TIMED_SHARE * cpu_seconds):
         training.advance(source.tokens)
         done += 1
@@ -287,8 +293,11 @@ def _dataset(job: Job, source: Path, out: Path, progress: Callable[[str], None])
 
 
 def _trained(job: Job, source: Path, data: Path, out: Path, progress: Callable[[str], None]) -> Row:
-    name, recipe, folder = job.name, RECIPES[job.name], out / job.folder
-    began, goes_on = time.process_time(), (folder / CONFIG).is_file()
+    name = job.name
+    recipe = RECIPES[job.name]
+    folder = out / job.folder
+    began = time.process_time()
+    goes_on = (folder / CONFIG).is_file()
     if goes_on:
         progress(f"{name}: going on with {folder}")
         resume(folder, progress=False)
@@ -298,8 +307,10 @@ def _trained(job: Job, source: Path, data: Path, out: Path, progress: Callable[[
         began = time.process_time()
         train(config, folder, progress=False)
     seconds = time.process_time() - began
-    trained, dataset = load_run(folder), open_dataset(data)
-    config, rule = trained.config, trained.config.evaluation
+    trained = load_run(folder)
+    dataset = open_dataset(data)
+    config = trained.config
+    rule = trained.config.evaluation
     session = TorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
     torch.set_num_threads(job.threads)
     return Row(

@@ -38,7 +38,8 @@ from trainer.data.own_text import encode_file
 from trainer.run.config import TrainConfig
 from xl_export.demo.shipped import STORIES, find_shipped
 
-ORDER, LANES = 5, 4
+ORDER = 5
+LANES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,8 @@ def run(
     artefact: that of `examples/stories` when None; raises ArtefactError where it is not there.
     """
     artefact = artefact or _stories()
-    train, test = read_bytes(parts / "train.txt"), read_bytes(parts / "test.txt")
+    train = read_bytes(parts / "train.txt")
+    test = read_bytes(parts / "test.txt")
     session = open_session(artefact, threads=threads, device="cpu")
     tokens = {part: _encoded(session.vocab, parts / f"{part}.jsonl") for part in ("train", "test")}
     size = sum(path.stat().st_size for path in artefact.rglob("*") if path.is_file())
@@ -177,7 +179,8 @@ def _of_compressors(train: bytes, test: bytes) -> list[Row]:
 @contextmanager
 def _timed() -> Iterator[list[float]]:
     """A list that holds the seconds of the block when it has ended."""
-    seconds, began = [0.0], time.perf_counter()
+    seconds = [0.0]
+    began = time.perf_counter()
     yield seconds
     seconds[0] = time.perf_counter() - began
 

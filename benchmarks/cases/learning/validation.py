@@ -31,7 +31,8 @@ from trainer.run.session import TorchSession
 from trainer.training.state import Training
 from trainer.training.validation import validate
 
-REPEATS, SEGMENTS = 15, 4  # timed calls of each side, and segments of each lane in one validation
+REPEATS = 15  # timed calls of each side
+SEGMENTS = 4  # of each lane in one validation
 TOLERANCE = 1e-4  # bits per token between a validation and the evaluation of the runtimes
 
 
@@ -109,7 +110,8 @@ def run(
 ) -> list[Row]:
     """A row for each recipe, or for those of `names`. Raises ConfigError for a name that is not there."""
     wanted = chosen(names)
-    threads, repeats = checked_threads(threads), checked_repeats(repeats, REPEATS)
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, REPEATS)
     rows = []
     for name in wanted:
         progress(f"{name}: comparing attention and scores with the slow ones, and timing {repeats} of each")
@@ -126,7 +128,8 @@ def _measure(name: str, *, threads: int, repeats: int) -> Row:
     check(config)
     training = Training.start(config)
     draw = np.random.default_rng(0)
-    T, size = config.training.segment, config.model.vocab_size
+    T = config.training.segment
+    size = config.model.vocab_size
     tokens = draw.integers(0, size, (config.batch, 64 * T + 1))
     held_out = draw.integers(0, size, config.batch * SEGMENTS * config.validation.segment + 1)
     _compare(training, held_out)

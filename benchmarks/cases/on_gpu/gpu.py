@@ -238,7 +238,8 @@ def _limited(row: Row, config: BenchmarkConfig, graph: Graph, halves: bool, work
         return row
     assert row.batch is not None
     assert row.tokens is not None
-    rule, model = rule_of(config, graph.mask), with_head(config.model)
+    rule = rule_of(config, graph.mask)
+    model = with_head(config.model)
     count = row.batch * step_multiply_adds(model, rule, graph.form, row.tokens)
     return replace(
         row,
@@ -252,7 +253,8 @@ def least_bytes(config: BenchmarkConfig, graph: Graph, batch: int, *, halves: bo
 
     The form `shift` also writes its whole memory again. Only the head of an adaptive softmax is counted.
     """
-    rule, model = rule_of(config, graph.mask), with_head(config.model)
+    rule = rule_of(config, graph.mask)
+    model = with_head(config.model)
     weights_and_tables = step_bytes(model, rule, graph.form, streams=0) / FLOAT
     tables = model.layers * model.heads * model.head_dim * rule.position_rows
     seen = step_bytes(model, rule, graph.form, streams=batch) / FLOAT - weights_and_tables

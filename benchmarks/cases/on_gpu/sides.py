@@ -201,7 +201,9 @@ def options_of(flavour: Flavour, attention: Attention = "native") -> BuildOption
 
 def open_side(side: Side, config: BenchmarkConfig, work: Path) -> Opened:
     """Exports and builds what the side needs in `work`, and opens it on the GPU and on the CPU."""
-    artefact, folder, built = artefact_of(work, config, side.graph), None, ""
+    artefact = artefact_of(work, config, side.graph)
+    folder = None
+    built = ""
     if side.flavour:
         folder = Path(tempfile.mkdtemp(dir=work)) / "engine"
         facts = build(artefact, folder, options_of(side.flavour, side.attention))
@@ -242,7 +244,9 @@ def problems(opened: Opened) -> list[str]:
 def scores(session: Session, lengths: Sequence[int]) -> np.ndarray:
     """Log-probabilities [2, N] of random tokens in two streams, fed in segments of these lengths."""
     tokens = np.random.default_rng(0).integers(0, session.vocab.size, (2, sum(lengths) + 1))
-    memory, pieces, at = session.start(2), [], 0
+    memory = session.start(2)
+    pieces = []
+    at = 0
     for length in lengths:
         piece = tokens[:, at : at + length], tokens[:, at + 1 : at + length + 1]
         log_probs, memory = session.score(*piece, memory)

@@ -47,8 +47,10 @@ class Stream:
     def __init__(
         self, model: LanguageModel, config: BenchmarkConfig, *, batch: int = 1, compiled: bool = False
     ) -> None:
-        self.config, self.rule = config, rule_of(config)
-        weight, m = next(model.parameters()), config.model
+        self.config = config
+        self.rule = rule_of(config)
+        weight = next(model.parameters())
+        m = config.model
         self.device = weight.device
         shape = (batch, m.heads, self.rule.mem_len, m.head_dim)
         self.memory = [
@@ -75,7 +77,8 @@ class Stream:
 
     def answers(self) -> Tensor:
         """Log-probabilities on the CPU after each of a few segments and single tokens."""
-        draw, pieces = np.random.default_rng(0), []
+        draw = np.random.default_rng(0)
+        pieces = []
         for length in [self.rule.segment] * SEGMENTS + [1, 1]:
             tokens = torch.from_numpy(draw.integers(0, self.config.model.vocab_size, (1, length)))
             pieces.append(self.step(tokens.to(self.device)).float().log_softmax(-1).cpu())

@@ -32,7 +32,8 @@ from xl_export.tensorrt.operator import INPUTS, Attributes
 TOLERANCE = 1e-2  # in float16, where answers are of the order of one
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
 DEVICE = "cuda"
-REPEATS, UNTIMED = 30, 3
+REPEATS = 30
+UNTIMED = 3
 Call = Callable[[], Tensor]
 Measured = Callable[[], tuple[Tensor, Callable[[], Timing]]]  # the answer, and a function that times it
 
@@ -109,16 +110,15 @@ def run(
 
     A side that fails, or differs from float64 by more than the tolerance, is not timed; its row says why.
     """
-    rates, rows = measure_rates(), []
+    rates = measure_rates()
+    rows = []
     for shape in shapes:
         progress(f"{shape}: comparing every side with PyTorch in float64, then timing it")
         for row in measure_shape(shape):
             if row.problem:
                 progress(f"{row.side}: {row.problem}")
-            reading, computing = (
-                rates.reading(shape.num_bytes),
-                rates.computing(shape.multiply_adds, halves=True),
-            )
+            reading = rates.reading(shape.num_bytes)
+            computing = rates.computing(shape.multiply_adds, halves=True)
             rows.append(dataclasses.replace(row, reading=reading, computing=computing))
     return rows
 
@@ -163,7 +163,8 @@ def embedded(tensors: Sequence[Tensor]) -> dict[str, Measured]:
 
     def measured(tactic: Tactic) -> Measured:
         def measure() -> tuple[Tensor, Callable[[], Timing]]:
-            join, repeats = JOINS[query.shape[2] > 1], REPEATS + UNTIMED
+            join = JOINS[query.shape[2] > 1]
+            repeats = REPEATS + UNTIMED
             got = run_embedded(Driver(), arrays, ATTRIBUTES, tactic=tactic, join=join, repeats=repeats)
             ms = got.milliseconds[UNTIMED:]
             timing = Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
@@ -181,15 +182,22 @@ def described() -> BenchmarkConfig:
 
 def inputs(shape: Shape, *, device: str, dtype: torch.dtype) -> list[Tensor]:
     """Random inputs of the operator; each stream is far beyond its beginning."""
-    B, H, T, M, K = shape.B, shape.H, shape.T, shape.M, shape.K
+    B = shape.B
+    H = shape.H
+    T = shape.T
+    M = shape.M
+    K = shape.K
     draw = torch.Generator(device).manual_seed(0)
 
     def normal(*sizes: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(sizes, generator=draw, device=device) * scale).to(dtype)
 
-    query, key, value = normal(B, H, T, K, scale=K**-0.5), normal(B, H, M + T, K), normal(B, H, M + T, K)
+    query = normal(B, H, T, K, scale=K**-0.5)
+    key = normal(B, H, M + T, K)
+    value = normal(B, H, M + T, K)
     first = torch.full((B,), 2 * M + T, dtype=torch.int32, device=device)
-    u, v = normal(H, 1, K, scale=K**-0.5), normal(H, 1, K, scale=K**-0.5)
+    u = normal(H, 1, K, scale=K**-0.5)
+    v = normal(H, 1, K, scale=K**-0.5)
     nothing = torch.zeros(H, 1, K, device=device, dtype=dtype)
     bias = torch.zeros(1, 1, device=device, dtype=dtype)
     return [query, key, value, first, u, v, normal(H, M + 1, K), bias, nothing, nothing]
@@ -220,7 +228,9 @@ def _launched(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
     """Both launches of a tactic, into memory that is already allocated, as in an engine."""
     from xl_export.tensorrt.kernels.launch import launch, make_scratch
 
-    answer, scratch, join = torch.empty_like(tensors[0]), make_scratch(tensors[0]), JOINS[tactic.block_t > 1]
+    answer = torch.empty_like(tensors[0])
+    scratch = make_scratch(tensors[0])
+    join = JOINS[tactic.block_t > 1]
 
     def call() -> Tensor:
         launch(tactic, tensors, answer, attributes=ATTRIBUTES, scratch=scratch, join=join)
@@ -246,7 +256,8 @@ def flex(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table:
     from torch.nn.attention.flex_attention import flex_attention
 
     by_row = (query + v) @ table.transpose(1, 2)
-    M, last = key.shape[2] - query.shape[2], table.shape[1] - 1
+    M = key.shape[2] - query.shape[2]
+    last = table.shape[1] - 1
 
     def with_position(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + by_row[b, h, i, (M + i - j).clamp(0, last)]
@@ -261,7 +272,8 @@ def flex_mask(query: Tensor, key: Tensor) -> Any:
     """The mask of visible keys, by which FlexAttention skips blocks."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    T, J = query.shape[2], key.shape[2]
+    T = query.shape[2]
+    J = key.shape[2]
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j >= i) & (j <= J - T + i)
@@ -270,7 +282,8 @@ def flex_mask(query: Tensor, key: Tensor) -> Any:
 
 
 def _distances(query: Tensor, key: Tensor) -> Tensor:
-    T, J = query.shape[2], key.shape[2]
+    T = query.shape[2]
+    J = key.shape[2]
     return J - T + torch.arange(T, device=query.device)[:, None] - torch.arange(J, device=query.device)
 
 

@@ -89,14 +89,16 @@ def stall(job: Job) -> Job:
 
 def _attack_of(job: Job) -> bytes:
     """One request of the attack, whole."""
-    name, key = job["attack"], job["keys"][0]
+    name = job["attack"]
+    key = job["keys"][0]
     if name == "headers of 60 MB":
         return _head(job, "GET", "/v1/models", key, 0)[:-2] + b"x: " + b"x" * 60_000_000 + b"\r\n\r\n"
     if name == "snapshots":
         head = _head(job, "POST", "/v1/streams", key, 2)
         stream = json.loads(_answered(job, head + b"{}"))["stream"]["id"]
         head = _head(job, "GET", f"/v1/streams/{stream}/snapshot", key, 0)
-        body, path = _answered(job, head), "/v1/streams/restore"
+        body = _answered(job, head)
+        path = "/v1/streams/restore"
     else:
         path, made = ATTACKS[name]
         body = made()
@@ -111,7 +113,8 @@ def _attack(job: Job, request: bytes, end: float) -> None:
 
 
 def _questions(job: Job) -> dict[str, bytes]:
-    body, key = _text(5000), job["keys"][1]
+    body = _text(5000)
+    key = job["keys"][1]
     short = _head(job, "POST", "/tokenize", key, len(body)) + body
     return {"health": _head(job, "GET", "/health", key, 0), "short": short}
 

@@ -50,7 +50,8 @@ def answer(session: Session, listener: socket.socket, streams: int) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.sendall(HEAD)
     prompts = np.array([document["prompt"] for document in bodies])
-    count, segment = bodies[0]["max_tokens"], session.rule.segment
+    count = bodies[0]["max_tokens"]
+    segment = session.rule.segment
     memory = session.start(streams)
     for first in range(0, prompts.shape[1], segment):
         logits, memory = session.predict(prompts[:, first : first + segment], memory)

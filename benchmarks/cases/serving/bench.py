@@ -98,7 +98,8 @@ class Bench:
 
     def baseline_loop(self, session: Session, streams: int) -> Baseline:
         """Steps as those of streams after a prompt of one segment, between `warm` and `long` tokens."""
-        at, count = self.config.segment + self.sizes.warm, self.long - self.sizes.warm
+        at = self.config.segment + self.sizes.warm
+        count = self.long - self.sizes.warm
         return baseline_steps(session, streams, count, at=at)
 
     def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:
@@ -177,7 +178,8 @@ def baseline_steps(
     tokens = np.random.default_rng(0).integers(session.vocab.size, size=(count + warm, rows, width))
     for step in range(warm):
         session.predict(tokens[step], memory)
-    seconds, cpu = time.perf_counter(), time.process_time()
+    seconds = time.perf_counter()
+    cpu = time.process_time()
     for step in range(warm, count + warm):
         session.predict(tokens[step], memory)
     return Baseline(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
@@ -196,7 +198,8 @@ def baseline_between(
     for array in memory.tensors.values():
         array.fill(0)
     memory.positions[:] = at
-    decoding, prompt = memory.part(0, rows), memory.part(rows, rows + 1)
+    decoding = memory.part(0, rows)
+    prompt = memory.part(rows, rows + 1)
     tokens = np.random.default_rng(0).integers(session.vocab.size, size=(prompts, pieces, rows + width))
     seconds = []
     session.predict(tokens[0, 0, :rows, None], decoding)
@@ -213,7 +216,8 @@ def baseline_between(
 
 def baseline_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
     """The seconds in which `predict` alone feeds a prompt to a new stream, in pieces of `width` tokens."""
-    memory, tokens = session.start(1), np.array([prompt])
+    memory = session.start(1)
+    tokens = np.array([prompt])
     for array in memory.tensors.values():
         array.fill(0)  # a server's rows were written before
     began = time.perf_counter()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-END_OF_HEAD, END_OF_LINE, END_OF_EVENT = b"\r\n\r\n", b"\r\n", b"\n\n"
+END_OF_HEAD = b"\r\n\r\n"
+END_OF_LINE = b"\r\n"
+END_OF_EVENT = b"\n\n"
 
 
 class LoadError(Exception):
@@ -24,7 +26,8 @@ class Answer:
         self.events: list[bytes] = []
         self.times: list[float] = []
         self.done = False
-        self._raw, self._body = bytearray(), bytearray()
+        self._raw = bytearray()
+        self._body = bytearray()
         self._chunked = self._has_events = False
         self._length = 0
 
@@ -66,8 +69,10 @@ class Answer:
         """
         if self.status != 200 or not self.done or not self._has_events:
             raise LoadError(f"a stream has not ended: {self.status} {bytes(self._body)[:300]!r}.")
-        texts, times = list[str](), list[float]()
-        reason, count = None, None
+        texts = list[str]()
+        times = list[float]()
+        reason = None
+        count = None
         for event, time in zip(self.events[:-1], self.times, strict=False):
             document = json.loads(event.removeprefix(b"data: "))
             if "error" in document:
@@ -105,10 +110,12 @@ class Answer:
         return True
 
     def _read_chunks(self) -> None:
-        raw, at = self._raw, 0
+        raw = self._raw
+        at = 0
         while (end := raw.find(END_OF_LINE, at)) >= 0:
             size = int(raw[at:end].partition(b";")[0], 16)
-            first, last = end + 2, end + 2 + size
+            first = end + 2
+            last = end + 2 + size
             if len(raw) < last + 2:
                 break
             self._body += raw[first:last]

@@ -43,8 +43,10 @@ def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int)
     """
     import gguf
 
-    width, draw = feed_forward_width(model, num_bytes), np.random.default_rng(0)
-    inner, vocabulary = model.heads * model.head_dim, model.vocab_size + SPECIAL
+    width = feed_forward_width(model, num_bytes)
+    draw = np.random.default_rng(0)
+    inner = model.heads * model.head_dim
+    vocabulary = model.vocab_size + SPECIAL
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(context)
     writer.add_embedding_length(model.d_model)
@@ -96,9 +98,11 @@ def serve(path: str, threads: int, streams: int, context: int) -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path = path
-    params.n_ctx, params.n_parallel = context * streams, streams
+    params.n_ctx = context * streams
+    params.n_parallel = streams
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.hostnames, params.port = ["127.0.0.1"], 0
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
     params.n_gpu_layers = 0
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)

@@ -57,7 +57,8 @@ def _now(pid: int, requests: list[Request]) -> tuple[float, ...]:
 
 def first_token(job: Job) -> Job:
     """Completions one after the other: the seconds from each request to its first token."""
-    seconds, texts = [], []
+    seconds = []
+    texts = []
     for body in job["bodies"]:
         loop = Loop()
         loop.add([request := Request(job["port"], "POST", COMPLETIONS, body)])
@@ -73,7 +74,9 @@ def arrivals(job: Job) -> Job:
 
     gaps: those of `gaps_between`, from when the first prompt was sent to the end of the last one's answer.
     """
-    loop, waiting, prompts = Loop(), list(job["prompts"])[::-1], list[Request]()
+    loop = Loop()
+    waiting = list(job["prompts"])[::-1]
+    prompts = list[Request]()
     requests = [Request(job["port"], "POST", COMPLETIONS, body) for body in job["bodies"]]
     loop.add(requests)
 
@@ -149,7 +152,8 @@ def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
 def _continued(job: Job, stream: str, count: int) -> tuple[list[int], float]:
     """Draws `count` tokens of a stored stream: their ids, and the mean seconds between two of them."""
     body = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "stream": True, "surprisal": False}
-    loop, drawn = Loop(), Drawn()
+    loop = Loop()
+    drawn = Drawn()
     loop.add([request := Request(job["port"], "POST", f"{STREAMS}/{stream}/continue", body)])
     loop.run(lambda ready: drawn.take(request.answer))
     if request.answer.status != 200:
@@ -175,9 +179,11 @@ class Drawn:
             self.ids += self._last.get("tokens", ())
             if self._last.get("object") != "stream.chunk":
                 continue  # the end has been written to the disk before it is told
-            self._ended, self._ids_at_last = when, len(self.ids)
+            self._ended = when
+            self._ids_at_last = len(self.ids)
             if not self._ids_at_first:
-                self._begun, self._ids_at_first = when, len(self.ids)
+                self._begun = when
+                self._ids_at_first = len(self.ids)
         answer.events.clear()
         answer.times.clear()
 

@@ -18,7 +18,9 @@ from benchmarks.cases.serving.wire import Loop, Request, resident_bytes
 
 Job = dict[str, Any]
 Client = Iterator[tuple[Request, int | None]]  # a request, and after how many events its client leaves
-COMPLETIONS, SCORE, STREAMS = "/v1/completions", "/v1/score", "/v1/streams"
+COMPLETIONS = "/v1/completions"
+SCORE = "/v1/score"
+STREAMS = "/v1/streams"
 CLOSE = 1e-4  # nats a token
 LONGEST = 2000  # tokens of a stored stream, after which it is deleted and another one made
 TOGETHER = 32  # tokens that a stored stream is continued by, at most
@@ -43,7 +45,8 @@ class Mixed:
     """What all clients of one job share."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.chance = job, random.Random(job["seed"])
+        self.job = job
+        self.chance = random.Random(job["seed"])
         self.until: float = time.perf_counter() + job["seconds"]
         self.done: Counter[str] = Counter()
         self.idle: list[Stored] = []  # stored streams on which no client works
@@ -162,7 +165,8 @@ class Mixed:
 
     def fork(self) -> Client:
         """A fork takes the place of another stream, which is deleted."""
-        stored, other = self._taken(), self._taken()
+        stored = self._taken()
+        other = self._taken()
         yield (request := self.post(f"{STREAMS}/{stored.name}/fork", None)), None
         self.idle += [stored, self._copied(stored, request)]
         self.done["forks"] += 1
@@ -174,7 +178,8 @@ class Mixed:
         while not stored.rewindable:  # it is at the end of a segment, or a copy of which nothing is known
             yield from self._appended(stored, self._tokens(1))
         count = self.chance.randint(1, min(TOGETHER, stored.rewindable))
-        tokens, bits = stored.tokens[-count:], stored.bits[-count:]
+        tokens = stored.tokens[-count:]
+        bits = stored.bits[-count:]
         yield (request := self.post(f"{STREAMS}/{stored.name}/rewind", {"tokens": count})), None
         del stored.tokens[-count:], stored.bits[-count:]
         if request.answer.document()["position"] != len(stored.tokens):
@@ -186,7 +191,8 @@ class Mixed:
 
     def move(self) -> Client:
         """A snapshot is restored as another stream, which goes on like the first and takes its place."""
-        stored, tokens = self._taken(), self._tokens(1)
+        stored = self._taken()
+        tokens = self._tokens(1)
         yield (request := self.post(f"{STREAMS}/{stored.name}/snapshot", None, method="GET")), None
         content = request.answer.content()
         self.done["snapshots"] += 1
@@ -257,7 +263,8 @@ def mixed(job: Job) -> Job:
     resident: bytes of the server's process over the time, from when all streams are stored. done: how often
     each operation was done. stored: tokens and bits of some streams.
     """
-    shared, loop = Mixed(job), Loop()
+    shared = Mixed(job)
+    loop = Loop()
     clients: dict[Request, tuple[Client, int | None]] = {}
     resident: list[int] = []
     due = 0.0

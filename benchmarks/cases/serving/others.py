@@ -17,7 +17,10 @@ from benchmarks.cases.serving.bench import Bench, Row, body, check_texts, greedy
 from benchmarks.cases.serving.server import Served, running, serving
 
 UNIT = "tokens/s"
-RAW, OWN, GENAI, LLAMA = "loop over Session", "xl-export serve", "onnxruntime-genai", "llama.cpp's server"
+RAW = "loop over Session"
+OWN = "xl-export serve"
+GENAI = "onnxruntime-genai"
+LLAMA = "llama.cpp's server"
 
 
 def others(bench: Bench) -> Iterator[Row]:
@@ -33,7 +36,8 @@ def others(bench: Bench) -> Iterator[Row]:
     prompts = bench.prompts(bench.sizes.together)
     expected = greedy(session, prompts, bench.long)
     for streams in sorted({1, bench.sizes.together}):
-        some, right = prompts[:streams], expected[:streams]
+        some = prompts[:streams]
+        right = expected[:streams]
         rates: dict[str, list[float]] = {}
         notes = {LLAMA: llama.missing() or "", GENAI: _missing_genai(bench, right) or ""}
 

@@ -31,11 +31,17 @@ from runtimes.base.errors import ArtefactError
 from runtimes.contract.session import Session
 from runtimes.tasks.evaluate import evaluate
 
-MICROSECONDS, MILLISECONDS, RATIO = "µs of CPU a token", "ms", "ratio"
+MICROSECONDS = "µs of CPU a token"
+MILLISECONDS = "ms"
+RATIO = "ratio"
 SIDES = ("whole", "engine", "HTTP", "engine's clock", "baseline server")  # of the overhead
 OUTSIDE = ("engine_other_seconds_total", "engine_tokens_drawn_total")
-MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first target holds, and the targets
-SHARE, SHARE_STREAMS, SHARE_SIZE = 0.97, 8, "enwik8-base"
+MANY = 16  # streams from which the target AT_MANY holds
+AT_MANY = 15.0
+AT_ONE = 80.0
+SHARE = 0.97
+SHARE_STREAMS = 8
+SHARE_SIZE = "enwik8-base"
 LATE = 1.05  # of tokens at the end of a long stream over those near its beginning
 BLOCK = 1000  # tokens that are one figure of a long stream
 TURNS = 20  # of the part `long`, for each repeat: single turns differ by a third on a busy host
@@ -58,7 +64,8 @@ def overhead(bench: Bench) -> Iterator[Row]:
         for streams in bench.sizes.streams:
             bench.progress(f"overhead: {streams} streams")
             found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
-            some, right = prompts[:streams], expected[:streams]
+            some = prompts[:streams]
+            right = expected[:streams]
             with baseline_server(bench.artefact, threads=1, streams=streams) as baseline:
                 for _ in range(bench.repeats):
                     loop = bench.baseline_loop(session, streams).cpu / streams * 1e6
@@ -132,7 +139,8 @@ def between(bench: Bench) -> Iterator[Row]:
 
     Targets: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
     """
-    sizes, segment = bench.sizes, bench.config.segment
+    sizes = bench.sizes
+    segment = bench.config.segment
     session = bench.session(bench.default_threads)
     pieces = -(-sizes.prompt // segment)
     longs = bench.prompts(sizes.arriving + bench.repeats, pieces, seed=1)
@@ -187,7 +195,8 @@ def between(bench: Bench) -> Iterator[Row]:
             (longs[sizes.arriving :], long_answers[sizes.arriving :]),
         ):
             bench.progress(f"between: first token after {len(some[0]):,} tokens")
-            seconds, pieces_alone = [], []
+            seconds = []
+            pieces_alone = []
             for prompt, answer in zip(some, right, strict=True):  # in turns, for the machine's pace changes
                 first = served.load("first_token", bodies=[body(prompt, FIRST_TOKENS)])
                 check_texts(first["texts"], [answer])
@@ -237,7 +246,8 @@ def long_stream(bench: Bench) -> Iterator[Row]:
 
 def resident(bench: Bench) -> Iterator[Row]:
     """The server's resident memory under mixed load: at the end over the first tenth."""
-    sizes, session = bench.sizes, bench.session(bench.default_threads)
+    sizes = bench.sizes
+    session = bench.session(bench.default_threads)
     # Whole segments, so that the same pieces are fed here and there.
     prompts = [prompt for segments in (1, 2, 3) for prompt in bench.prompts(4, segments, seed=4 + segments)]
     lengths = [8 + 5 * at for at in range(len(prompts))]
@@ -266,7 +276,8 @@ def resident(bench: Bench) -> Iterator[Row]:
     _check_stored(session, found["stored"])
     memory = found["resident"]
     tenth = max(1, len(memory) // 10)
-    first, last = median(memory[:tenth]), median(memory[-tenth:])
+    first = median(memory[:tenth])
+    last = median(memory[-tenth:])
     done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
     common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.default_threads}
     for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):

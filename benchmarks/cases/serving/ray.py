@@ -134,7 +134,8 @@ def _one_process(
     session: Session, texts: Sequence[Sequence[int]], *, repeats: int
 ) -> tuple[np.ndarray, list[tuple[float, float]]]:
     """The log-probability of each text, and rate and seconds of each call."""
-    times, found = [], []
+    times = []
+    found = []
     for _ in range(repeats):
         began = time.perf_counter()
         found = list(score_texts(session, texts))

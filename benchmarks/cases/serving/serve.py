@@ -52,7 +52,9 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "stall": stall,
     "others": others,
 }
-REPEATS, TOKENS, MINUTES = 5, 20_000, 2.0
+REPEATS = 5
+TOKENS = 20_000
+MINUTES = 2.0
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
 SIZES = Sizes()
 SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
@@ -143,7 +145,9 @@ def published(history: History) -> list[Run]:
 
 
 def _target(row: Figures, run: Run) -> str:
-    figure, most, least = row["figure"], row["most"], row["least"]
+    figure = row["figure"]
+    most = row["most"]
+    least = row["least"]
     if figure is None or (most is None and least is None):
         return ""
     holds = figure["median"] <= most if most is not None else figure["median"] >= least

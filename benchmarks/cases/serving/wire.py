@@ -31,9 +31,11 @@ class Request:
         self.ended: float | None = None
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        content, kind = body, "application/octet-stream"
+        content = body
+        kind = "application/octet-stream"
         if not isinstance(body, bytes):
-            content, kind = b"" if body is None else json.dumps(body).encode(), "application/json"
+            content = b"" if body is None else json.dumps(body).encode()
+            kind = "application/json"
         head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n"
         head += f"content-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n"
         self.sent = time.perf_counter()
