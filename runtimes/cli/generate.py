@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_unwritable
@@ -174,6 +175,10 @@ def generate_command(
         )
     if beams is not None and (samples is not None or stop):
         raise UserError("--beams takes neither --best-of nor --stop; leave them out, or leave out --beams.")
+    if beams is not None and (unused := [name for name in ("seed", *SETTINGS) if _is_given(name)]):
+        raise UserError(f"--beams draws nothing at random; leave out --{unused[0].replace('_', '-')}.")
+    if beams is None and _is_given("length_penalty"):
+        raise UserError("--length-penalty is for --beams; leave it out, or give --beams.")
     if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
         raise UserError(
             f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists."
@@ -222,6 +227,10 @@ def generate_command(
         )
     if save_to and memory:
         save_memory(memory, save_to)
+
+
+def _is_given(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 def _print_found(

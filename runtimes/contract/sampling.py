@@ -118,7 +118,9 @@ def read_sampling(folder: Path) -> Sampler:
         return from_json(Sampler, read_json(path), where=str(path))
     except UserError as error:
         sentence = str(error) if str(path) in str(error) else f"{path}: {error}"
-        raise UserError(f"{sentence.rstrip('.')}; write it again with `xl-export set {folder}`.") from error
+        raise UserError(
+            f"{sentence.rstrip('.')}; write it again with `xl-export set {folder} --reset`."
+        ) from error
 
 
 def write_sampling(folder: Path, sampler: Sampler) -> None:

@@ -46,7 +46,7 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
         raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
     folder = Path(path)
     chosen = Device.parse(device)
-    session_class = _session_class(folder)
+    session_class = class_for(folder)
     sampler = read_sampling(folder)
     session = session_class.open(folder, threads=threads, device=chosen)
     session.sampler = sampler
@@ -60,11 +60,12 @@ def describe(path: Path | str) -> dict[str, Any]:
     TensorRT and PyTorch.
     """
     folder = Path(path)
-    facts = _session_class(folder).describe(folder)
+    facts = class_for(folder).describe(folder)
     return facts | {"sampling": to_json(read_sampling(folder))}
 
 
-def _session_class(folder: Path) -> SessionClass:
+def class_for(folder: Path) -> SessionClass:
+    """The class that opens the model in a folder; raises UserError for a folder that holds none."""
     refuse_no_folder(folder, give="a run, an artefact or an engine")
     for marker, (module, name) in SESSIONS.items():
         if (folder / marker).is_file():

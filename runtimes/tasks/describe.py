@@ -59,7 +59,7 @@ def next_command(facts: dict[str, Any], path: Path) -> str:
         return f"xl-export build {folder} --out engine"
     if target == "web":
         return f"xl-export web {folder} --serve"
-    prompt = "--prompt-ids 0" if facts["vocabulary"]["kind"] == "ids" else '--prompt "The "'
+    prompt = "--prompt-ids 0" if facts["vocabulary"]["kind"] == "ids" else '--prompt "The"'
     return f"xl-export generate {folder} {prompt}"
 
 

@@ -63,5 +63,5 @@ def main() -> None:
     xl-export train --text my.txt --out run       text → run
     xl-export export run --out artefact           run → artefact
     xl-export check artefact                      does this device compute what PyTorch computed?
-    xl-export generate artefact --prompt "The "   artefact → text
+    xl-export generate artefact --prompt "The"    artefact → text
     """

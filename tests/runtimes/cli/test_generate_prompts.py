@@ -142,6 +142,9 @@ def test_searches_print_the_best_and_as_json_all(artefacts: dict[str, Path]) -> 
     [
         ["--beams", "2", "--stop", "x"],
         ["--beams", "2", "--best-of", "2"],
+        ["--beams", "2", "--temperature", "0.2"],
+        ["--beams", "2", "--seed", "9"],
+        ["--length-penalty", "0.5"],
         ["--best-of", "2", "--save-memory", "new"],
     ],
 )

@@ -69,6 +69,13 @@ def test_set_keeps_the_identity_and_the_saved_streams(artefact: Path, tmp_path: 
     assert read_sampling(artefact) == Sampler(top_p=0.5)
 
 
+def test_set_reset_repairs_a_damaged_file(artefact: Path) -> None:
+    (artefact / SAMPLING).write_text("{")
+    refused(xl("set", artefact, "--top-p", "0.5"), f"`xl-export set {artefact} --reset`")
+    assert xl("set", artefact, "--reset").exit_code == 0
+    assert read_sampling(artefact) == Sampler()
+
+
 def test_set_refuses_what_it_cannot_do(artefact: Path, tmp_path: Path) -> None:
     for words in ([artefact], [artefact, "--top-p", "2"], [tmp_path / "none", "--top-p", "0.5"]):
         ended = xl("set", *words)
