@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
-from runtimes.base.files import read_text
+from runtimes.base.files import open_file, read_text
 from runtimes.contract.id_files import (
     CHECKED,
+    TEXT_BLOCK,
     documents,
     number_blocks,
     open_ids,
@@ -44,14 +46,16 @@ def prepare_ids(
     file and index of an id that the vocabulary lacks.
     """
 
+    notes: list[str] = []
+
     def encode(path: Path, tick: Tick) -> Iterator[np.ndarray]:
-        return _encode(path, vocab, dtype if path.suffix == ".bin" else None, tick)
+        return _encode(path, vocab, dtype if path.suffix == ".bin" else None, tick, notes)
 
     if dtype is not None and all(path.suffix != ".bin" for path in files.all):
         raise ConfigError(f"--dtype is {dtype}, and none of the files is a .bin file; leave out --dtype.")
     for path in files.all:  # before any work
         _refuse_other(path)
-    return write_dataset(
+    made = write_dataset(
         out,
         corpus=OWN_IDS,
         vocab=vocab,
@@ -61,6 +65,7 @@ def prepare_ids(
         force=force,
         progress=progress,
     )
+    return dataclasses.replace(made, notes=[*made.notes, *notes])
 
 
 def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | None) -> IdsVocab:
@@ -78,8 +83,8 @@ def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | No
         )
     if end_of_document is not None and not 0 <= end_of_document < size:
         raise ConfigError(
-            f"--end-of-document is {end_of_document}; expected an id from 0 to {size - 1}, which "
-            "--vocab-size says."
+            f"--end-of-document is {end_of_document} and the vocabulary has the ids 0 to {size - 1}; if no "
+            f"id is free to end a document, give --vocab-size {end_of_document + 1}."
         )
     vocab = IdsVocab(size, names=listed, special=SpecialTokens(end_of_document=end_of_document))
     try:  # what could not be opened later is refused now
@@ -116,24 +121,44 @@ def _refuse_other(path: Path) -> None:
         )
 
 
-def _encode_numbers(path: Path, vocab: IdsVocab, tick: Tick) -> Iterator[np.ndarray]:
+def _encode_numbers(path: Path, vocab: IdsVocab, tick: Tick, notes: list[str]) -> Iterator[np.ndarray]:
     """The ids of a `.txt` file, with the token for the end of a document behind them."""
     end = vocab.special.end_of_document
     last = None
     start = 0
+    inside = 0  # ends of a document in the file
     for block in number_blocks(path, tick=tick, mend=f"give such a file, or {MEND_TEXT}"):
         refuse_outside(block, path, vocab.size, mend=MEND_SIZE, start=start)
         start += len(block)
         last = int(block[-1]) if len(block) else last
+        inside += int(np.count_nonzero(block == end))
         yield block
+    _note_ends(inside - (last == end), path, end, notes)
+    with open_file(path) as stream:
+        lines = sum(block.count(b"\n") for block in iter(lambda: stream.read(TEXT_BLOCK), b""))
+    if 1 < lines < start:  # more than a number on a line
+        notes.append(
+            f"{path} has {lines:,} lines, read as one document; use .jsonl for one document per line"
+        )
     if end is not None and last not in (None, end):
         yield np.array([end])
 
 
-def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Iterator[np.ndarray]:
+def _note_ends(inside: int, path: Path, end: int | None, notes: list[str]) -> None:
+    if end is not None and inside:
+        notes.append(
+            f"{path} has {end}, the end of a document, {inside:,} time{'s' * (inside != 1)} before the end "
+            "of its documents; if it has another meaning there, choose an id that is free"
+        )
+
+
+def _encode(
+    path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick, notes: list[str]
+) -> Iterator[np.ndarray]:
+    """The ids of a file. What the user should know about them is added to `notes` at the end."""
     end = vocab.special.end_of_document
     if path.suffix == ".txt":
-        yield from _encode_numbers(path, vocab, tick)
+        yield from _encode_numbers(path, vocab, tick, notes)
         return
     several = path.suffix == ".jsonl" or open_ids(path, dtype=dtype, rows=True).ndim == 2
     if several and end is None:
@@ -141,6 +166,7 @@ def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Itera
             f"{path} holds one document a {'line' if path.suffix == '.jsonl' else 'row'}, and no token was "
             "given to stand between them; give --end-of-document ID."
         )
+    inside = 0  # ends of a document before the last token of one
     for number, document in enumerate(documents(path, dtype=dtype, tick=tick), 1):
         where = f"{path}, document {number}," if several else path
         for start in range(0, len(document), CHECKED):
@@ -148,6 +174,11 @@ def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Itera
             refuse_outside(block, where, vocab.size, mend=MEND_SIZE, start=start)
             if path.suffix != ".jsonl":  # whose lines were counted when they were read
                 tick(block.nbytes)
+            inside += int(np.count_nonzero(block == end))
             yield block
-        if end is not None and len(document) and document[-1] != end:
-            yield np.array([end])
+        if end is not None and len(document):
+            if document[-1] == end:
+                inside -= 1
+            else:
+                yield np.array([end])
+    _note_ends(inside, path, end, notes)

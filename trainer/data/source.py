@@ -37,7 +37,7 @@ class Source:
     # The SHA-256 of the held-out text, which does not depend on the vocabulary; None where a dataset does not
     # know its sources.
     held_out: str | None
-    # What was changed in the text when it was decoded, for the user; None for nothing.
+    # What the user should know about the text, such as how it was decoded; None for nothing.
     note: str | None = None
 
     @cached_property

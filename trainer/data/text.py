@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Splits:
     train: bytes
     valid: bytes
     test: bytes
-    # What was changed in the file when it was decoded, for the user; None for nothing.
+    # What the user should know about the file, such as how it was decoded; None for nothing.
     note: str | None = None
 
 
@@ -54,6 +55,12 @@ def load_splits(text: str | None, *, as_bytes: bool = False) -> Splits:
         decoder = TextDecoder(text)
         data = decoder.decode(data, final=True).encode()
         note = decoder.note
+    if text is not None and re.fullmatch(rb"[\d\s,;\[\]-]+", data[:1_000_000]):
+        note = (
+            f"{text} holds nothing but numbers, and their digits are read as text; if they are token ids, "
+            f"prepare them with `xl-export prepare tokens --train {text} --vocab-size N --out DATASET` and "
+            "give --data DATASET"
+        )
     if not data:
         raise TextError(f"{text} is empty; give a text of at least a few thousand characters.")
     first, second = (_character_start(data, len(data) * percent // 100) for percent in (90, 95))

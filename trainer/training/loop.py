@@ -24,7 +24,7 @@ from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
 from runtimes.base.records import to_json
 from runtimes.contract.sampling import write_sampling
-from runtimes.contract.spec import SPEC
+from runtimes.contract.spec import SPEC, VOCAB
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.data.text import many_words
@@ -139,18 +139,24 @@ def _start(
     if progress and (warning := many_words(source.vocab)):
         print(f"Warning: {warning}", file=sys.stderr)
     _say_note(source, progress=progress)
+    start = None if config.start_from is None else load_run(Path(config.start_from))
+    if start is not None and source.vocab.to_json() != start.vocab.to_json():
+        raise ConfigError(
+            f"{config.data or source.name} has another vocabulary ({source.vocab.size:,} tokens) than "
+            f"{config.start_from} ({start.vocab.size:,} tokens), the run to start from; use the {VOCAB} of "
+            "that run."
+        )
     config = with_vocab_size(config, source.vocab)
     _check_held_out(config, source.valid)
     # Processes on different machines may have been given different files, which would train without an error.
     ranks.agree("configurations or texts", f"{config} {source.digest}")
     weights = None
-    if config.start_from is not None:
-        start = load_run(Path(config.start_from))
+    if start is not None:
         weights = start.model
-        if source.vocab.to_json() != start.vocab.to_json() or sizes(config.model) != sizes(weights.config):
+        if sizes(config.model) != sizes(weights.config):
             raise ConfigError(
-                f"start_from is {config.start_from}, whose model sizes or vocabulary are not those of the "
-                "new run; leave out changes of sizes, and prepare a dataset with that run's vocab.json."
+                f"start_from is {config.start_from}, whose model sizes are not those of the new run; leave "
+                "out changes of sizes."
             )
     training = Training.start(config, ranks, weights=weights)
     training.held_out = source.held_out

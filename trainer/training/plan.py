@@ -1,5 +1,6 @@
 """Chooses a recipe from the amount of text and the time, for `xl-export train` without a configuration.
 
+A dataset has its vocabulary, and the number of its tokens says how much text it is.
 The text decides the vocabulary and the largest useful model (TEXTS). The time decides the rest: the speed of
 the largest model is measured on this machine; if the time is too short to train it, the next smaller one is
 taken (SIZES). The number of steps follows from the speed, so the schedule ends with the time.
@@ -180,34 +181,48 @@ def plan(
     else:
         known = build_vocab(vocab, Splits(sample.encode(), b"", b""))
         size, bytes_per_token = known.size, _bytes_per_token(known, sample)
-    tokens = int(TRAINED * num_bytes / bytes_per_token)
-    most = row.passes * tokens
-    for choice in SIZES[row.largest :: -1]:
-        config = _recipe(choice, row, vocab_size=max(2, size), device=device)
-        rate = 0.0 if steps else speed(config)
-        trained = rate * 60 * minutes * SHARE
-        # Either the time is enough for all useful passes over the text, or for enough tokens.
-        if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
-            break
-    timed = _timed(config, steps=steps, tokens=min(trained, most), minutes=minutes)
-    total = timed.steps * timed.batch * timed.training.segment
-    expected = [words for least, words in EXPECTED if total >= least][: max(2, TEXTS.index(row) + 1)][-1]
     limits = max_size if vocab == "word" else size if vocab == "subword" else None
-    planned = dataclasses.replace(
-        timed,
-        model=dataclasses.replace(timed.model, vocab_size=0),  # the text decides it
-        text=text,
-        vocab=vocab,
-        max_size=limits,
+    config, model, limit = _chosen(
+        row,
+        vocab_size=size,
+        at_most=limits is not None,
+        tokens=int(TRAINED * num_bytes / bytes_per_token),
+        minutes=minutes,
+        steps=steps,
+        device=device,
+        speed=speed,
     )
-    limit = "More text would help more than more time."
-    if trained < most:
-        limit = "More time would help (--minutes)."
-    return planned, (
-        f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {choice.layers} layers of "
-        f"{choice.d_model}, {count_parameters(config.model):,} parameters, dropout "
-        f"{config.model.dropout:g}; {_time(timed, rate)}, about {total / max(1, tokens):.2g} passes over the "
-        f"text. Expect {expected}. {'' if steps else limit}".rstrip()
+    return dataclasses.replace(config, text=text, vocab=vocab, max_size=limits), (
+        f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {model}. "
+        f"{_expected(config, row)} {limit}".rstrip()
+    )
+
+
+def plan_data(
+    data: str,
+    *,
+    minutes: float,
+    steps: int | None = None,
+    device: Device = "cpu",
+    speed: Speed = tokens_per_second,
+) -> tuple[TrainConfig, str]:
+    """A configuration for a dataset, and a paragraph on it, as `plan` returns them for a text."""
+    dataset = open_dataset(data)
+    tokens = len(dataset.train)
+    row = next(row for row in reversed(TEXTS) if tokens >= TRAINED * row.num_bytes / row.bytes_per_token)
+    config, model, limit = _chosen(
+        row,
+        vocab_size=dataset.vocab.size,
+        tokens=tokens,
+        minutes=minutes,
+        steps=steps,
+        device=device,
+        speed=speed,
+    )
+    expected = "" if dataset.vocab.kind == "ids" else f" {_expected(config, row)}"
+    return dataclasses.replace(config, data=data), (
+        f"{data} has {tokens:,} tokens for training and a vocabulary of {dataset.vocab.size:,}. The plan: "
+        f"{model}.{expected} {limit}".rstrip()
     )
 
 
@@ -218,12 +233,13 @@ def plan_tuning(
     data: str | None = None,
     minutes: float,
     steps: int | None = None,
-    device: Device = "cpu",
+    device: Device | None = None,
     speed: Speed = tokens_per_second,
 ) -> tuple[TrainConfig, str]:
     """A configuration for training the best weights of `run` on other text, and a paragraph on it.
 
     The sizes and the vocabulary are the run's. The learning rate is lower, with a warm-up of its own.
+    device: by default the run's; another one trains without autocast.
     """
     trained = load_run(run)
     base = trained.config
@@ -241,7 +257,8 @@ def plan_tuning(
         segment_schedule=(),
         optimizer=dataclasses.replace(base.optimizer, lr=TUNING_RATE * base.optimizer.lr),
         averaging=None,
-        device=device,
+        device=device or base.device,
+        autocast=base.autocast if device in (None, base.device) else "none",
     )
     if text is not None:
         num_bytes, sample = _beginning(text)
@@ -251,12 +268,61 @@ def plan_tuning(
     rate = 0.0 if steps else speed(config)
     most = min(rate * 60 * minutes * SHARE, TUNING_PASSES * tokens)
     config = _timed(config, steps=steps, tokens=most, minutes=minutes)
-    passes = config.steps * config.batch * config.training.segment / max(1, tokens)
+    passes = _total(config) / max(1, tokens)
     return config, (
         f"Tuning {run} on {text or data}: {_time(config, rate)}, about {passes:.2g} passes, learning rate "
         f"{config.optimizer.lr:.2g} ({TUNING_RATE:g} of the run's) after a warm-up of "
         f"{config.schedule.warmup_steps} steps. The optimiser starts fresh."
     )
+
+
+def _chosen(
+    row: Text,
+    *,
+    vocab_size: int,
+    at_most: bool = False,
+    tokens: int,
+    minutes: float,
+    steps: int | None,
+    device: Device,
+    speed: Speed,
+) -> tuple[TrainConfig, str, str]:
+    """A configuration for so many tokens, without what they are read from, and two parts of its
+    paragraph: the model with its training, and what would make it better.
+
+    at_most: whether the vocabulary may become smaller.
+    """
+    most = row.passes * tokens
+    for choice in SIZES[row.largest :: -1]:
+        config = _recipe(choice, row, vocab_size=max(2, vocab_size), device=device)
+        rate = 0.0 if steps else speed(config)
+        trained = rate * 60 * minutes * SHARE
+        # Either the time is enough for all useful passes over the text, or for enough tokens.
+        if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
+            break
+    timed = _timed(config, steps=steps, tokens=min(trained, most), minutes=minutes)
+    parameters = count_parameters(config.model)
+    passes = _total(timed) / max(1, tokens)
+    model = (
+        f"{choice.layers} layers of {choice.d_model}, {'up to ' * at_most}{parameters:,} parameters, dropout "
+        f"{config.model.dropout:g}; {_time(timed, rate)}, about {passes:.2g} passes"
+    )
+    limit = "More data would help more than more time."
+    if trained < most:
+        limit = "More time would help (--minutes)."
+    # The text or the dataset decides the size of the vocabulary.
+    timed = dataclasses.replace(timed, model=dataclasses.replace(timed.model, vocab_size=0))
+    return timed, model, "" if steps else limit
+
+
+def _total(config: TrainConfig) -> int:
+    """The number of tokens of the whole training."""
+    return config.steps * config.batch * config.training.segment
+
+
+def _expected(config: TrainConfig, row: Text) -> str:
+    expected = [words for least, words in EXPECTED if _total(config) >= least]
+    return f"Expect {expected[: max(2, TEXTS.index(row) + 1)][-1]}."
 
 
 def _recipe(size: Size, row: Text, *, vocab_size: int, device: Device) -> TrainConfig:
@@ -324,15 +390,16 @@ def _bytes_per_token(vocab: Vocab, sample: str) -> float:
 def _words(vocab: str, size: int | None) -> str:
     kinds = {"char": "characters as tokens", "byte": "bytes as tokens", "word": "words as tokens"}
     if vocab == "subword":
-        return f"a vocabulary of {size:,} subwords"
+        return f"a vocabulary of up to {size:,} subwords"
     return kinds.get(vocab, f"the vocabulary in {vocab}")
 
 
 def _time(config: TrainConfig, rate: float) -> str:
     if not rate:
         return f"{config.steps:,} steps"
-    seconds = config.steps * config.batch * config.training.segment / rate / SHARE
-    return f"{config.steps:,} steps, about {seconds / 60:.2g} minutes at {rate:,.0f} tokens/s"
+    seconds = _total(config) / rate / SHARE
+    minutes = f"{seconds / 60:.2g}"
+    return f"{config.steps:,} steps, about {minutes} minute{'s' * (minutes != '1')} at {rate:,.0f} tokens/s"
 
 
 def _size(num_bytes: int) -> str:

@@ -137,19 +137,18 @@ def train_command(
 ) -> None:
     """Train a model, continue to train one, or fine-tune one.
 
-    With --text and without CONFIG, the vocabulary, the size of the model and the number of steps are chosen
-    from the amount of text and the --minutes. CONFIG is a JSON file or the name of a built-in configuration
-    (--list shows all of them, --show NAME prints one). Options replace what the configuration says. Without
-    CONFIG, --text and --from, `demo` is trained on a built-in text.
+    With --text or --data and without CONFIG, the size of the model and the number of steps are chosen from
+    the amount of text and the --minutes; for a --text, the vocabulary is chosen too. CONFIG is a JSON file or
+    the name of a built-in configuration (--list shows all of them, --show NAME prints one). Options replace
+    what the configuration says. Without CONFIG, --text, --data and --from, `demo` is trained on a built-in
+    text.
 
     The run is a folder with model.safetensors (the weights of the best validation), config.json, vocab.json,
     metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with
     the same bits as a run that was never stopped.
     """
     if list_:
-        with needs("train", *PACKAGES):
-            from trainer.run.catalogue import catalogue
-        click.echo("\n".join(catalogue()))
+        _list(as_json)
         return
     changes["data"] = changes.pop("data_")
     changes = {
@@ -191,6 +190,13 @@ def train_command(
         _conclude(run, as_json)
 
 
+def _list(as_json: bool) -> None:
+    with needs("train", *PACKAGES):
+        from trainer.run.catalogue import catalogue
+        from trainer.run.config import built_in
+    show({"configurations": sorted(built_in())}, catalogue(), as_json=as_json)
+
+
 def _refuse_contradictions(
     config: str | None, out: Path | None, resume_run: Path | None, force: bool, changes: dict[str, Any]
 ) -> None:
@@ -217,10 +223,16 @@ def _plans(
     changes: dict[str, Any],
 ) -> bool:
     """Whether the configuration is chosen here; raises UserError for options that do not fit that choice."""
-    plans = config is None and resume_run is None and ("text" in changes or from_run is not None)
+    plans = (
+        config is None
+        and resume_run is None
+        and (from_run is not None or bool({"text", "data"} & set(changes)))
+    )
     if not plans and (from_run is not None or minutes is not None):
         option = "--from" if from_run is not None else "--minutes"
-        raise UserError(f"{option} is for a new run on --text FILE without CONFIG; leave out {option}.")
+        raise UserError(f"{option} is for a new run on --text or --data without CONFIG; leave out {option}.")
+    if minutes is not None and "steps" in changes:
+        raise UserError("--minutes decides the number of steps; leave out --minutes, or --steps.")
     if from_run is not None and not {"text", "data"} & set(changes):
         raise UserError("--from needs something to train on; give --text FILE, or --data DATASET.")
     if from_run is not None and {"vocab", "min_count", "max_size"} & set(changes):
@@ -235,13 +247,15 @@ def _plans(
 
 
 def _planned(from_run: Path | None, minutes: float, changes: dict[str, Any]) -> TrainConfig:
-    """The configuration that is chosen for a text, or for fine-tuning, which is printed in a paragraph."""
-    from trainer.training.plan import plan, plan_tuning
+    """The configuration that is chosen for a text, a dataset or fine-tuning; prints a paragraph on it."""
+    from trainer.training.plan import plan, plan_data, plan_tuning
 
     given = {name: changes[name] for name in ("steps", "device") if name in changes}
     if from_run is not None:
         where = {name: changes[name] for name in ("text", "data") if name in changes}
         config, paragraph = plan_tuning(from_run, minutes=minutes, **where, **given)
+    elif "data" in changes:
+        config, paragraph = plan_data(changes["data"], minutes=minutes, **given)
     else:
         chosen = {name: changes[name] for name in ("vocab", "max_size") if name in changes}
         config, paragraph = plan(changes["text"], minutes=minutes, **chosen, **given)

@@ -32,6 +32,17 @@ def test_a_text_file_of_numbers_is_one_stream(
     assert [*parts[0], *parts[1], *parts[2]] == stream + ends[1:]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.txt", "1 2 0\n3 4\n" * 20), ("a.jsonl", "[1, 0, 2]\n" * 20)]
+)
+def test_an_end_of_document_that_is_also_data_is_noted(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    made = json_of(xl(*prepare(tmp_path, tmp_path / name), "--end-of-document", 0, "--json"))
+    notes = " ".join(made["notes"])
+    assert f"{name} has 0, the end of a document, 20 times before the end of its documents" in notes
+    assert (f"{name} has 40 lines, read as one document" in notes) == (name == "a.txt")
+
+
 def test_what_is_no_file_of_ids_has_a_sentence_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("12 the cat")
     np.savez(tmp_path / "a.npz", ids=np.arange(9))

@@ -182,6 +182,7 @@ def test_an_unknown_configuration_is_refused_and_the_list_has_each_once(tmp_path
     result = train("--list")
     listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
     assert sorted(listed) == sorted(built_in())
+    assert json_of(train("--list", "--json")) == {"configurations": sorted(built_in())}
 
 
 def test_training_says_what_it_trains_on(config: str, tmp_path: Path) -> None:

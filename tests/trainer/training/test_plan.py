@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -15,13 +16,15 @@ from safetensors.torch import load_file
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.vocabulary import load_vocab
+from trainer.data.own import OwnFiles
+from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.model.model import count_parameters
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
 from trainer.training import loop
 from trainer.training import plan as planning
 from trainer.training.loop import resume, train
-from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_tuning
+from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_data, plan_tuning
 from xl_export.cli.main import main
 
 Make = Callable[..., TrainConfig]
@@ -63,7 +66,7 @@ def test_a_small_text_is_not_read_for_ever(tmp_path: Path) -> None:
     config, paragraph = plan(written(tmp_path, 100_000), minutes=600, speed=lambda _: 1e6)
     tokens = 0.9 * 100_000 / TEXTS[1].bytes_per_token
     assert config.steps * config.batch * config.training.segment <= TEXTS[1].passes * tokens
-    assert "More text would help" in paragraph
+    assert "More data would help" in paragraph
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,52 @@ def test_train_plans_a_text_without_a_configuration(
     assert stored["sampling"]["temperature"] == 0.8
 
 
+@pytest.mark.parametrize(("tokens", "largest"), [(3_000, 0), (23_000, 1), (200_000, 2)])
+def test_a_dataset_is_planned_by_its_tokens(tokens: int, largest: int, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(tokens) % 372)
+    vocab = ids_vocab(372, names=None, end_of_document=None)
+    files = OwnFiles(train=[tmp_path / "ids.npy"])
+    prepare_ids(files, tmp_path / "data", vocab=vocab, progress=False)
+    config, paragraph = plan_data(str(tmp_path / "data"), minutes=600, speed=lambda _: 1e6)
+    assert (config.data, config.text) == (str(tmp_path / "data"), None)
+    assert config.model.d_model == SIZES[largest].d_model
+    assert "a vocabulary of 372. The plan: " in paragraph
+    assert "Expect" not in paragraph  # sentences, of ids
+
+
+def test_train_plans_a_dataset_without_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MEASURED", 0.01)
+    (tmp_path / "ids.jsonl").write_text("[1, 2, 3, 4, 5, 6, 7]\n" * 400)
+    prepare = [
+        "prepare",
+        "tokens",
+        "--train",
+        tmp_path / "ids.jsonl",
+        "--vocab-size",
+        8,
+        "--end-of-document",
+        0,
+    ]
+    train = ["train", "--data", tmp_path / "data", "--minutes", "0.1", "--set", "steps=4"]
+    for command in ([*prepare, "--out", tmp_path / "data"], [*train, "--out", tmp_path / "run"]):
+        result = CliRunner().invoke(main, [str(word) for word in command])
+        assert result.exit_code == 0, result.output
+    assert "The plan: 2 layers of 64" in result.stdout
+
+
+def test_tuning_keeps_the_device_of_its_run(
+    make_config: Make, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(make_config(steps=1, autocast="bf16"), tmp_path / "run", progress=False)
+    stored = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(stored | {"device": "cuda"}))
+    same, _ = plan_tuning(run, text=str(text_file), minutes=1, steps=3)
+    other, _ = plan_tuning(run, text=str(text_file), minutes=1, steps=3, device="cpu")
+    assert [(each.device, each.autocast) for each in (same, other)] == [("cuda", "bf16"), ("cpu", "none")]
+
+
 @pytest.fixture
 def first(make_config: Make, tmp_path: Path) -> Path:
     return train(make_config(steps=10), tmp_path / "first", progress=False)
@@ -154,6 +203,7 @@ def test_a_tuned_run_resumes_without_the_run_it_started_from(
             ["tiny", "--from", "first", "--text", "odd.txt"],
             "--from is for a new run on --text",
         ),
+        (["--text", "odd.txt", "--minutes", "3", "--steps", "2"], "leave out --minutes, or --steps"),
         (["tiny", "--minutes", "3"], "--minutes is for a new run"),
         (["--text", "odd.txt", "--processes", "2"], "leave out --processes"),
     ],
@@ -169,10 +219,13 @@ def test_what_cannot_be_planned_is_refused(
     assert not (tmp_path / "second").exists()
 
 
-@pytest.mark.parametrize("changes", [{"d_model": 24}, {"vocab": "byte"}])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"d_model": 24}, "whose model sizes"), ({"vocab": "byte"}, r"another vocabulary \(256 tokens\)")],
+)
 def test_weights_of_another_model_are_refused(
-    first: Path, make_config: Make, tmp_path: Path, changes: dict[str, Any]
+    first: Path, make_config: Make, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match="model sizes or vocabulary"):
+    with pytest.raises(ConfigError, match=words):
         loop.train(make_config(start_from=str(first), **changes), tmp_path / "second", progress=False)
     assert not (tmp_path / "second").exists()

@@ -114,6 +114,10 @@ def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callab
     )
     refused(xl("train", "--resume", made.run, "--max-size", 9), "leave out --max-size")
     refused(xl("train", "--text", tmp_path / "a.npy", "--out", out), "xl-export prepare tokens --train")
+    (tmp_path / "music.txt").write_text("60 62 64\n" * 500)
+    noted = xl("train", "tiny", "--text", tmp_path / "music.txt", "--steps", 1, "--out", tmp_path / "digits")
+    assert "holds nothing but numbers" in noted.stderr
+    assert noted.exit_code == 0
     refused(
         xl(
             "prepare", "text", "--train", tmp_path / "a.txt", "--vocab", "char", "--max-size", 9, "--out", out
