@@ -118,7 +118,7 @@ def test_a_part_without_time_is_not_run(tmp_path: Path) -> None:
 def test_only_a_report_is_replaced(tmp_path: Path) -> None:
     parts = [python("one", "print(1)")]
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match=r"no report\.md"):
         gpu_report(tmp_path, parts)
     with pytest.raises(UserError, match=r"no report\.md"):
         gpu_report(tmp_path, parts, force=True)

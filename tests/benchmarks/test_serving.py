@@ -132,6 +132,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow  # it starts a server for each part
 def test_every_part_measures_a_server_whose_tokens_are_right(
     tiny: BenchmarkConfig, tmp_path: Path, one_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,23 @@ def after_tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Their commands take half a minute and more each.
-LONG = tuple(f"docs/guides/{name}.md" for name in ("benchmarks", "measure", "own-checkpoint", "own-model"))
+LONG = tuple(
+    f"docs/guides/{name}.md"
+    for name in (
+        "benchmarks",
+        "measure",
+        "memory-and-segment",
+        "own-checkpoint",
+        "own-model",
+        "precision",
+        "tensorrt",
+        "text",
+        "tokens",
+        "training",
+        "transfo-xl-wt103",
+        "triton-server",
+    )
+)
 
 
 @pytest.mark.timeout(600)

@@ -84,7 +84,7 @@ def test_where_pytorch_is_missing_too_it_is_named_with_its_smaller_download(
             import onnx_ir  # noqa: F401
         return str(caught.value)
 
-    hint = "'.[demo]'`, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
+    hint = "'.[demo]'` in the checkout of xl-export, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
     assert "pytorch.org" not in sentence("demo", "torch", "onnx_ir")  # it is installed already
     monkeypatch.setitem(sys.modules, "torch", None)

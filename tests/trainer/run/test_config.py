@@ -250,7 +250,9 @@ def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(
     changes: dict[str, Any],
 ) -> None:
     config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
-    with pytest.raises(ConfigError, match=r"takes about [\d,]+ GiB and this machine has \d+; reduce layers"):
+    with pytest.raises(
+        ConfigError, match=r"takes about [\d,]+ GiB and this machine has \d+ GiB; reduce layers"
+    ):
         Training.start(config)
 
 

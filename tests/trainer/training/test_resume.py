@@ -14,6 +14,7 @@ import trainer.run.checkpoint as checkpoint
 import trainer.training.snapshot as snapshot
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
+from tests.nightly import every
 from tests.trainer.data.corpus_files import make_source
 from tests.trainer.training.runs import assert_same_run, state, train_until
 from trainer.data.prepare import prepare
@@ -23,7 +24,7 @@ from trainer.training.loop import resume, train
 Make = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("stop", [0, 1, 4, 5, 6, 9, 19])
+@pytest.mark.parametrize("stop", every(3, [0, 1, 4, 5, 6, 9, 19]))
 def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Path, stop: int) -> None:
     config = make_config(dropout=0.2, attention_dropout=0.1)
     whole = train(config, tmp_path / "whole", progress=False)
@@ -35,30 +36,33 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"batch": 1},
-        {"training": MemoryRule(mem_len=0, segment=8)},
-        {"training": MemoryRule(mem_len=20, segment=3, initial_memory="zeros", clamp_len=4)},
-        {"pre_norm": True, "tie_biases": False},
-        {"vocab": "byte"},
-        {"vocab": "word"},
-        {"vocab": "subword", "max_size": 280},
-        {"batch": 90},  # wraps around after four steps
-        {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
-        {"optimizer": "adamw", "weight_decay": 0.1, "betas": (0.8, 0.95)},
-        {"autocast": "bf16", "accumulate": 4},
-        {"autocast": "fp16"},
-        {"averaging": Averaging(start_step=5)},
-        {"averaging": Averaging(start_step=9)},
-        {
-            "schedule": "plateau",
-            "validate_every": 1,
-            "averaging": Averaging(patience=0),
-            "lr": 0.3,
-        },
-        {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))},
-        {"patience": 4, "validate_every": 1, "lr": 0.3, "checkpoint_every": 3},
-    ],
+    every(
+        3,
+        [
+            {"batch": 1},
+            {"training": MemoryRule(mem_len=0, segment=8)},
+            {"training": MemoryRule(mem_len=20, segment=3, initial_memory="zeros", clamp_len=4)},
+            {"pre_norm": True, "tie_biases": False},
+            {"vocab": "byte"},
+            {"vocab": "word"},
+            {"vocab": "subword", "max_size": 280},
+            {"batch": 90},  # wraps around after four steps
+            {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
+            {"optimizer": "adamw", "weight_decay": 0.1, "betas": (0.8, 0.95)},
+            {"autocast": "bf16", "accumulate": 4},
+            {"autocast": "fp16"},
+            {"averaging": Averaging(start_step=5)},
+            {"averaging": Averaging(start_step=9)},
+            {
+                "schedule": "plateau",
+                "validate_every": 1,
+                "averaging": Averaging(patience=0),
+                "lr": 0.3,
+            },
+            {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))},
+            {"patience": 4, "validate_every": 1, "lr": 0.3, "checkpoint_every": 3},
+        ],
+    ),
 )
 def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     config = make_config(steps=12, **changes)

@@ -19,6 +19,7 @@ from matplotlib import image
 from runtimes.base.files import read_npz
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ALL_ATTENTION, ARCHITECTURES, SPAN
+from tests.nightly import every
 from tests.xl_export.figures.test_attention import assert_picture
 from trainer.model.config import SpanConfig
 from trainer.model.inspection import observe
@@ -237,7 +238,7 @@ def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, 
 
 
 @pytest.mark.parametrize(
-    "name", ["per-layer", "absolute-from-segment-end", "all-attention-groups", "head-split"]
+    "name", every(2, ["per-layer", "absolute-from-segment-end", "all-attention-groups", "head-split"])
 )
 def test_another_memory_serves_other_architectures(
     name: str, make_run: MakeRun, text_file: Path, tmp_path: Path

@@ -16,6 +16,7 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
 from tests.architectures import ARCHITECTURES, RULE
+from tests.nightly import every
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -142,7 +143,7 @@ def naive(make_run: Callable[..., Path], tokens: np.ndarray) -> Callable[[str], 
     return answers
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", every(3, FORMS))
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_exports(
     name: str,
