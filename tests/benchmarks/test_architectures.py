@@ -187,6 +187,7 @@ class TransformerSeq(nn.Module):
     return folder
 
 
+@pytest.mark.slow
 def test_each_row_is_kept_when_it_is_known_and_measured_once(tmp_path: Path, text: str, quick: None) -> None:
     """The second call trains only the seed that is missing, with as many steps as the first seed."""
     content = text[:20_000].encode()

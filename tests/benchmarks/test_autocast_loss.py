@@ -25,6 +25,7 @@ def pair(seed: int, fp32: float, bf16: float) -> dict[str, Any]:
     return {"seed": seed, "steps": 7, "fp32": fp32, "bf16": bf16, "text": text}
 
 
+@pytest.mark.slow
 def test_a_pair_differs_in_nothing_but_the_precision(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

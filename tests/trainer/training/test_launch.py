@@ -113,6 +113,7 @@ def test_a_signal_ends_all_processes_and_says_how_to_resume(
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
 def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3, threads=0)))

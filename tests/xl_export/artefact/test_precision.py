@@ -88,6 +88,7 @@ def test_a_run_without_text_of_its_own_is_measured_on_what_is_given(
     assert not (tmp_path / "short").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
 def test_the_fused_kernel_passes_the_check_of_quantised_weights(
     calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -212,7 +212,7 @@ def test_a_traced_graph_is_compared_where_positions_are_unusual(
         module = kind().eval()
         form, shapes = form_of(module, facts_of(module), RULE, None)
         sessions.append(ModuleSession(module, VOCAB, RULE, form, shapes))
-        sessions[-1].spec = SimpleNamespace(exporter="trace", form=form)  # type: ignore[assignment]
+        sessions[-1].spec = SimpleNamespace(exporter="trace", form=form, rows_apart=form == "ring")  # type: ignore[assignment]
     validate(sessions[1], sessions[0], tolerance=1e-4)
     with pytest.raises(UserError, match=message):
         validate(sessions[2], sessions[0], tolerance=1e-4)
