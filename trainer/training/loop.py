@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -118,13 +118,17 @@ def _hold(run: Path, held: ExitStack) -> None:
     held.enter_context(only_writer(run, doing="trained"))
 
 
+def refuse_existing_run(out: Path, *, force: bool, sources: Sequence[Path]) -> None:
+    """Raises UserError if a new run may not be written to `out`; sources: what it reads."""
+    refuse_existing(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES)
+
+
 def _start(
     config: TrainConfig, out: Path, ranks: Ranks, held: ExitStack, *, force: bool, progress: bool
 ) -> None:
     tokenizer = None if config.vocab in VOCAB_KINDS else config.vocab
     sources = [Path(path) for path in (config.text, config.data, tokenizer) if path is not None]
-    replaced: Any = {"marker": METRICS, "sources": sources, "own": RUN_FILES}
-    ranks.on_first(lambda: refuse_existing(out, force=force, **replaced))
+    ranks.on_first(lambda: refuse_existing_run(out, force=force, sources=sources))
     # The run stores absolute paths, so that it can be resumed from any working folder.
     if config.text is not None:
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
@@ -167,7 +171,7 @@ def _start(
     def make_folder() -> None:
         replaces = force and (out / METRICS).is_file()
         old = only_writer(out, doing="replaced") if replaces else nullcontext()
-        with old, atomic_folder(out, force=force, **replaced) as folder:
+        with old, atomic_folder(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES) as folder:
             write_json(folder / CONFIG, to_json(config))
             save_vocab(folder, source.vocab)
             write_sampling(folder, config.sampling)

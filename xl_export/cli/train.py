@@ -172,7 +172,7 @@ def train_command(
     assert run is not None
     with reporting(), _interruptible(run):
         with text_as_progress(as_json):
-            planned = _planned(from_run, minutes or MINUTES, changes) if plans else None
+            planned = _planned(run, force, from_run, minutes or MINUTES, changes) if plans else None
         work = _work(config, planned, out, resume_run, force, set_, changes, processes)
         if processes not in (None, 1):
             from trainer.training.launch import launch
@@ -246,10 +246,15 @@ def _plans(
     return plans
 
 
-def _planned(from_run: Path | None, minutes: float, changes: dict[str, Any]) -> TrainConfig:
+def _planned(
+    out: Path, force: bool, from_run: Path | None, minutes: float, changes: dict[str, Any]
+) -> TrainConfig:
     """The configuration that is chosen for a text, a dataset or fine-tuning; prints a paragraph on it."""
+    from trainer.training.loop import refuse_existing_run
     from trainer.training.plan import plan, plan_data, plan_tuning
 
+    sources = [Path(changes[name]) for name in ("text", "data") if name in changes]
+    refuse_existing_run(out, force=force, sources=sources)  # before the speed is measured
     given = {name: changes[name] for name in ("steps", "device") if name in changes}
     if from_run is not None:
         where = {name: changes[name] for name in ("text", "data") if name in changes}
