@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
 from runtimes.sessions import onnx_runtime
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -21,7 +22,7 @@ def answers(session: OrtSession, seed: int) -> list[np.ndarray]:
     for _ in range(80):
         length = int(rng.choice([1, 1, 1, 2, 3]))
         tokens = rng.integers(0, session.vocab.size, (3, length))
-        match rng.integers(0, 10):
+        match rng.integers(0, 11):
             case 0 | 1 | 2 | 3:
                 found.append(session.predict(tokens, memory)[0])
             case 4:
@@ -35,9 +36,10 @@ def answers(session: OrtSession, seed: int) -> list[np.ndarray]:
                 memory = memory.select(rng.integers(0, 3, 3))
             case 8:
                 name = next(iter(memory.tensors))
-                memory.tensors[name] = memory.tensors[name].copy()
-                memory.positions = memory.positions.copy()
+                memory.tensors[name] = np.zeros_like(memory.tensors[name])
             case 9:
+                memory.positions = memory.positions + 1
+            case 10:
                 for _ in range(3):
                     found.append(session.predict(tokens[:2, :1], memory.part(0, 2))[0])
     return found
@@ -54,6 +56,32 @@ def test_reused_arrays_change_no_answer(
     bound_anew = answers(session, seed)
     for mine, theirs in zip(reused, bound_anew, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_row_restarts_clean_after_values_that_are_not_finite(artefacts: dict[str, Path]) -> None:
+    session = OrtSession.open(artefacts["ring"], threads=1)
+    token, memory = np.array([[3]]), session.start(1)
+    for _ in range(4):
+        session.predict(token, memory)
+    for array in memory.tensors.values():
+        array[:] = np.nan
+    session.predict(token, memory)
+    memory.positions[:] = 0
+    found, _ = session.predict(token, memory)
+    np.testing.assert_array_equal(found, session.predict(token, session.start(1))[0])
+
+
+def test_a_part_of_exchanged_arrays_is_refused(artefacts: dict[str, Path]) -> None:
+    session = OrtSession.open(artefacts["ring"], threads=1)
+    token, memory = np.array([[3]]), session.start(2)
+    part = memory.part(0, 1)
+    for _ in range(4):
+        session.predict(token, part)
+    name = next(iter(memory.tensors))
+    memory.tensors[name] = memory.tensors[name].copy()
+    with pytest.raises(StreamError, match="were exchanged"):
+        session.predict(token, part)
 
 
 def test_a_step_between_check_and_lock_is_seen(
