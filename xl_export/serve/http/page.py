@@ -9,7 +9,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.web.files import INDEX, PAGE, web_files
 
-# The page is that of `xl-export web`, with another back end.
+# The same page as `xl-export web`, with another back end.
 BACK_END = ('data-back-end="worker"', 'data-back-end="server"')
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
 HEADERS = {
