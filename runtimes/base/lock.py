@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ def only_writer(folder: Path, *, doing: str) -> Iterator[None]:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         os.truncate(lock, 0)
         os.pwrite(
-            lock, f"{doing} by process {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0
+            lock, f"{doing} by process {os.getpid()} on {os.uname().nodename} since {since}".encode(), 0
         )
         yield
     finally:

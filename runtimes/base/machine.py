@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from runtimes.base.cgroup import cpu_limit, memory_limit
@@ -106,6 +105,8 @@ def _version_by_module() -> str | None:
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of the packages that influence results, of those that are installed."""
+    from importlib.metadata import PackageNotFoundError, version  # importing it takes as long as opening
+
     installed = {}
     for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
         try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import click
-
 _said: set[str] = set()
 FIRST = 2.0  # seconds until the first line
 RARELY = 60.0  # most seconds between later lines
@@ -32,11 +30,17 @@ class Progress:
         while self._next <= taken:
             self._next += min(self._next, RARELY)
         left = taken * (self.total - done) / done
-        click.echo(f"{self.what}: {done:,} of {self.total:,} {self.unit}, {left:,.0f} s left", err=True)
+        _echo(f"{self.what}: {done:,} of {self.total:,} {self.unit}, {left:,.0f} s left")
 
 
 def say_once(sentence: str) -> None:
     """Prints a sentence on standard error, unless this process has printed it before."""
     if sentence not in _said:
         _said.add(sentence)
-        click.echo(sentence, err=True)
+        _echo(sentence)
+
+
+def _echo(line: str) -> None:
+    import click  # most programs print nothing, and importing it takes as long as opening a small model
+
+    click.echo(line, err=True)

@@ -6,7 +6,7 @@ Everything that the project writes as JSON goes through this module: configurati
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import json
 import sys
 import types
@@ -28,6 +28,8 @@ KINDS: dict[Any, str] = {
     dict: "an object",
 }
 
+type_hints = functools.cache(typing.get_type_hints)  # of a class; working them out takes as long as all else
+
 
 def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
     """An instance of the dataclass `cls` from parsed JSON.
@@ -46,7 +48,7 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
         raise ConfigError(
             f"{where}: unknown key {unknown[0]!r}; {advice} known keys are {', '.join(sorted(fields))}."
         )
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     values = {}
     for name, field in fields.items():
         if name in data:
@@ -67,6 +69,8 @@ def probably_meant(key: str, cls: type) -> str | None:
     It is a key of the same name inside another record, a key with these initials or the initials of the given
     key, a prefix of the given key, or a key with a similar spelling.
     """
+    import difflib  # only a mistake needs it, and importing it takes time
+
     paths = list(_paths(cls))
     names = {path.rpartition(".")[2]: path for path in reversed(paths)}
     initials = {"".join(word[0] for word in name.split("_")): path for name, path in reversed(names.items())}
@@ -79,7 +83,7 @@ def probably_meant(key: str, cls: type) -> str | None:
 
 def _paths(cls: type) -> Iterator[str]:
     """The keys of a record, and after them the keys of the records inside it with their paths."""
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     yield from hints
     for name, hint in hints.items():
         for inner in (hint, *typing.get_args(hint)):

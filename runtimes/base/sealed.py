@@ -8,9 +8,10 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 import numpy as np
@@ -88,15 +89,17 @@ def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> Non
     _refuse_other_hash(path, sha256(path), facts, record=record, again=again)
 
 
-def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> bytearray:
+def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> bytes:
     """The content of a file that is the one that `record` lists; raises ArtefactError for another one.
 
     The file is read once, and what is returned is what was hashed: later changes of the file do not matter.
     """
     _refuse_other_size(path, facts, again=again)  # before memory is taken for it
-    content = bytearray(facts.num_bytes)
-    with _verifying(path, memoryview(content), facts, record=record, again=again):
-        return content
+    content = read_bytes(path)
+    if len(content) != facts.num_bytes:
+        raise _other_size(path, len(content), facts, again=again)
+    _refuse_other_hash(path, hashlib.sha256(content).hexdigest(), facts, record=record, again=again)
+    return content
 
 
 @contextlib.contextmanager
@@ -110,8 +113,34 @@ def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -
     _refuse_other_size(path, facts, again=again)  # before memory is taken for it
     # NumPy asks for huge pages, and the first use of their memory takes less time.
     content = memoryview(np.empty(facts.num_bytes, np.uint8))
-    with _verifying(path, content, facts, record=record, again=again):
-        yield content
+    digest = hashlib.sha256()
+    parts: SimpleQueue[memoryview | None] = SimpleQueue()
+
+    def hash_parts() -> None:
+        while (part := parts.get()) is not None:
+            digest.update(part)
+
+    hasher = Thread(target=hash_parts, daemon=True)
+    hasher.start()
+    failure: Exception | None = None
+    try:
+        with reading(path), open_file(path) as stream:
+            at = 0
+            while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
+                parts.put(content[at : at + length])
+                at += length
+        if at < len(content):  # it was cut since its size was read, and the rest was never filled
+            raise _other_size(path, at, facts, again=again)
+        try:
+            yield content
+        except Exception as error:  # perhaps because the file was altered, which is reported first
+            failure = error
+    finally:
+        parts.put(None)
+    hasher.join()
+    _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
+    if failure:
+        raise failure
 
 
 @contextlib.contextmanager
@@ -141,36 +170,6 @@ def reading_files(
             else:
                 contents[name] = read_verified(path, facts, record=record, again=again)
         yield contents
-
-
-@contextlib.contextmanager
-def _verifying(
-    path: Path, content: memoryview, facts: FileFacts, *, record: str, again: str
-) -> Iterator[None]:
-    """Fills `content` from a file, and hashes it in another thread until the end of the body."""
-    digest = hashlib.sha256()
-    hasher = ThreadPoolExecutor(1)
-    hashed = []
-    try:
-        with reading(path), open_file(path) as stream:
-            at = 0
-            while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
-                hashed.append(hasher.submit(digest.update, content[at : at + length]))
-                at += length
-        if at < len(content):  # it was cut since its size was read, and the rest was never filled
-            raise _other_size(path, at, facts, again=again)
-        failure: Exception | None = None
-        try:
-            yield
-        except Exception as error:  # perhaps because the file was altered, which is reported first
-            failure = error
-        for part in hashed:
-            part.result()
-        _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
-        if failure:
-            raise failure
-    finally:
-        hasher.shutdown(cancel_futures=True)  # what still waits is of no use after an error, such as Ctrl-C
 
 
 def _refuse_other_size(path: Path, facts: FileFacts, *, again: str) -> None:

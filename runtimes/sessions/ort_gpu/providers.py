@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import inspect
 import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -260,11 +260,12 @@ def profile_shapes(spec: Spec, *, prefix: str) -> dict[str, str]:
 
 def both_installed() -> bool:
     """Whether `onnxruntime` and `onnxruntime-gpu` are installed: they overwrite each other's files."""
-    installed = []
-    for package in ("onnxruntime", "onnxruntime-gpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            installed.append(version(package))
-    return len(installed) == 2
+    ort = importlib.util.find_spec("onnxruntime")
+    if ort is None or ort.origin is None:
+        return False
+    # What pip writes next to a package. `importlib.metadata` would read all packages' own, for 20 ms.
+    records = Path(ort.origin).parents[1].glob("onnxruntime*.dist-info")
+    return {"onnxruntime", "onnxruntime_gpu"} <= {record.name.partition("-")[0] for record in records}
 
 
 def fault_of_both() -> str | None:
