@@ -48,7 +48,7 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
         raise ConfigError(
             f"{where}: unknown key {unknown[0]!r}; {advice} known keys are {', '.join(sorted(fields))}."
         )
-    hints = type_hints(cls)
+    hints = type_hints(cls)  # type: ignore[arg-type]
     values = {}
     for name, field in fields.items():
         if name in data:

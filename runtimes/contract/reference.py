@@ -162,7 +162,7 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
     return reference
 
 
-def _read_arrays(path: Path, contents: dict[str, bytearray]) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
     """The arrays in `reference.json` and `reference.bin`; no memory is taken before their sizes are known."""
     data = read_json(path, contents[REFERENCE])
     try:

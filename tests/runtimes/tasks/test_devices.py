@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,7 +101,9 @@ def test_the_plugin_of_nvidia_is_registered_and_its_failure_is_told(monkeypatch:
     assert provider.fault(ort) is None
 
 
-def test_engines_need_a_driver_and_both_packages_at_once_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_need_a_driver_and_both_packages_at_once_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     described(monkeypatch, ABSENT)
     trt = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.7.1")
     monkeypatch.setattr(devices, "load_tensorrt", lambda flavour: trt)
@@ -108,7 +111,12 @@ def test_engines_need_a_driver_and_both_packages_at_once_are_named(monkeypatch: 
     assert [report.usable for report in engines] == [False, False]
     assert f"tensorrt_rtx 1.7.1 is installed, and {ABSENT.fault}; install" in engines[0].sentence
     assert hints() == []
-    monkeypatch.setattr(providers, "version", lambda package: "1.31.1")
+    package = tmp_path / "onnxruntime"
+    for name in ("onnxruntime", "onnxruntime_gpu"):
+        (tmp_path / f"{name}-1.31.1.dist-info").mkdir()
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py"))
+    )
     (hint,) = hints()
     assert "onnxruntime and onnxruntime-gpu are both installed" in hint
 
