@@ -15,6 +15,7 @@ NAMES = {
     "batch": "steps.BATCH",
     "growing-cache": "growing_cache.CASE",
     "latency": "latency.CASE",
+    "busy": "busy.CASE",
     "sliding-window": "sliding_window.CASE",
     "memory-forms": "memory_forms.CASE",
     "precision": "precision.CASE",

@@ -1,0 +1,201 @@
+"""One token while other processes compute: a session's own number of threads, one thread, and all of them.
+
+Sessions are opened while the machine is idle. Then 0, 1, 2 and 9 other processes compute without a pause. In
+each state the sides take turns of a few dozen tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.case import Case, Column, Line, config_option, number, option, repeats_option, whole, words
+from benchmarks.configs import BenchmarkConfig, checked_repeats
+from benchmarks.models import random_weights, write_run
+from benchmarks.runs import History
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run as Measured
+from runtimes import Session, open_session
+from runtimes.base.errors import ArtefactError
+from runtimes.base.machine import available_cpus
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from xl_export import export
+
+OTHERS = (0, 1, 2, 9)  # processes
+TURN = 50  # tokens of one side before the next one
+SETTLE = 5  # untimed tokens at the beginning of a turn
+STARTED = 0.5  # seconds until other processes compute
+TOLERANCE = 1e-4  # nats between the sides
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One side in one state of the machine. Times are milliseconds of wall-clock time per token."""
+
+    others: int  # processes that compute at the same time
+    side: str
+    precision: str
+    mean: float
+    median: float
+    p99: float
+    repeats: int
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    precision: str = "int8-stored",
+    threads: int | None = None,  # the sides differ in them
+    repeats: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each side in each state, after all sides gave the same answers."""
+    tokens = checked_repeats(repeats, 600)
+    sides = {DEFAULT: None, "one thread": 1, "all threads": available_cpus()}
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        progress("exporting, and comparing the artefact with PyTorch")
+        rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
+        trained = write_run(Path(name) / "run", config.model, rule, random_weights(config.model))
+        artefact = export(trained, Path(name) / "artefact", precision=precision)
+        sessions = {
+            side: open_session(artefact, threads=threads, device="cpu") for side, threads in sides.items()
+        }
+        _refuse_different(sessions)
+        calls = {side: _token(session) for side, session in sessions.items()}
+        for others in OTHERS:
+            progress(f"{others} other processes: timing {tokens} tokens of each side")
+            with computing(others):
+                times = in_turns(calls, tokens)
+            rows += [
+                Row(
+                    others=others,
+                    side=side,
+                    precision=precision,
+                    mean=float(np.mean(ms)),
+                    median=float(np.median(ms)),
+                    p99=float(np.percentile(ms, 99)),
+                    repeats=len(ms),
+                )
+                for side, ms in times.items()
+            ]
+    return rows
+
+
+@contextlib.contextmanager
+def computing(others: int) -> Iterator[None]:
+    """Other processes that compute while the body runs."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        time.sleep(STARTED)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def in_turns(calls: Mapping[str, Callable[[], Any]], tokens: int) -> dict[str, list[float]]:
+    """The milliseconds of each token of every side."""
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    while any(len(ms) < tokens for ms in times.values()):
+        for side, call in calls.items():
+            for n in range(SETTLE + min(TURN, tokens - len(times[side]))):
+                began = time.perf_counter()
+                call()
+                if n >= SETTLE:
+                    times[side].append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+def _token(session: Session) -> Callable[[], Any]:
+    """One token after another of one stream."""
+    memory = session.start(1)
+    token = np.zeros((1, 1), np.int64)
+    return lambda: session.predict(token, memory)
+
+
+def _refuse_different(sessions: Mapping[str, Session]) -> None:
+    """Raises ArtefactError if the sides do not give the same answers."""
+    tokens = np.random.default_rng(0).integers(0, 256, (1, 24))
+    answers = {}
+    for side, session in sessions.items():
+        memory = session.start(1)
+        answers[side] = np.stack(
+            [session.score(tokens[:, n : n + 1], tokens[:, n : n + 1], memory) for n in range(24)]
+        )
+    for side, answer in answers.items():
+        if not (apart := float(np.abs(answer - answers[DEFAULT]).max())) <= TOLERANCE:
+            raise ArtefactError(
+                f"the side with {side} differs by {apart:.3g} nats, more than {TOLERANCE:g}; nothing was "
+                "measured, please report this."
+            )
+
+
+def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:
+    """Cells with a time of the default, divided by that of the better of one thread and all threads."""
+
+    def cell(row: Figures, measured: Measured) -> str:
+        if row["side"] != DEFAULT:
+            return ""
+        fixed = [
+            other[name]
+            for other in measured.rows
+            if other["others"] == row["others"] and other["side"] != DEFAULT
+        ]
+        return number(row[name] / min(fixed))
+
+    return cell
+
+
+def _newest(history: History) -> list[Measured]:
+    """The newest run of each size."""
+    runs = [run for run in history.runs if run.document["case"] == "busy" and run.rows]
+    return list(
+        {run.document["config"]: run for run in sorted(runs, key=lambda run: run.document["time"])}.values()
+    )
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    return [
+        "Wall-clock time of one token. Sessions were opened on the idle machine. *Of the better* divides "
+        "the default by the better of one thread and all threads in the same state."
+    ]
+
+
+CASE = Case(
+    name="busy",
+    summary="one token while other processes compute: the default number of threads, one, and all",
+    run=run,
+    keys=("others", "side", "precision"),
+    columns=(
+        Column("other processes", whole("others")),
+        Column("threads", words("side")),
+        Column("mean, ms", lambda row, run: number(row["mean"])),
+        Column("median, ms", lambda row, run: number(row["median"])),
+        Column("p99, ms", lambda row, run: number(row["p99"])),
+        Column("mean of the better", _against_the_better("mean")),
+        Column("p99 of the better", _against_the_better("p99")),
+    ),
+    notes=_notes,
+    options=(
+        config_option,
+        repeats_option,
+        option("--precision", "The precision of the weights.", default="int8-stored", show_default=True),
+    ),
+    published=_newest,
+)
