@@ -246,6 +246,10 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
                 "the held-out text has fewer than 2 tokens, too few to validate: "
                 f"{MODEL} will be the last checkpoint"
             )
+        if validates and config.start_from is not None and not training.validations:
+            # What fine-tuning has to beat: if it never does, these weights stay the best.
+            _validate(training, source, run, writer, report)
+            save(training, run, source.digest, writer)
         while not training.finished:
             result = training.advance(source.tokens)
             writer.check()

@@ -187,6 +187,10 @@ def test_a_tuned_run_resumes_without_the_run_it_started_from(
 ) -> None:
     config, _ = plan_tuning(first, text=str(text_file), minutes=1, steps=3)
     run = train(config, tmp_path / "second", progress=False)
+    scores = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert (
+        next(row for row in scores if "validation_bits_per_token" in row)["step"] == 0
+    )  # what it has to beat
     first.rename(tmp_path / "moved")
     resume(run, steps=5, progress=False)
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5
