@@ -30,12 +30,13 @@ CHECKED = 1 << 22  # ids that are checked at a time
 LARGEST_ID = 1 << 62  # fits into int64 with anything added to it
 
 
-def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.ndarray:
+def open_ids(path: Path, *, dtype: str | None = None) -> np.ndarray:
     """The token ids [N] of a `.npy` or `.bin` file, memory-mapped and read-only, or of a `.txt` file, read.
 
-    dtype: of the ids of a `.bin` file, which are little-endian; it must be None for a `.npy` file. rows: a
-    `.npy` file may also hold ids [documents, N]. The range of the ids is not checked (see `refuse_outside`).
-    Raises TextError for a file that is missing, damaged or holds something else.
+    A `.npy` file may also hold ids [documents, N].
+    dtype: of the ids of a `.bin` file, which are little-endian; it must be None for a `.npy` file. The range
+    of the ids is not checked (see `refuse_outside`). Raises TextError for a file that is missing, damaged or
+    holds something else.
     """
     if path.suffix == ".bin":
         return _raw(path, dtype)
@@ -64,11 +65,10 @@ def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.
         ) from error
     if ids.dtype.kind not in "iu":
         raise TextError(f"{path} holds {ids.dtype} {list(ids.shape)}; {INTEGERS}.")
-    if ids.ndim not in ((1, 2) if rows else (1,)):
-        shapes = "integers [N] or [documents, N]" if rows else "integers [N]"
+    if ids.ndim not in (1, 2):
         raise TextError(
-            f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, {shapes}: give one row, or a "
-            ".jsonl file."
+            f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, integers [N] or "
+            "[documents, N]: give one row, or a .jsonl file."
         )
     return ids
 
@@ -83,7 +83,7 @@ def documents(
     `open_ids` does, and for a line that is not a list of integers.
     """
     if path.suffix != ".jsonl":
-        ids = open_ids(path, dtype=dtype, rows=True)
+        ids = open_ids(path, dtype=dtype)
         yield from (ids if ids.ndim == 2 else [ids])
         return
     _refuse_dtype(path, dtype)

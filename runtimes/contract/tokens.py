@@ -52,10 +52,11 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
     A text is decoded as `runtimes.base.text` says, except for a byte vocabulary, which uses its bytes.
 
     path: `-` is the text of standard input.
-    ids: the file holds ids of this vocabulary: `.npy`, raw `.bin` of the type `dtype`, or `.jsonl` with one
-    document a line, separated by the token for the end of a document. Without it a `.npy` file is accepted
-    only if a side file (see `side_file`) says that its vocabulary is this one, or if the model only knows
-    ids. A dataset must have the model's vocabulary.
+    ids: the file holds ids of this vocabulary: `.npy`, raw `.bin` of the type `dtype`, or `.jsonl`. The lines
+    of a `.jsonl` file and the rows of a two-dimensional array are documents, each followed by the token for
+    the end of a document. Without `ids` a `.npy` file is accepted only if a side file (see `side_file`) says
+    that its vocabulary is this one, or if the model only knows ids. A dataset must have the model's
+    vocabulary.
 
     Raises UserError for a file that cannot be read, TextError for one that is not text of this vocabulary,
     holds something else than integers, or has ids that the vocabulary lacks.
@@ -177,6 +178,8 @@ def _read_ids(path: Path, vocab: Vocab, *, declared: bool, dtype: str | None) ->
             f"{path} holds token ids, and nothing says that they are ids of this model's vocabulary of "
             f"{vocab.size} {vocab.kind}s; give --ids if they are (`eval` and `recl` have it), or give a text."
         )
+    if ids.ndim == 2:
+        return _joined(path, vocab, dtype, mend)
     refuse_outside(ids, path, vocab.size, mend=mend)
     return ids
 

@@ -160,7 +160,7 @@ def _encode(
     if path.suffix == ".txt":
         yield from _encode_numbers(path, vocab, tick, notes)
         return
-    several = path.suffix == ".jsonl" or open_ids(path, dtype=dtype, rows=True).ndim == 2
+    several = path.suffix == ".jsonl" or open_ids(path, dtype=dtype).ndim == 2
     if several and end is None:
         raise ConfigError(
             f"{path} holds one document a {'line' if path.suffix == '.jsonl' else 'row'}, and no token was "

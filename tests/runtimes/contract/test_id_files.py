@@ -115,7 +115,7 @@ def test_a_damaged_array_is_no_whole_file_and_one_of_another_type_is_converted(t
     ):
         path = written(tmp_path / "c.npy", array)
         with pytest.raises(TextError, match=rf"c.npy holds {held}; expected token ids.*astype\(\"int64\"\)"):
-            open_ids(path, rows=True)
+            open_ids(path)
     assert open_ids(written(tmp_path / "empty.npy", np.zeros(0, int))).tolist() == []
 
 

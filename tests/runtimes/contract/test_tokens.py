@@ -52,7 +52,7 @@ def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
         (np.array([0, 3]), "the token id 3 at index 1, outside"),
         (np.array([0, -1]), "the token id -1 at index 1, outside"),
         (np.array([0.0, 1.0]), r"float64 \[2\]"),
-        (np.array([[0, 1]]), r"int64 \[1, 2\]"),
+        (np.array([[[0, 1]]]), r"int64 \[1, 1, 2\]"),
         (np.array([True]), r"bool \[1\]"),
         (np.array([{}], object), "holds Python objects; expected token ids"),
     ],
@@ -125,6 +125,8 @@ def test_documents_are_joined_by_the_token_that_ends_one(tmp_path: Path) -> None
     (tmp_path / "some.jsonl").write_text("[2, 0]\n\n[1]\n")
     ended = IdsVocab(4, special=SpecialTokens(end_of_document=3))
     assert read_tokens(tmp_path / "some.jsonl", ended).tolist() == [2, 0, 3, 1, 3]
+    np.save(tmp_path / "rows.npy", np.array([[2, 0], [1, 3]]))
+    assert read_tokens(tmp_path / "rows.npy", ended).tolist() == [2, 0, 3, 1, 3]
     (tmp_path / "ended.jsonl").write_text("[2, 0, 3]\n[]\n[1, 3]")
     assert read_tokens(tmp_path / "ended.jsonl", ended).tolist() == [2, 0, 3, 1, 3]
     with pytest.raises(TextError, match="no token for the end of a document"):
