@@ -50,7 +50,7 @@ class LongCommand(click.Command):
         rows = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
-                rows[next((name for name in param.opts if name.startswith("--")), param.opts[0])] = row
+                rows[_name(param)] = row
         for title, names in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([rows.pop(name) for name in names.split()])
@@ -167,10 +167,26 @@ def _refusal(error: click.UsageError) -> click.ClickException:
         known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
         meant = _meant(error.option_name, [name for name in known if name.startswith("--")])
         return Refusal(f"{path} has no option {error.option_name}; {meant}`{path} --help` lists all of them.")
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        return Refusal(_missing(error.param))
     if isinstance(error, click.BadParameter) and (sentence := _no_number(error)):
         return Refusal(sentence)
     message = " ".join(error.format_message().split()).rstrip(".")
-    return Refusal(f"{message[:1].lower()}{message[1:]}; `{path} --help` says what {path} takes.")
+    return Refusal(f"{message[:1].lower()}{message[1:]}; `{path} --help` says what it accepts.")
+
+
+def _missing(option: click.Option) -> str:
+    """One sentence for an option that was not given: the first one of its help, which is a noun, or its
+    choices.
+    """
+    expected = (option.help or "").replace("; ", ". ").partition(". ")[0].rstrip(".")
+    if isinstance(option.type, click.Choice):
+        expected = f"one of {', '.join(option.type.choices)}"
+    return f"{_name(option)} is missing; expected {expected[:1].lower()}{expected[1:]}."
+
+
+def _name(option: click.Parameter) -> str:
+    return next((name for name in option.opts if name.startswith("--")), option.opts[0])
 
 
 def _no_number(error: click.BadParameter) -> str | None:
@@ -181,11 +197,10 @@ def _no_number(error: click.BadParameter) -> str | None:
     option = error.param
     if option is None or not isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
         return None
-    name = next((name for name in option.opts if name.startswith("--")), option.opts[0])
     given = _given(error)
     if given is None:
         return None
-    return f"{name} is {given}; expected {_expected(option.type)}."
+    return f"{_name(option)} is {given}; expected {_expected(option.type)}."
 
 
 def _given(error: click.BadParameter) -> str | None:

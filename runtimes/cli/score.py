@@ -35,7 +35,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
     "source",
     required=True,
     type=click.Path(path_type=Path, allow_dash=True),
-    help="The file of texts, or - for standard input.",
+    help="The file of texts, such as lines.txt, or - for standard input.",
 )
 @click.option(
     "--text", hidden=True, expose_value=False, is_eager=True, callback=lambda *given: _no_text(given[2])

@@ -19,6 +19,7 @@ from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab, decode
+from xl_export.cli.options import out_option
 from xl_export.figures import attention as pictures
 from xl_export.figures.canvas import check_picture, new_figure
 
@@ -39,7 +40,7 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     type=click.Path(path_type=Path),
     help="The text that the model reads, for example RUN/valid.txt.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@out_option
 @click.option(
     "--layer",
     type=click.IntRange(min=0),

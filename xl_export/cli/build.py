@@ -12,7 +12,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.options import json_option, show
 from runtimes.contract.engine import NAMES, PLAN, Attention, Flavour, Hardware
-from xl_export.cli.options import triton_option
+from xl_export.cli.options import out_option, triton_option
 
 
 class Sizes(click.ParamType):
@@ -41,7 +41,7 @@ class Sizes(click.ParamType):
     },
 )
 @click.argument("artefact", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The engine folder to write.")
+@out_option
 @click.option(
     "--flavour",
     type=click.Choice(get_args(Flavour)),

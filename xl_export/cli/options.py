@@ -9,7 +9,7 @@ import click
 # The packages that the steps of this folder import when they run.
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")
 out_option = click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="The folder to write."
+    "--out", required=True, type=click.Path(path_type=Path), help="The folder to write, such as result."
 )
 force_option = click.option(
     "--force",

@@ -63,7 +63,7 @@ def python(*arguments: object, folder: Path, **variables: str) -> subprocess.Com
         (("zzz",), ("no command 'zzz'", "`xl-export --help`")),
         (("eval", "x", "--tetx", "y"), ("xl-export eval has no option --tetx", "--text was probably meant")),
         (("--vresion",), ("no option --vresion", "--version was probably meant")),
-        (("eval", "x"), ("missing option '--text'", "`xl-export eval --help`")),
+        (("eval", "x"), ("--text is missing; expected the text to score: a text file such as RUN/",)),
         (("check",), ("missing argument 'PATH'", "`xl-export check --help`")),
         (("check", "x", "--threads", 0), ("Error: --threads is 0; expected a whole number from 1 to 1024.",)),
         (("check", "x", "y"), ("unexpected extra argument (y)",)),

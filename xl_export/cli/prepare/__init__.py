@@ -55,11 +55,14 @@ def corpus_command(name: CorpusName) -> click.Command:
         "source",
         required=True,
         type=click.Path(path_type=Path),
-        help="Read the corpus from this archive (zip, tar, tar.gz, tar.bz2 or tar.xz), folder or single "
-        "file. A single file may be compressed with gzip, bz2 or xz.",
+        help="The corpus: an archive (zip, tar, tar.gz, tar.bz2 or tar.xz) such as enwik8.zip, a folder or a "
+        "single file. A single file may be compressed with gzip, bz2 or xz.",
     )
     @click.option(
-        "--out", required=True, type=click.Path(path_type=Path), help="Write the dataset to this folder."
+        "--out",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="The folder to write, such as data.",
     )
     @click.option(
         "--download",

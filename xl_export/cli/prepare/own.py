@@ -61,7 +61,7 @@ def _out_options(command: Command) -> Command:
     for option in (
         json_option,
         click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset."),
-        click.option("--out", required=True, type=PATH, help="Write the dataset to this folder."),
+        click.option("--out", required=True, type=PATH, help="The folder to write, such as data."),
     ):
         command = option(command)
     return command
@@ -183,7 +183,7 @@ def text_command(
     multiple=True,
     required=True,
     type=PATH,
-    help="Learn from this UTF-8 text; give the option again for more files.",
+    help="A UTF-8 text to learn from, such as book.txt; give the option again for more files.",
 )
 @documents_option
 @min_count_option
@@ -191,7 +191,7 @@ def text_command(
     "--out",
     required=True,
     type=PATH,
-    help="Write the vocabulary to this file: .model for sentencepiece, .json for the others.",
+    help="The file of the vocabulary to write: .model for sentencepiece, .json for the others.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @json_option
