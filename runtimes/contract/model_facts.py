@@ -56,6 +56,11 @@ class ModelFacts:
         return self.heads // 2 if self.sublayers == "head-split" else self.heads
 
     @property
+    def growing_bytes_per_token(self) -> int:
+        """What each token would add to a growing cache of keys and values in float32."""
+        return 2 * 4 * self.layers * self.context_heads * self.head_dim
+
+    @property
     def selective(self) -> bool:
         """Whether the graph computes only the requested logits, as it does for a large vocabulary."""
         return is_selective(self.cutoffs, self.vocab_size)

@@ -75,6 +75,7 @@ class ServerBackEnd {
       vocabulary,
       parameters,
       bytes_per_stream: bytes,
+      growing_bytes_per_token: growing,
       mem_len,
       segment,
       computed_by,
@@ -92,7 +93,7 @@ class ServerBackEnd {
       special: vocabulary.special,
       names: this.names,
       bytesPerStream: bytes,
-      bytesPerToken: bytes / (mem_len + segment), // a ring holds so many tokens
+      bytesPerToken: growing ?? bytes / Math.max(1, mem_len), // the memory of a run holds so many tokens
       sampling: sampling ?? {},
     };
   }

@@ -60,6 +60,10 @@ class ModelFacts(TypedDict):
     precision: Annotated[str, doc("The number format of the weights.")]
     memory_precision: Annotated[str, doc("The number format of the memory.")]
     bytes_per_stream: Annotated[int, doc("The memory of one stream.")]
+    growing_bytes_per_token: Annotated[
+        int | None,
+        doc("What each token would add to a growing cache of keys and values in fp32; null for a run."),
+    ]
     sampling: Annotated[dict[str, Any], doc("The sampling settings that the model recommends.")]
     computed_by: Annotated[str, doc("The engine that computes the model.")]
     threads: Annotated[int | None, doc("How many CPU threads compute a step; null if PyTorch chooses them.")]
@@ -234,6 +238,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "precision": "fp32" if spec is None else spec.precision,
             "memory_precision": "fp32" if spec is None else spec.memory_precision,
             "bytes_per_stream": row,
+            "growing_bytes_per_token": None if spec is None else spec.model.growing_bytes_per_token,
             "sampling": session.sampler.changed(),
             "computed_by": session.computed_by,
             "threads": model.threads,
