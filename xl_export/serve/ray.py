@@ -82,15 +82,14 @@ class Streams:
         session = open_session(given.model, threads=given.threads, device="cpu")
         self._replica = Replica(
             session,
-            SharedStreams(given.streams, session),
-            settings=EngineSettings(rows=given.rows, queue=given.queue),
-            ram_bytes=given.ram_bytes,
+            SharedStreams(given.streams, session, ram_bytes=given.ram_bytes),
+            EngineSettings(rows=given.rows, queue=given.queue),
         )
 
     async def __call__(self, request: Request) -> Response:
         """The answer to a request, or one sentence: 400, 404, 409 for another position, 413 for a body that
-        is too large, 503 to ask again. A client that leaves ends nothing: its request is done, and its answer
-        is there when it asks again.
+        is too large, 429 or 503 to ask again. A client that leaves ends nothing: its request is done, and its
+        answer is there when it asks again.
         """
         name = request.url.path.partition(PATH)[2]
         try:
@@ -125,7 +124,7 @@ def application(arguments: dict[str, Any]) -> Any:
         Streams,
         name="streams",
         ray_actor_options={"num_cpus": given.threads},
-        # More requests wait in the replica, whose queue is bounded and answers 503.
+        # More requests wait in the replica, whose queue is bounded and answers 429.
         max_ongoing_requests=given.rows + given.queue + 16,
         autoscaling_config=AutoscalingConfig(
             min_replicas=given.replicas,

@@ -8,39 +8,37 @@ the stream, and either goes on from there or finds that the request was done and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import logging
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator
+import json
+from collections.abc import AsyncIterable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
-from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.body import decoded, decoding_error, too_large
+from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import doc
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.stores import answered
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
-from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
+from xl_export.serve.shared import SharedStreams
+from xl_export.serve.streams.facts import BusyStreamError, NoStreamError
+from xl_export.serve.streams.files import MovedError
+from xl_export.serve.streams.index import Operation
 
-LOG = logging.getLogger(__name__)
-RETRY_WRITING = 10.0  # seconds after which a folder that could not be written may be again
-ALL = 1 << 40  # answers that may be unread: they are collected until a request is done
 MOST_TOKENS = 1 << 16  # of a request
 BODY_BYTES = 1 << 22
 LIMITS = Limits(prompt_tokens=MOST_TOKENS)
 ANYTHING = msgspec.json.Decoder()
-STOPS = "the replica stops; ask again."
 
 
 class ConflictError(RefusedError):
@@ -51,10 +49,10 @@ class ConflictError(RefusedError):
 
 
 class UnavailableError(RefusedError):
-    """The request was not done, and may be sent again after `retry_after` seconds."""
+    """The request was not done, and may be sent again."""
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message, status=503, retry_after=retry_after)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=503, retry_after=1.0)
 
 
 class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -90,29 +88,14 @@ async def read_body(parts: AsyncIterable[bytes], declared: str) -> object:
 
 
 class Replica:
-    """Answers requests for streams. All methods run in one event loop.
+    """Answers requests for streams. All methods run in one event loop."""
 
-    ram_bytes: of streams that are also kept in RAM, so that they need not be read.
-    """
-
-    def __init__(
-        self, session: Session, streams: SharedStreams, *, settings: EngineSettings, ram_bytes: int
-    ) -> None:
+    def __init__(self, session: Session, streams: SharedStreams, settings: EngineSettings) -> None:
         self._session = session
         self._streams = streams
-        self._ram_bytes = ram_bytes
-        unread = EngineSettings(
-            rows=settings.rows,
-            queue=settings.queue,
-            prompt_tokens=settings.prompt_tokens,
-            unread=ALL,
-        )
-        self._engine = Engine(session, unread, deliver=self._deliver)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._answers: dict[Task, tuple[list[Answer], asyncio.Future[None]]] = {}
-        self._ram: OrderedDict[str, SharedStream] = OrderedDict()
-        self._busy: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()  # requests that have or want each of these locks
+        self._bridge = Bridge(unread=settings.unread)
+        self._figures = Figures()
+        self._engine = Engine(session, settings, deliver=self._bridge.deliver)
         self._begun: set[asyncio.Task[dict[str, Any]]] = set()  # the loop itself keeps no task alive
         self._engine.start()
 
@@ -123,7 +106,6 @@ class Replica:
         that has begun is done even if its client leaves and this is cancelled: it asks again. Raises
         RefusedError, ConflictError if the stream is at another position, and UnavailableError.
         """
-        self._loop = asyncio.get_running_loop()
         try:
             ask = msgspec.convert(body, StreamRequest)
         except msgspec.ValidationError as error:
@@ -136,60 +118,74 @@ class Replica:
             raise RefusedError(
                 f"max_tokens is {ask.max_tokens}; expected 0 to {MOST_TOKENS}.", param="max_tokens"
             )
-        asked = hashlib.sha256(msgspec.json.encode(ask, order="deterministic")).hexdigest()
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(self._alone(name))
-            begun = asyncio.create_task(self._within(stack.pop_all(), name, ask, asked))
+        begun = asyncio.create_task(self._done(self._begin(name), ask))
         self._begun.add(begun)
         begun.add_done_callback(self._begun.discard)
         return await asyncio.shield(begun)
 
-    async def _within(
-        self, alone: contextlib.AsyncExitStack, name: str, ask: StreamRequest, asked: str
-    ) -> dict[str, Any]:
-        """The answer, and then the stream is left to other requests."""
-        async with alone:
-            return await self._answer(name, ask, asked)
-
-    @contextlib.asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """While the block runs, no other request of this replica uses the stream."""
-        lock = self._busy.setdefault(name, asyncio.Lock())
-        self._users[name] += 1
+    async def delete(self, name: str) -> bool:
+        """Removes a stream; False if there was none."""
+        operation = self._begin(name)
         try:
-            async with lock:
-                yield
+            await asyncio.to_thread(self._streams.remove, operation)
+        except NoStreamError:
+            return False
         finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name], self._busy[name]
+            operation.end()
+        return True
 
-    async def _answer(self, name: str, ask: StreamRequest, asked: str) -> dict[str, Any]:
-        before = await asyncio.to_thread(self._current, name)
-        if before is not None and before.asked == asked:
-            return before.answer
-        position = 0 if before is None else before.state.position
-        if ask.position != position:
+    def stop(self, *, within: float = 3.0) -> None:
+        """Ends all tasks; their clients ask another replica."""
+        self._engine.stop(within=within)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._engine.alive
+
+    def _begin(self, name: str) -> Operation:
+        try:
+            return self._streams.begin(name)
+        except BusyStreamError as error:
+            raise UnavailableError(str(error)) from error
+
+    async def _done(self, operation: Operation, ask: StreamRequest) -> dict[str, Any]:
+        """The answer, and then the stream is left to other requests."""
+        name = operation.stream.id
+        try:
+            with answered():
+                return await self._answer(operation, ask)
+        except MovedError as error:
+            raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
+        finally:
+            operation.end()
+
+    async def _answer(self, operation: Operation, ask: StreamRequest) -> dict[str, Any]:
+        asked = hashlib.sha256(msgspec.json.encode(ask, order="deterministic")).hexdigest()
+        before, _ = await asyncio.to_thread(operation.load)
+        if before.note and (last := json.loads(before.note))["asked"] == asked:
+            return dict(last["answer"])
+        if ask.position != before.position:
+            name = operation.stream.id
             raise ConflictError(
-                f"the stream {name} has had {position} tokens and the request says {ask.position}; send the "
-                "tokens from there, or begin another stream."
+                f"the stream {name} has had {before.position} tokens and the request says {ask.position}; "
+                "send the tokens from there, or begin another stream."
             )
-        vocab = self._session.vocab
         what = "text" if ask.text else "tokens"
-        steps = encoding(vocab, ask.text or ask.tokens or "", what=what, param=what, limits=LIMITS)
+        prompt = ask.text or ask.tokens or ""
+        steps = encoding(self._session.vocab, prompt, what=what, param=what, limits=LIMITS)
         task = Task(
             tokens=await asyncio.to_thread(finished, steps),
-            state=None if before is None else before.state,
+            state=before if before.position else None,
             score=ask.score,
             drawing=drawing_of(ask, self._session, ask.max_tokens) if ask.max_tokens else None,
             keep=True,
-            cached=False,
         )
-        answers = await self._done(task)
+        answers = await self._answers(task)
         ended = answers[-1]
         assert isinstance(ended, Ended)
-        if ended.reason in ("cancelled", "stopped", "failed") or ended.state is None:
-            raise UnavailableError(ended.error or STOPS)
+        refuse_failure(ended)
+        assert ended.state is not None, "the task keeps its state"
         drawn = [answer for answer in answers if isinstance(answer, Drawn)]
         answer: dict[str, Any] = {
             "position": ended.state.position,
@@ -201,84 +197,16 @@ class Replica:
             pieces = [one.log_probs for one in answers if isinstance(one, Fed) and one.log_probs is not None]
             known = np.concatenate(pieces).tolist()
             answer["log_probs"] = [None if value != value else value for value in known]
-        version = None if before is None else before.version
-        after = SharedStream(
-            version=hashlib.sha256(f"{version or ''}{asked}".encode()).hexdigest(),
-            asked=asked,
-            answer=answer,
-            state=ended.state,
-        )
-        try:
-            await asyncio.to_thread(self._streams.write, name, after, before=version)
-        except MovedError as error:
-            raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
-        except (OSError, UserError) as error:  # no fault of the request; only the log has the path
-            LOG.error("the state of %s was not written: %s", name, error)
-            raise UnavailableError(
-                f"the state of {name} cannot be stored now, so the request was not done; ask again later.",
-                retry_after=RETRY_WRITING,
-            ) from error
-        self._hold(name, after)
+        after = replace(ended.state, note=json.dumps({"asked": asked, "answer": answer}))
+        await asyncio.to_thread(operation.commit, after)
         return answer
 
-    async def delete(self, name: str) -> bool:
-        """Removes a stream, after the requests that use it; False if there was none."""
-        async with self._alone(name):
-            self._ram.pop(name, None)
-            return await asyncio.to_thread(self._streams.delete, name)
-
-    def stop(self, *, within: float = 3.0) -> None:
-        """Ends all tasks; their clients ask another replica."""
-        self._engine.stop(within=within)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the engine's thread runs."""
-        return self._engine.alive
-
-    def _current(self, name: str) -> SharedStream | None:
-        """The stream as the folder has it; from RAM if the version there is the same."""
-        held = self._ram.get(name)
-        if held is not None and self._streams.version(name) == held.version:
-            return held
-        return self._streams.read(name)
-
-    def _hold(self, name: str, stream: SharedStream) -> None:
-        self._ram[name] = stream
-        self._ram.move_to_end(name)
-        while len(self._ram) > max(1, self._ram_bytes // max(1, stream.state.num_bytes)):
-            self._ram.popitem(last=False)
-
-    async def _done(self, task: Task) -> list[Answer]:
+    async def _answers(self, task: Task) -> list[Answer]:
         """All answers to a task."""
         collected: list[Answer] = []
-        future = asyncio.get_running_loop().create_future()
-        self._answers[task] = collected, future
-        try:
-            self._engine.submit(task)
-            await future
-        except Busy as error:
-            raise UnavailableError(
-                "the queue of the replica is full; ask again.", error.retry_after
-            ) from error
-        except StoppedError as error:
-            raise UnavailableError(STOPS) from error
-        finally:
-            self._answers.pop(task, None)
-            if not future.done():
-                self._engine.cancel(task)
+        with Inbox(self._bridge, self._engine, self._figures) as inbox:
+            inbox.submit(task)
+            while inbox.running:
+                for _, answers in await inbox.get():
+                    collected += answers
         return collected
-
-    def _deliver(self, delivery: Delivery) -> None:
-        """Called on the engine's thread, once a step."""
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
-            self._loop.call_soon_threadsafe(self._spread, delivery)
-
-    def _spread(self, delivery: Delivery) -> None:
-        for task, answers in delivery:
-            if task in self._answers:
-                collected, future = self._answers[task]
-                collected += answers
-                if isinstance(answers[-1], Ended) and not future.done():
-                    future.set_result(None)

@@ -52,7 +52,7 @@ class Engine:
 
 async def _answers(writable: list[bool], engine: Engine, figures: Figures) -> tuple[list[int], list[int]]:
     """Tokens that were passed on, and those that the request took, when two come in each turn of the loop."""
-    bridge, task = Bridge(asyncio.get_running_loop(), unread=8), Task(tokens=np.arange(1))
+    bridge, task = Bridge(unread=8), Task(tokens=np.arange(1))
     passed: list[int] = []
     taken: list[int] = []
 
@@ -93,7 +93,7 @@ def test_tokens_keep_their_order_when_a_client_is_slow_for_a_moment() -> None:
 
 def test_a_fault_in_passing_on_is_raised_where_the_request_waits() -> None:
     async def faulty() -> None:
-        bridge, task = Bridge(asyncio.get_running_loop()), Task(tokens=np.arange(1))
+        bridge, task = Bridge(), Task(tokens=np.arange(1))
         with Inbox(bridge, Engine(), Figures()) as inbox:  # type: ignore[arg-type]
             inbox.submit(task)
             inbox.pass_on(task, lambda drawn: bool(1 // 0))
@@ -113,7 +113,7 @@ def test_a_client_that_takes_its_tokens_late_does_not_make_the_server_slow(
 
     async def requests() -> None:
         nonlocal now
-        bridge = Bridge(asyncio.get_running_loop())
+        bridge = Bridge()
         late, other = Task(tokens=np.arange(1)), Task(tokens=np.arange(1))
         with Inbox(bridge, Engine(), figures) as inbox, Inbox(bridge, Engine(), others) as another:  # type: ignore[arg-type]
             inbox.submit(late)
@@ -145,7 +145,7 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
         sent += message.get("body", b"")
 
     async def request() -> None:
-        bridge = Bridge(asyncio.get_running_loop())
+        bridge = Bridge()
         model = SimpleNamespace(
             name="m",
             texts=TokenTexts(session.vocab),

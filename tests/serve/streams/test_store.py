@@ -34,7 +34,7 @@ from xl_export.serve.streams.facts import (
     StoreSettings,
     TooManyStreamsError,
 )
-from xl_export.serve.streams.folder import StreamFolder
+from xl_export.serve.streams.files import StreamFolder
 from xl_export.serve.streams.index import Operation
 from xl_export.serve.streams.store import StreamStore
 
@@ -346,8 +346,8 @@ def test_a_folder_is_given_back_once_nobody_writes_there(
         with pytest.raises(UserError, match="being written by another process"):
             open_store()
     files = sorted(store._path.rglob("*"))
-    store._index.settings = replace(store._index.settings, ram_bytes=0)
-    store._index.make_room()  # of an operation that ends late
+    store.settings = replace(store.settings, ram_bytes=0)
+    store.make_room()  # of an operation that ends late
     assert sorted(store._path.rglob("*")) == files
     for late in (lambda: store.create("anna", fresh), lambda: store.begin(name, "anna")):
         with pytest.raises(ClosedStoreError):

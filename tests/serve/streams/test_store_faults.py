@@ -190,7 +190,7 @@ def test_a_full_disk_is_refused_and_loses_nothing(
             assert "No space left on device" in str(error)
             assert str(tmp_path) not in str(error)
         for again in (False, True):
-            if again or store._index.closed:
+            if again or store.closed:
                 store.close()
                 store = StreamStore(tmp_path / str(at), session, key=KEY, settings=settings(states))
             assert {stream.id for stream in store.list("anna")} == streams.keys()

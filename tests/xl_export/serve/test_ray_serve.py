@@ -50,8 +50,8 @@ def alone(bodies: Talks, folder: Path) -> Talks:
     """All answers to each stream, of one engine that nobody stops."""
     session = runtimes.open_session(ARTEFACT, threads=1, device="cpu")
     SharedStreams.prepare(str(folder))
-    streams = SharedStreams(str(folder), session)
-    replica = Replica(session, streams, settings=EngineSettings(rows=8), ram_bytes=1 << 28)
+    streams = SharedStreams(str(folder), session, ram_bytes=1 << 28)
+    replica = Replica(session, streams, EngineSettings(rows=8))
 
     async def talk(name: str) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = []

@@ -25,6 +25,13 @@ class StreamState:
     #: One more than the highest stream position whose slot was ever written. Padding on the right is written
     #: too, so this may be more than `position`; it bounds how far the stream can be rewound.
     written: int
+    #: A text that is stored with the stream.
+    note: str = ""
+
+    @staticmethod
+    def begin(session: Session) -> StreamState:
+        """A stream that has been fed nothing."""
+        return StreamState(memory=session.start(1), logits=None, tail=np.empty(0, np.int64), written=0)
 
     @property
     def position(self) -> int:

@@ -1,9 +1,13 @@
-"""The streams of a store, which of their states are in RAM, and operations on them."""
+"""The streams of a store, which of their states are in RAM, and operations on them.
+
+A server keeps its streams in folders (`StreamStore`), and replicas share a file of each (`SharedStreams`).
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
@@ -15,6 +19,7 @@ from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
+    BusyStreamError,
     ClosedStoreError,
     DamagedStreamError,
     JournalError,
@@ -22,8 +27,9 @@ from xl_export.serve.streams.facts import (
     StoreSettings,
     StreamFacts,
     UnreadableError,
+    no_stream,
 )
-from xl_export.serve.streams.folder import StreamFolder
+from xl_export.serve.streams.files import SharedFile, StreamFolder
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +42,7 @@ class Stream:
     owner: str
     created: float
     used: float
-    folder: StreamFolder
+    files: StreamFolder | SharedFile
     state: StreamState | None = field(default=None, repr=False)
     busy: bool = False
     gone: bool = False
@@ -63,7 +69,7 @@ def facts_of(stream: Stream) -> StreamFacts:
     return StreamFacts(
         id=stream.id,
         owner=stream.owner,
-        position=stream.folder.position,
+        position=stream.files.position,
         created=stream.created,
         used=stream.used,
         in_ram=stream.state is not None,
@@ -72,23 +78,24 @@ def facts_of(stream: Stream) -> StreamFacts:
 
 
 class StreamIndex:
-    """What a store and its operations share.
-
-    row_bytes: of the memory of a stream. lock: of all that is here; it is taken after the lock of a stream,
-    never before it, and never held while the disk is used. closed: whether another process may have the
-    folder by now. read, written: snapshots.
-    """
+    """The streams of one artefact that a store knows."""
 
     def __init__(self, session: Session, *, key: bytes, settings: StoreSettings) -> None:
         self.session = session
         self.key = key
         self.settings = settings
+        #: Of the memory of a stream.
         self.row_bytes = row_bytes(session.state)
+        #: Of all that is here. It is taken after the lock of a stream, never before it, and never held while
+        #: the disk is used.
         self.lock = threading.Lock()
         self.streams: dict[str, Stream] = {}
         self.damaged: dict[str, Damaged] = {}
+        #: Whether another process may have the folder by now.
         self.closed = False
-        self.read = self.written = 0
+        #: Snapshots that were read and written.
+        self.read = 0
+        self.written = 0
         self._ram: OrderedDict[str, int] = OrderedDict()  # bytes by id, the one used longest ago first
         self._ram_bytes = 0
 
@@ -101,16 +108,43 @@ class StreamIndex:
                 damaged=len(self.damaged),
                 in_ram=len(self._ram),
                 ram_bytes=self._ram_bytes,
-                snapshot_bytes=sum(stream.folder.snapshot_bytes for stream in self.streams.values()),
-                journal_bytes=sum(stream.folder.journal_bytes for stream in self.streams.values()),
+                snapshot_bytes=sum(stream.files.snapshot_bytes for stream in self.streams.values()),
+                journal_bytes=sum(stream.files.journal_bytes for stream in self.streams.values()),
                 read=self.read,
                 written=self.written,
             )
+
+    def start(self, stream: Stream) -> Operation:
+        """An operation on a stream: until its `end` no other one uses the stream. Without a `commit` the
+        stream stays as it was. The caller has the lock. Raises NoStreamError, and BusyStreamError if another
+        operation runs.
+        """
+        if stream.gone:
+            raise no_stream(stream.id)
+        self.refuse_closed()
+        if stream.busy:
+            raise BusyStreamError(
+                f"another operation is using the stream {stream.id}; wait for its answer and ask again."
+            )
+        stream.busy = True
+        stream.used = time.time()
+        return Operation(self, stream)
 
     def refuse_closed(self) -> None:
         """Raises ClosedStoreError once the store is closed."""
         if self.closed:
             raise ClosedStoreError("the server has ended, and the stream stays as it was; ask again later.")
+
+    def remove(self, operation: Operation) -> None:
+        """Removes the stream of an operation for ever; uses the disk."""
+        stream = operation.stream
+        with stream.lock:
+            self.refuse_closed()
+            stream.files.delete()
+            stream.gone = True
+            with self.lock:
+                self.streams.pop(stream.id, None)
+                self.in_ram(stream.id, None)
 
     def in_ram(self, name: str, state: StreamState | None) -> None:
         """Counts the bytes of a stream in RAM as those used last; None if it has left."""
@@ -144,17 +178,17 @@ class StreamIndex:
         written is logged and loses nothing: the journal has what the old one lacks.
         """
         state = stream.state
-        if stream.gone or state is None or not stream.folder.appended:
+        if stream.gone or state is None or not stream.files.appended:
             return
         try:
-            stream.folder.replace(state, key=self.key)
+            stream.files.replace(state, key=self.key)
             self.written += 1
         except Exception as error:
             LOG.warning("the snapshot of %s was not written (%s); its journal is kept", stream.id, error)
 
 
 class Operation:
-    """One operation on a stream, from `StreamStore.begin`. One thread at a time may use it."""
+    """One operation on a stream, from `StreamIndex.start`. One thread at a time may use it."""
 
     def __init__(self, index: StreamIndex, stream: Stream) -> None:
         self._index = index
@@ -185,19 +219,19 @@ class Operation:
         index = self._index
         stream = self.stream
         with stream.lock:
-            if stream.state is not None:
+            if stream.state is not None and stream.files.is_newest():
                 self._hold(stream.state)
                 return stream.state, []
             try:
-                state = stream.folder.read(index.session, key=index.key)
+                state = stream.files.read(index.session, key=index.key)
             except UserError as error:
-                LOG.error("the stored stream in %s is damaged: %s", stream.folder.path, error)
+                LOG.error("the stored stream in %s is damaged: %s", stream.files.path, error)
                 cause = error.__cause__
                 if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
                     raise UnreadableError(stream.id) from error
                 raise DamagedStreamError(stream.id) from error
             index.read += 1
-            appended = list(stream.folder.appended)
+            appended = list(stream.files.appended)
             if not appended:
                 self._hold(state)
         index.make_room()
@@ -206,7 +240,7 @@ class Operation:
     def caught_up(self, state: StreamState) -> None:
         """The stream as it is now was computed from what `load` gave; uses the disk, to make room."""
         with self.stream.lock:
-            assert state.position == self.stream.folder.position
+            assert state.position == self.stream.files.position
             self._hold(state)
         self._index.make_room()
 
@@ -217,17 +251,21 @@ class Operation:
         nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
         """
         index = self._index
-        folder = self.stream.folder
+        files = self.stream.files
         with self.stream.lock:
             index.refuse_closed()
-            few = appended is not None and folder.num_appended + len(appended) <= index.settings.replayed
-            if few and appended is not None:
+            most = index.settings.replayed
+            if (
+                appended is not None
+                and isinstance(files, StreamFolder)
+                and files.num_appended + len(appended) <= most
+            ):
                 if len(appended):
-                    folder.append(appended)
+                    files.append(appended)
             else:
-                folder.replace(state, key=index.key)
+                files.replace(state, key=index.key)
                 index.written += 1
-            assert folder.position == state.position, (folder.position, state.position)
+            assert files.position == state.position, (files.position, state.position)
             # Under the lock: a thread that writes a snapshot now must not write an older state.
             self._hold(state)
         index.make_room()
@@ -237,13 +275,13 @@ class Operation:
         first. Uses the disk. Raises JournalError if the stream needs to be loaded first.
         """
         with self.stream.lock:
-            if self.stream.folder.appended:
+            if self.stream.files.appended:
                 if self.stream.state is None:
-                    raise JournalError(self.stream.id, self.stream.folder.num_appended)
+                    raise JournalError(self.stream.id, self.stream.files.num_appended)
                 self._index.refuse_closed()
-                self.stream.folder.replace(self.stream.state, key=self._index.key)
+                self.stream.files.replace(self.stream.state, key=self._index.key)
                 self._index.written += 1
-            return self.stream.folder.open_snapshot()
+            return self.stream.files.open_snapshot()
 
     def _hold(self, state: StreamState) -> None:
         """Keeps the state in RAM, as the one that was used last."""

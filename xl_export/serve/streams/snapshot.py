@@ -93,6 +93,7 @@ def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
         "furthest": str(state.written),
         "tail": " ".join(map(str, state.tail.tolist())),
         "logits": base64.b64encode(logits).decode(),
+        **({"note": state.note} if state.note else {}),
     }
     with atomic_file(path) as temporary, open(temporary, "wb+") as stream:
         write_memory(state.memory, stream, notes)
@@ -102,19 +103,21 @@ def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
         stream.write(signature)
 
 
-def read_snapshot(path: Path, session: Session, *, key: bytes, name: str = "the snapshot") -> StreamState:
+def read_snapshot(
+    path: Path, session: Session, *, key: bytes, name: str = "the snapshot", note_bytes: int = 0
+) -> StreamState:
     """The stream in a file that `write_snapshot` wrote, ready to go on bit for bit.
 
-    name: of the file, for messages. Raises ArtefactError for a file that is altered or signed with another
-    key, and StreamError for the stream of another artefact. The signature of the header is checked before it
-    is parsed, and the SHA-256 in the header before the numbers become arrays. No more than a snapshot of this
-    session has is read.
+    name: of the file, for messages. note_bytes: of the longest note that it may have. Raises ArtefactError
+    for a file that is altered or signed with another key, and StreamError for the stream of another artefact.
+    The signature of the header is checked before it is parsed, and the SHA-256 in the header before the
+    numbers become arrays. No more than a snapshot of this session has is read.
     """
     with reading(path), open_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size > (most := most_snapshot_bytes(session)):
+        if size > (most := most_snapshot_bytes(session) + note_bytes):
             raise StreamError(too_large(name, size, most))
-        header = _header(stream, most=_most_header_bytes(session))
+        header = _header(stream, most=_most_header_bytes(session) + note_bytes)
         given = header[SIGNATURE_AT : SIGNATURE_AT + len(UNSIGNED)]
         if header[LENGTH_BYTES:SIGNATURE_AT] != BEFORE:
             raise ArtefactError(
@@ -142,7 +145,8 @@ def read_snapshot(path: Path, session: Session, *, key: bytes, name: str = "the 
     if memory.batch != 1 or not fits or not 0 <= position <= written <= MAX_POSITION:
         raise ArtefactError(f"{name} does not hold one whole stream; take it again from the server.")
     logits = np.frombuffer(content, "<f4").astype(np.float32) if content else None
-    return StreamState(memory=memory, logits=logits, tail=tail, written=written)
+    note = facts.get("note", "")
+    return StreamState(memory=memory, logits=logits, tail=tail, written=written, note=note)
 
 
 def most_snapshot_bytes(session: Session) -> int:

@@ -23,16 +23,14 @@ from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
-    BusyStreamError,
     DamagedStreamError,
-    StoreFacts,
     StoreSettings,
     StreamFacts,
     TooManyStreamsError,
     full_store,
     no_stream,
 )
-from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
+from xl_export.serve.streams.files import StreamFolder, flush_folder, sweep
 from xl_export.serve.streams.index import Damaged, Operation, Stream, StreamIndex, facts_of
 from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unserved import UnservedStreams, stored
@@ -50,7 +48,7 @@ class Upload(NamedTuple):
     restore: Callable[[], StreamFacts]
 
 
-class StreamStore:
+class StreamStore(StreamIndex):
     """Streams by id, each of one owner. All methods may be called from any thread; those that may use the
     disk say so, and belong in a thread of their own.
     """
@@ -71,12 +69,10 @@ class StreamStore:
         another process uses the folder.
         """
         self._elsewhere = elsewhere
-        self._index = StreamIndex(session, key=key, settings=settings)
+        super().__init__(session, key=key, settings=settings)
         # Operations that give a stream a new state, each from before its first work until that state is on
         # the disk: a disk that is slower than the model must not fill the memory with finished states.
-        self.unwritten = Quota(
-            max(1, settings.unwritten_bytes // max(self._index.row_bytes, 1)), refusal=full_store
-        )
+        self.unwritten = Quota(max(1, settings.unwritten_bytes // max(self.row_bytes, 1)), refusal=full_store)
         self._path = folder / session.identity[:IDENTITY]
         self._making: Counter[str] = Counter()  # streams of each owner that are being made
         self._stack = contextlib.ExitStack()
@@ -89,9 +85,9 @@ class StreamStore:
         sweep(self._path)
         for stream in stored(self._path, flush=settings.flush):
             if isinstance(stream, Damaged):
-                self._index.damaged[stream.id] = stream
+                self.damaged[stream.id] = stream
             else:
-                self._index.streams[stream.id] = stream
+                self.streams[stream.id] = stream
 
     def create(self, owner: str, state: StreamState) -> StreamFacts:
         """A new stream in this state, which is on the disk when this returns; uses the disk.
@@ -114,16 +110,14 @@ class StreamStore:
                 path.unlink(missing_ok=True)
 
     def _restore(self, new: _New, owner: str, path: Path) -> StreamFacts:
-        return self._create(new, owner, read_snapshot(path, self._index.session, key=self._index.key))
+        return self._create(new, owner, read_snapshot(path, self.session, key=self.key))
 
     def _create(self, new: _New, owner: str, state: StreamState) -> StreamFacts:
         name, facts = new
-        folder = StreamFolder.create(
-            self._path / name, state, facts, key=self._index.key, flush=self._index.settings.flush
-        )
-        self._index.written += 1
+        folder = StreamFolder.create(self._path / name, state, facts, key=self.key, flush=self.settings.flush)
+        self.written += 1
         stream = self._add(name, owner, facts["created"], folder, state)
-        self._index.make_room()
+        self.make_room()
         return facts_of(stream)
 
     def fork(self, name: str, owner: str) -> StreamFacts:
@@ -134,13 +128,14 @@ class StreamStore:
         """
         stream = self._owned(name, owner)
         with self._new(owner) as (other, facts), stream.lock:
-            self._index.refuse_closed()
+            self.refuse_closed()
             if stream.gone:
                 raise no_stream(name)
             stream.used = time.time()
-            folder = stream.folder.fork(self._path / other, facts)
+            assert isinstance(stream.files, StreamFolder)
+            folder = stream.files.fork(self._path / other, facts)
             fork = self._add(other, owner, facts["created"], folder, stream.state)
-        self._index.make_room()
+        self.make_room()
         return facts_of(fork)
 
     def facts(self, name: str, owner: str) -> StreamFacts:
@@ -149,36 +144,20 @@ class StreamStore:
 
     def list(self, owner: str) -> list[StreamFacts]:
         """The streams of an owner, the oldest first."""
-        with self._index.lock:
-            found = [stream for stream in self._index.streams.values() if stream.owner == owner]
+        with self.lock:
+            found = [stream for stream in self.streams.values() if stream.owner == owner]
         return [facts_of(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))]
 
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
-        with self.operation(name, owner) as operation, operation.stream.lock:
-            self._index.refuse_closed()
-            operation.stream.folder.delete()
-            operation.stream.gone = True
-            with self._index.lock:
-                self._index.streams.pop(name, None)
-                self._index.in_ram(name, None)
+        with self.operation(name, owner) as operation:
+            self.remove(operation)
 
     def begin(self, name: str, owner: str) -> Operation:
-        """An operation on a stream: until its `end` no other one uses the stream. Without a `commit` the
-        stream stays as it was. Raises NoStreamError, and BusyStreamError if another operation runs.
-        """
+        """See `start`."""
         stream = self._owned(name, owner)
-        with self._index.lock:
-            if stream.gone:
-                raise no_stream(name)
-            self._index.refuse_closed()
-            if stream.busy:
-                raise BusyStreamError(
-                    f"another operation is using the stream {name}; wait for its answer and ask again."
-                )
-            stream.busy = True
-            stream.used = time.time()
-        return Operation(self._index, stream)
+        with self.lock:
+            return self.start(stream)
 
     @contextlib.contextmanager
     def operation(self, name: str, owner: str) -> Iterator[Operation]:
@@ -199,10 +178,10 @@ class StreamStore:
         end = time.monotonic() + within
         while time.monotonic() < end and self._is_used:
             time.sleep(0.01)
-        with self._index.lock:
-            self._index.closed = True
+        with self.lock:
+            self.closed = True
         all_written = True
-        for stream in list(self._index.streams.values()):
+        for stream in list(self.streams.values()):
             # Another thread may be writing this stream: the folder is given back after that, or with the end
             # of the process.
             if not stream.lock.acquire(timeout=max(0.0, end - time.monotonic())):
@@ -210,7 +189,7 @@ class StreamStore:
                 continue
             try:
                 if time.monotonic() < end:
-                    self._index.write_ahead(stream)
+                    self.write_ahead(stream)
             finally:
                 stream.lock.release()
         if all_written:
@@ -223,9 +202,9 @@ class StreamStore:
 
     def held(self, owner: str) -> tuple[int, int]:
         """How many streams an owner has here, those that are being made among them, and their bytes."""
-        with self._index.lock:
+        with self.lock:
             count = self._count(owner)
-        return count, count * self._index.row_bytes
+        return count, count * self.row_bytes
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
         """The snapshot of a stream as an open file; uses the disk. Raises JournalError if that needs the
@@ -236,24 +215,19 @@ class StreamStore:
 
     def unserved(self) -> UnservedStreams:
         """The streams of this store, which was closed."""
-        return UnservedStreams(self._path, [*self._index.streams.values(), *self._index.damaged.values()])
-
-    @property
-    def totals(self) -> StoreFacts:
-        """What the store holds and has done since it was opened."""
-        return self._index.totals
+        return UnservedStreams(self._path, [*self.streams.values(), *self.damaged.values()])
 
     @property
     def _is_used(self) -> bool:
         """Whether an operation runs or a stream is being made."""
-        with self._index.lock:
+        with self.lock:
             making = any(self._making.values())
-            return making or any(stream.busy for stream in self._index.streams.values())
+            return making or any(stream.busy for stream in self.streams.values())
 
     def _owned(self, name: str, owner: str) -> Stream:
-        with self._index.lock:
-            stream = self._index.streams.get(name)
-            damaged = self._index.damaged.get(name)
+        with self.lock:
+            stream = self.streams.get(name)
+            damaged = self.damaged.get(name)
         if damaged is not None and damaged.concerns(owner):
             raise DamagedStreamError(name)
         if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
@@ -265,12 +239,12 @@ class StreamStore:
 
         making: whether one more is being made from now on.
         """
-        row = self._index.row_bytes
-        settings = self._index.settings
+        row = self.row_bytes
+        settings = self.settings
         others, their_bytes = self._elsewhere(owner)
         most = min(settings.streams, others + max(0, settings.tenant_bytes - their_bytes) // max(row, 1))
-        with self._index.lock:
-            self._index.refuse_closed()
+        with self.lock:
+            self.refuse_closed()
             count = others + self._count(owner)
             if count >= most:
                 raise TooManyStreamsError(
@@ -282,8 +256,8 @@ class StreamStore:
 
     def _count(self, owner: str) -> int:
         """How many streams an owner has, also damaged ones; the caller has the lock."""
-        own = sum(each.owner == owner for each in self._index.streams.values())
-        damaged = sum(each.owner == owner for each in self._index.damaged.values())
+        own = sum(each.owner == owner for each in self.streams.values())
+        damaged = sum(each.owner == owner for each in self.damaged.values())
         return own + damaged + self._making[owner]
 
     @contextlib.contextmanager
@@ -294,7 +268,7 @@ class StreamStore:
         try:
             yield name, {"owner": owner, "created": time.time()}
         finally:
-            with self._index.lock:
+            with self.lock:
                 self._making[owner] -= 1
 
     def _add(
@@ -302,8 +276,8 @@ class StreamStore:
     ) -> Stream:
         assert isinstance(created, float)
         stream = Stream(name, owner, created, created, folder, state)
-        with self._index.lock:
-            self._index.streams[name] = stream
+        with self.lock:
+            self.streams[name] = stream
             if state is not None:
-                self._index.in_ram(name, state)
+                self.in_ram(name, state)
         return stream

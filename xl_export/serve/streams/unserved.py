@@ -24,7 +24,7 @@ from xl_export.serve.streams.facts import (
     StreamFacts,
     no_stream,
 )
-from xl_export.serve.streams.folder import FACTS, StreamFolder
+from xl_export.serve.streams.files import FACTS, StreamFolder
 from xl_export.serve.streams.index import Damaged, Stream, facts_of
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class UnservedStreams:
             if isinstance(each, Damaged):
                 self._damaged[each.id] = each
             else:
-                self._streams[each.id] = Stream(each.id, each.owner, each.created, each.used, each.folder)
+                self._streams[each.id] = Stream(each.id, each.owner, each.created, each.used, each.files)
         self.closed = False
 
     @staticmethod
@@ -83,19 +83,19 @@ class UnservedStreams:
 
     def held(self, owner: str) -> tuple[int, int]:
         """How many streams an owner has here, also damaged ones, and the bytes of the others' snapshots."""
-        found = [stream.folder for stream in list(self._streams.values()) if stream.owner == owner]
+        found = [stream.files for stream in list(self._streams.values()) if stream.owner == owner]
         damaged = sum(each.owner == owner for each in self._damaged.values())
-        return len(found) + damaged, sum(folder.snapshot_bytes for folder in found)
+        return len(found) + damaged, sum(files.snapshot_bytes for files in found)
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
         """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
         if it is not the whole stream.
         """
-        folder = self._owned(name, owner).folder
-        if folder.appended:
-            raise JournalError(name, folder.num_appended)
+        files = self._owned(name, owner).files
+        if files.appended:
+            raise JournalError(name, files.num_appended)
         try:
-            return folder.open_snapshot()
+            return files.open_snapshot()
         except OSError as error:  # another process has removed it
             raise no_stream(name) from error
 
@@ -103,7 +103,7 @@ class UnservedStreams:
         """Removes a stream for ever; uses the disk."""
         with self._writing(name):
             stream = self._owned(name, owner)
-            stream.folder.delete()
+            stream.files.delete()
             del self._streams[name]
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from tests.serve.http.streams.test_streams import until
 from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE
-from xl_export.serve.streams import folder
+from xl_export.serve.streams import files
 from xl_export.serve.streams.facts import StoreSettings
 
 
@@ -30,7 +30,7 @@ class Slow:
     """While it is in use, no snapshot is written. waiting: how many are to be written."""
 
     def __init__(self) -> None:
-        self.waiting, self._goes_on, self._write = 0, threading.Event(), folder.write_snapshot
+        self.waiting, self._goes_on, self._write = 0, threading.Event(), files.write_snapshot
 
     def write(self, *given: Any, **options: Any) -> None:
         self.waiting += 1
@@ -45,7 +45,7 @@ class Slow:
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     slow = Slow()
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "write_snapshot", slow.write)
+        patch.setattr(files, "write_snapshot", slow.write)
         try:
             yield slow
         finally:
@@ -109,7 +109,7 @@ def test_a_stream_the_disk_does_not_give_is_not_called_damaged(
             except OSError as error:
                 raise UserError(f"{tmp_path} could not be read") from error
 
-        broken.setattr(folder, "read_snapshot", fails)
+        broken.setattr(files, "read_snapshot", fails)
         answer = httpx.post(f"{server.at}/v1/streams/{name}/append", json={"tokens": [1]}, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stream_unreadable")
         assert str(tmp_path) not in answer.text

@@ -58,15 +58,16 @@ class Bridge:
     unread: as in the settings of the engine. What was accepted is reported to the engine in eighths of it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, unread: int = 256) -> None:
-        self._loop = loop
+    def __init__(self, *, unread: int = 256) -> None:
+        #: Of the requests; there with the first of them.
+        self.loop: asyncio.AbstractEventLoop
         self.step = max(1, unread // 8)
         self.listeners: dict[Task, Listener] = {}
 
     def deliver(self, batch: Delivery) -> None:
         """Called on the engine's thread, once a step."""
         try:
-            self._loop.call_soon_threadsafe(self._spread, batch)
+            self.loop.call_soon_threadsafe(self._spread, batch)
         except RuntimeError:  # the loop is closed, so no task waits for an answer
             return
 
@@ -152,6 +153,7 @@ class Inbox:
 
     def __init__(self, bridge: Bridge, engine: Engine, figures: Figures) -> None:
         self._bridge = bridge
+        bridge.loop = asyncio.get_running_loop()
         self._engine = engine
         #: To which its tokens and times are added.
         self.figures = figures

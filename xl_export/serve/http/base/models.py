@@ -174,9 +174,9 @@ class Source:
     threads: int | None = None
     device: Device | str = "cpu"
 
-    def open(self, loop: asyncio.AbstractEventLoop, stores: Stores, figures: Figures) -> Model:
+    def open(self, stores: Stores, figures: Figures) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
-        bridge = Bridge(loop, unread=self.settings.unread)
+        bridge = Bridge(unread=self.settings.unread)
         stamp = self.stamp()
         session, threads = self.open_session()
         engine, cache = self.make_engine(session, bridge.deliver)

@@ -218,9 +218,8 @@ class Server:
                 await on_thread(self._temporary.cleanup)
 
     async def _open(self, name: str) -> Model:
-        loop = asyncio.get_running_loop()
         figures = self.metrics.of(name)
-        model = await on_thread(self.sources[name].open, loop, self.stores, figures)
+        model = await on_thread(self.sources[name].open, self.stores, figures)
         self._open_models.add(model)
         return model
 

@@ -24,7 +24,7 @@ from xl_export.serve.streams.facts import (
     TooManyStreamsError,
     UnreadableError,
 )
-from xl_export.serve.streams.folder import UnwritableError
+from xl_export.serve.streams.files import UnwritableError
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore
 from xl_export.serve.streams.unserved import Holds, UnservedStreams

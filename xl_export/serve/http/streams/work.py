@@ -82,7 +82,7 @@ class StreamWork:
             tokens = await self._tokens(body, needed=False)
             self._store.refuse_more(self.tenant)
             report = self._report(np.empty(0, np.int64), body)
-            state = self._fresh()
+            state = StreamState.begin(self._model.session)
             if len(tokens):
                 task = Task(
                     tokens=tokens,
@@ -266,10 +266,6 @@ class StreamWork:
         return TokenReport(
             self._model.texts, before, surprisal=body.surprisal, alternatives=body.alternatives
         )
-
-    def _fresh(self) -> StreamState:
-        memory = self._model.session.start(1)
-        return StreamState(memory=memory, logits=None, tail=np.empty(0, np.int64), written=0)
 
     def _facts(self, facts: StreamFacts, state: StreamState | None = None) -> Document:
         document = facts_document(facts, self._model.name)

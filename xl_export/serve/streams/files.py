@@ -1,18 +1,23 @@
-"""The folder of one stored stream: a signed snapshot, and what was appended since, one line an operation.
+"""Where one stream is stored: in a folder of a server, or in a file that replicas share.
 
-A snapshot is as large as the memory of a stream, and an appended event may be one token. So most appends add
-a line of token ids to a journal. The snapshot and the journal together are the stream: fed again in the same
-pieces, the tokens give bit for bit the same state.
+A snapshot is as large as the memory of a stream, and an appended event may be one token. So in a folder most
+appends add a line of token ids to a journal. The snapshot and the journal together are the stream: fed again
+in the same pieces, the tokens give bit for bit the same state. A shared file is a snapshot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import inspect
 import json
 import os
 import re
 import shutil
+import tempfile
+import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,15 +25,25 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.errors import ArtefactError, UserError, first_line
+from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, write_json
 from runtimes.base.files import flush as flush_file
-from runtimes.base.files import open_file, read_bytes, read_json, write_json
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.snapshot import read_snapshot, write_snapshot
+from xl_export.serve.streams.facts import no_stream
+from xl_export.serve.streams.snapshot import SIGNATURE_AT, UNSIGNED, read_snapshot, write_snapshot
 
 FACTS = "facts.json"
 SNAPSHOT = re.compile(r"(\d{6,18})@(\d{1,19})\.stream")
+# Of shared files.
+NOTE_BYTES = 1 << 25  # the most of the last request and its answer
+LOCKS = 64  # files; streams of one hash share one
+RACES = (409, 412)  # HTTP: two requests write one object at this moment; there is one already
+NO_REFUSALS = (
+    "the store of the streams failed to write an object only if there is none ({}), and it was written "
+    "without that condition; of two replicas that begin one stream at the same moment, the later one undoes "
+    "the other."
+)
 
 
 class UnwritableError(UserError):
@@ -52,21 +67,20 @@ def _written() -> Iterator[None]:
 
 @dataclass
 class StreamFolder:
-    """The files of a stream as they are now. One thread at a time may use it; any may read `position`.
-
-    version: of the snapshot; each new one has a larger number. begin: the position in the snapshot. appended:
-    the lines of the journal. snapshot_bytes, journal_bytes: of the two files. position: of the stream:
-    the position in the snapshot plus the appended tokens; it is assigned once, at the end of each change.
-    flush: whether what was written is on the disk, and not only with the system, when a method returns.
-    """
+    """The files of a stream as they are now. One thread at a time may use it; any may read `position`."""
 
     path: Path
+    #: Of the snapshot; each new one has a larger number.
     version: int
+    #: The position in the snapshot.
     begin: int
+    #: The lines of the journal.
     appended: list[np.ndarray]
     journal_bytes: int = 0
     snapshot_bytes: int = 0
+    #: Whether what was written is on the disk, and not only with the system, when a method returns.
     flush: bool = False
+    #: The position in the snapshot plus the appended tokens; assigned once, at the end of each change.
     position: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +126,10 @@ class StreamFolder:
         """When the stream was written last, in seconds since 1970."""
         files = (self._snapshot, self._journal)
         return max(file.stat().st_mtime for file in files if file.exists())
+
+    def is_newest(self) -> bool:
+        """Whether no other process has changed the stream since it was read or written here."""
+        return True
 
     def read(self, session: Session, *, key: bytes) -> StreamState:
         """The stream in the snapshot; `appended` has to be fed to it, each as one task."""
@@ -219,6 +237,144 @@ class StreamFolder:
             for entry in list(os.scandir(self.path)):
                 if entry.name not in keep:
                     os.unlink(entry.path)
+
+
+class MovedError(Exception):
+    """Another replica has written the stream since it was read."""
+
+
+class SharedFile:
+    """The file of a stream that replicas share, which appears whole. One thread at a time may use it.
+
+    The signature of the snapshot, at a place that is always the same, is the version of the stream. So a
+    replica that had the stream before another one got it notices by reading 64 bytes.
+    """
+
+    #: There is no journal.
+    appended: Sequence[np.ndarray] = ()
+    num_appended = 0
+    snapshot_bytes = 0
+    journal_bytes = 0
+
+    def __init__(self, system: Any, path: str) -> None:
+        #: The file system of fsspec.
+        self._system = system
+        self.path = path
+        #: Of the stream, as it was read or written here last.
+        self.position = 0
+        self._version = b""
+
+    def is_newest(self) -> bool:
+        """Whether no other process has changed the stream since it was read or written here."""
+        return self._stored_version() == self._version
+
+    def read(self, session: Session, *, key: bytes) -> StreamState:
+        """The stream; one that has been fed nothing if there is no file."""
+        try:
+            content = bytes(self._system.cat_file(self.path))
+        except FileNotFoundError:
+            self._version = b""
+            self.position = 0
+            return StreamState.begin(session)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot"
+            path.write_bytes(content)
+            name = f"the stream {Path(self.path).stem}"
+            state = read_snapshot(path, session, key=key, name=name, note_bytes=NOTE_BYTES)
+        self._version = _version(content)
+        self.position = state.position
+        return state
+
+    def replace(self, state: StreamState, *, key: bytes) -> None:
+        """Writes the stream in place of what it was; it is there as a whole when this returns.
+
+        Raises MovedError, and writes nothing, if the file has another version by now: a replica that was slow
+        must not undo what another one did meanwhile. In a folder no other write can come between. In an
+        object store the file of a new stream is written only if there is none, provided that the store can do
+        that; the version of any other is looked at just before.
+        """
+        with _written(), tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot"
+            write_snapshot(state, path, key=key)
+            content = path.read_bytes()
+            with self._alone():
+                if not self.is_newest():
+                    raise MovedError(self.path)
+                if is_local(self._system):
+                    with atomic_file(Path(self.path)) as temporary:
+                        temporary.write_bytes(content)
+                else:  # an object of a store appears whole
+                    self._put(content)
+        self._version = _version(content)
+        self.position = state.position
+
+    def open_snapshot(self) -> BinaryIO:
+        """The file, open for reading."""
+        file: BinaryIO = self._system.open(self.path, "rb")
+        return file
+
+    def delete(self) -> None:
+        """Removes the stream; raises NoStreamError if there is none."""
+        with self._alone():
+            try:
+                self._system.rm_file(self.path)
+            except FileNotFoundError as error:
+                raise no_stream(Path(self.path).stem) from error
+
+    def _stored_version(self) -> bytes:
+        try:
+            return bytes(self._system.cat_file(self.path, SIGNATURE_AT, SIGNATURE_AT + len(UNSIGNED)))
+        except FileNotFoundError:
+            return b""
+
+    def _put(self, content: bytes) -> None:
+        """Writes an object. If it is new and another replica has made it first, the store itself refuses, if
+        it can (S3 by the header `If-None-Match`); any other store writes it as it is.
+
+        Only its answer shows whether a store can: fsspec's S3 sends the header to every store, and some
+        answer with an error of their own.
+        """
+        put = self._system.pipe_file
+        if self._version or "mode" not in inspect.signature(put).parameters:
+            put(self.path, content)
+            return
+        try:
+            put(self.path, content, mode="create")
+        except Exception as error:  # of botocore some are no OSError
+            made = isinstance(error, FileExistsError) or _status(error) in RACES
+            if made or self._stored_version():
+                raise MovedError(self.path) from error
+            put(self.path, content)
+            # Python shows each text once.
+            warnings.warn(NO_REFUSALS.format(first_line(error)), RuntimeWarning, stacklevel=2)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While the block runs, no other replica changes the stream; an object store locks nothing."""
+        if not is_local(self._system):
+            yield
+            return
+        path = Path(self.path)
+        with open(path.with_name(f"{zlib.crc32(path.stem.encode()) % LOCKS:02}.lock"), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def is_local(system: Any) -> bool:
+    """Whether a file system of fsspec is the machine's own."""
+    return "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+
+
+def _version(snapshot: bytes) -> bytes:
+    return snapshot[SIGNATURE_AT : SIGNATURE_AT + len(UNSIGNED)]
+
+
+def _status(error: Exception) -> int | None:
+    """The status of the HTTP answer behind an error, if botocore has it."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = known.get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
 
 
 def flush_folder(path: Path) -> None:
