@@ -23,7 +23,7 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.replica import Replica, read_body
 from xl_export.serve.shared import SharedStreams
 
@@ -100,10 +100,8 @@ class Streams:
             declared = request.headers.get("content-length", "")
             answer = await self._replica.answer(name, await read_body(request.stream(), declared))
             return JSONResponse(answer, headers={"x-replica": self._id})
-        except RefusedError as refusal:
-            return refusal.response()
-        except UserError as error:
-            return RefusedError(str(error)).response()
+        except (RefusedError, UserError) as error:
+            return refusal_of(error).response()
 
     def check_health(self) -> None:
         """Ray replaces a replica for which this raises."""

@@ -27,7 +27,6 @@ from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.stores import answered
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
 from xl_export.serve.shared import SharedStreams
@@ -104,7 +103,7 @@ class Replica:
 
         The answer to a request that was done already, and whose client asks again, is what it was. A request
         that has begun is done even if its client leaves and this is cancelled: it asks again. Raises
-        RefusedError, ConflictError if the stream is at another position, and UnavailableError.
+        RefusedError or UserError, ConflictError if the stream is at another position, and UnavailableError.
         """
         try:
             ask = msgspec.convert(body, StreamRequest)
@@ -153,8 +152,7 @@ class Replica:
         """The answer, and then the stream is left to other requests."""
         name = operation.stream.id
         try:
-            with answered():
-                return await self._answer(operation, ask)
+            return await self._answer(operation, ask)
         except MovedError as error:
             raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
         finally:

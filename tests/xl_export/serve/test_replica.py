@@ -21,12 +21,14 @@ import runtimes
 from runtimes.base.errors import UserError
 from xl_export.serve import replica as replica_module
 from xl_export.serve import shared
+from xl_export.serve.core.admission import StoppedError
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.replica import ConflictError, Replica, UnavailableError
 from xl_export.serve.shared import SharedStreams
-from xl_export.serve.streams.files import SharedFile
+from xl_export.serve.streams.facts import DamagedStreamError
+from xl_export.serve.streams.files import SharedFile, UnwritableError
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
@@ -224,7 +226,7 @@ def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(
         whole = file.read_bytes()
         for place in (2, 200, len(whole) // 2, len(whole) - 1):
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-            with pytest.raises(RefusedError, match="the stream a is damaged"):
+            with pytest.raises(DamagedStreamError):
                 await other.answer("a", {"position": 3, "text": "d"})
         assert await one.delete("a")
         assert not await other.delete("a")
@@ -277,9 +279,9 @@ def test_a_full_disk_is_no_fault_of_the_request_and_shows_no_path(
     async def ask(one: Replica) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", full)
-            with pytest.raises(RefusedError, match=r"could not write the stream .No space") as caught:
+            with pytest.raises(UnwritableError, match="No space") as caught:
                 await one.answer("a", {"position": 0, "tokens": [1]})
-        assert caught.value.status == 507
+        assert refusal_of(caught.value).status == 507
         assert "/folder" not in str(caught.value)
         assert (await one.answer("a", {"position": 0, "tokens": [1]}))["position"] == 1, "there is room again"
 
@@ -318,7 +320,7 @@ def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, t
 def test_a_replica_that_stops_sends_its_clients_elsewhere(session: runtimes.Session, tmp_path: Path) -> None:
     with replica(session, str(tmp_path)) as one:
         one.stop()
-        with pytest.raises(RefusedError, match="stop"):
+        with pytest.raises(StoppedError):
             in_thread(one.answer("a", {"position": 0, "text": "a"}))
 
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from runtimes.base.errors import UserError
 from xl_export.serve.http import page, status
 from xl_export.serve.http.base.endpoint import Endpoint, description
-from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.keys import Tenant
 from xl_export.serve.http.base.server import Server
@@ -94,10 +94,8 @@ class Application:
         try:
             self._admit(exchange, wanted)
             await self._answer(exchange, wanted)
-        except RefusedError as error:
-            await exchange.refuse(error)
-        except UserError as error:
-            await exchange.refuse(RefusedError(str(error)))
+        except (RefusedError, UserError) as error:
+            await exchange.refuse(refusal_of(error))
         except ClientLeftError:
             exchange.status = 499
         except asyncio.CancelledError:  # uvicorn waits no longer for what is open when the server ends

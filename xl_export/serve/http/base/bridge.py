@@ -9,16 +9,14 @@ costs more than all the rest.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from xl_export.serve.core.admission import Busy, Reservation, StoppedError
+from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.errors import RefusedError, busy
 
 Pass = Callable[[Drawn], bool]
 
@@ -135,19 +133,6 @@ class Listener:
         self.last = 0.0
 
 
-@contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """Turns an engine's refusal of a task, for which it has no place now or because it stops, into that of
-    the request.
-    """
-    try:
-        yield
-    except Busy as error:
-        raise busy(error.retry_after) from error
-    except StoppedError as error:
-        raise RefusedError(str(error), status=503, code="stopping", retry_after=5) from error
-
-
 class Inbox:
     """The answers of some tasks of one engine. Leaving its `with` block cancels those that have not ended."""
 
@@ -181,24 +166,19 @@ class Inbox:
 
     def reserve(self, tasks: int, tenant: str, *, states: int = 0) -> Reservation:
         """Places for tasks that this request will submit, and memory for states that it will keep, until it
-        is released or the inbox is left. Raises RefusedError if there is not so much now, UserError if there
-        never is.
+        is released or the inbox is left. Raises what `Engine.reserve` raises.
         """
-        with refusing():
-            reservation = self._engine.reserve(tasks, tenant=tenant, states=states)
+        reservation = self._engine.reserve(tasks, tenant=tenant, states=states)
         self._reserved.append(reservation)
         return reservation
 
     def submit(self, task: Task, reserved: Reservation | None = None) -> None:
-        """Gives a task to the engine. reserved: has its place, the memory of its state, or both.
-
-        Raises RefusedError if the queue or the memory for states is full, UserError if the task cannot be
-        done.
+        """Gives a task to the engine, and raises what `Engine.submit` raises. reserved: has its place, the
+        memory of its state, or both.
         """
         self._bridge.listeners[task] = listener = Listener(self)
         try:
-            with refusing():
-                self._engine.submit(task, reserved)
+            self._engine.submit(task, reserved)
         except BaseException:
             del self._bridge.listeners[task]
             raise

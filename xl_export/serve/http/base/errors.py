@@ -7,7 +7,20 @@ import math
 import msgspec
 from starlette.responses import Response
 
+from runtimes.base.errors import UserError
+from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.task import Ended
+from xl_export.serve.streams.facts import (
+    BusyStreamError,
+    ClosedStoreError,
+    DamagedStreamError,
+    FullStoreError,
+    JournalError,
+    NoStreamError,
+    TooManyStreamsError,
+    UnreadableError,
+)
+from xl_export.serve.streams.files import UnwritableError
 
 TYPES = {
     401: "authentication_error",
@@ -15,6 +28,21 @@ TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+# Of each error of an engine or a store: the status of HTTP, a word for programs, and after how many seconds
+# the same request may succeed. Any other UserError is the fault of the request.
+ANSWERS: tuple[tuple[type[UserError], int, str, float | None], ...] = (
+    (Busy, 429, "queue_full", None),
+    (StoppedError, 503, "stopping", 5.0),
+    (NoStreamError, 404, "stream_not_found", None),
+    (DamagedStreamError, 410, "stream_damaged", None),
+    (UnreadableError, 503, "stream_unreadable", None),
+    (BusyStreamError, 409, "stream_busy", 1.0),
+    (JournalError, 409, "other_artefact", None),
+    (FullStoreError, 429, "queue_full", 1.0),
+    (TooManyStreamsError, 403, "too_many_streams", None),
+    (UnwritableError, 507, "disk_full", None),
+    (ClosedStoreError, 503, "stopping", None),
+)
 
 
 class RefusedError(Exception):
@@ -68,6 +96,17 @@ class RefusedError(Exception):
         return Response(self.body(), self.status, headers, "application/json")
 
 
+def refusal_of(error: RefusedError | UserError) -> RefusedError:
+    """The answer to a request that ended with this error."""
+    if isinstance(error, RefusedError):
+        return error
+    for kind, status, code, after in ANSWERS:
+        if isinstance(error, kind):
+            after = error.retry_after if isinstance(error, Busy) else after
+            return RefusedError(str(error), status=status, code=code, retry_after=after)
+    return RefusedError(str(error))
+
+
 class ClientLeftError(Exception):
     """The client closed its connection, so there is no reader."""
 
@@ -79,16 +118,6 @@ def stopping() -> RefusedError:
         status=503,
         code="stopping",
         retry_after=5,
-    )
-
-
-def busy(retry_after: float) -> RefusedError:
-    """The refusal of a request that found the queue full."""
-    return RefusedError(
-        "the queue is full; send the request again after the seconds of Retry-After.",
-        status=429,
-        code="queue_full",
-        retry_after=retry_after,
     )
 
 

@@ -16,8 +16,7 @@ from typing import Any, TextIO
 import msgspec
 
 from runtimes.base.errors import ConfigError, UserError
-from xl_export.serve.core.admission import Quota
-from xl_export.serve.http.base.bridge import refusing
+from xl_export.serve.core.admission import Busy, Quota, StoppedError
 from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import BodyBytes, Limits, too_many
@@ -142,12 +141,11 @@ class Server:
         """
         if self.stopping:
             raise stopping()
-        full: RefusedError | None = None
+        full: UserError | None = None
         for model in self.models.values():
             try:
-                with refusing():
-                    return model.engine.refuse_more(tenant=tenant, bulk=bulk)
-            except RefusedError as refusal:
+                return model.engine.refuse_more(tenant=tenant, bulk=bulk)
+            except (Busy, StoppedError) as refusal:
                 full = refusal
         raise full or RefusedError("no model is served here.", status=503)
 

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
-from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import DISK
-from xl_export.serve.streams.facts import (
-    BusyStreamError,
-    ClosedStoreError,
-    DamagedStreamError,
-    FullStoreError,
-    JournalError,
-    NoStreamError,
-    StoreSettings,
-    TooManyStreamsError,
-    UnreadableError,
-)
-from xl_export.serve.streams.files import UnwritableError
+from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore
 from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
 CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
 Result = TypeVar("Result")
-# Of each error: the status of HTTP, and a word for programs.
-ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
-    (NoStreamError, 404, "stream_not_found"),
-    (DamagedStreamError, 410, "stream_damaged"),
-    (UnreadableError, 503, "stream_unreadable"),
-    (BusyStreamError, 409, "stream_busy"),
-    (JournalError, 409, "other_artefact"),
-    (FullStoreError, 429, "queue_full"),
-    (TooManyStreamsError, 403, "too_many_streams"),
-    (UnwritableError, 507, "disk_full"),
-    (ClosedStoreError, 503, "stopping"),
-)
 
 
 @dataclass
@@ -155,18 +129,3 @@ class StoreLease:
         yield "stream_journal_bytes", "Bytes of the journals of streams on the disk.", facts.journal_bytes
         yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", facts.read
         yield "stream_snapshots_written_total", "Snapshots that were written to the disk.", facts.written
-
-
-@contextlib.contextmanager
-def answered(*, closes: bool = False) -> Iterator[None]:
-    """Turns errors of a store into refusals with their status. closes: whether the body was not read."""
-    try:
-        yield
-    except UserError as error:
-        for kind, status, code in ANSWERS:
-            if isinstance(error, kind):
-                after = 1.0 if kind in (BusyStreamError, FullStoreError) else None
-                raise RefusedError(
-                    str(error), status=status, code=code, retry_after=after, closes=closes
-                ) from error
-        raise

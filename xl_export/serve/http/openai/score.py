@@ -17,7 +17,7 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
-from xl_export.serve.core.admission import Reservation
+from xl_export.serve.core.admission import Busy, Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Inbox
@@ -168,8 +168,8 @@ class Scoring:
                 while waiting and len(inbox.running) < AT_ONCE:
                     try:
                         self._submit(inbox, waiting[-1])
-                    except RefusedError as refusal:
-                        if not begun or refusal.status != 429:
+                    except Busy:
+                        if not begun:
                             raise
                         break  # what was done would be lost; the rest waits for a place
                     waiting.pop()

@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 import msgspec
 from starlette.responses import Response
 
+from runtimes.base.errors import UserError
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoint
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.stores import answered, on_disk
+from xl_export.serve.http.base.stores import on_disk
 from xl_export.serve.http.base.workers import SHORT_WORK, Steps
 from xl_export.serve.http.streams.documents import (
     AppendBody,
@@ -117,12 +118,11 @@ async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
     name = exchange.params["id"]
     tenant = exchange.tenant.name
-    with answered():
-        try:
-            model = found(exchange.server, name, tenant)
-        except OtherArtefactError as other:
-            return json(facts_document(other.holds.facts(name, tenant), artefact=other.holds.identity))
-        return json(facts_document(model.store.facts(name, tenant), model.name))
+    try:
+        model = found(exchange.server, name, tenant)
+    except OtherArtefactError as other:
+        return json(facts_document(other.holds.facts(name, tenant), artefact=other.holds.identity))
+    return json(facts_document(model.store.facts(name, tenant), model.name))
 
 
 async def delete(exchange: Exchange) -> Response:
@@ -130,12 +130,11 @@ async def delete(exchange: Exchange) -> Response:
     name = exchange.params["id"]
     tenant = exchange.tenant.name
     holds: Holds
-    with answered():
-        try:
-            holds = exchange.use(found(exchange.server, name, tenant)).store
-        except OtherArtefactError as other:
-            holds = other.holds
-        await on_disk(tenant, holds.delete, name, tenant)
+    try:
+        holds = exchange.use(found(exchange.server, name, tenant)).store
+    except OtherArtefactError as other:
+        holds = other.holds
+    await on_disk(tenant, holds.delete, name, tenant)
     return json(deleted_document(name))
 
 
@@ -148,8 +147,7 @@ async def snapshot(exchange: Exchange) -> None:
         try:
             work, _ = _found(exchange)
         except OtherArtefactError as other:
-            with answered():
-                return await on_disk(tenant, other.holds.open_snapshot, name, tenant)
+            return await on_disk(tenant, other.holds.open_snapshot, name, tenant)
         file: BinaryIO = await work.lasting(work.snapshot(name))
         return file
 
@@ -174,8 +172,13 @@ async def restore(exchange: Exchange) -> Response:
     model = exchange.server.model(exchange.query.get("model"))
     tenant = exchange.tenant.name
     most = most_snapshot_bytes(model.session)
-    # A refusal of one stream too many comes before the body, and ends the connection.
-    with model.in_use(), answered(closes=True), model.store.receiving(tenant) as upload, answered():
+    with model.in_use(), contextlib.ExitStack() as stack:
+        try:
+            upload = stack.enter_context(model.store.receiving(tenant))
+        except UserError as error:  # the body is not read, so the connection ends
+            refusal = refusal_of(error)
+            refusal.closes = True
+            raise refusal from error
         await _receive(exchange, upload.path, most)
         facts = await on_disk(tenant, upload.restore)
     return json(facts_document(facts, model.name), 201)

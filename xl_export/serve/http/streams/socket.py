@@ -16,11 +16,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.body import decoding_error, refuse_many_values
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.stores import answered
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.streams.documents import (
     AppendBody,
@@ -134,8 +133,7 @@ class Conversation:
             try:
                 document = await self._do(tag, op, body, cancelled)
             except (RefusedError, UserError) as error:
-                refusal = error if isinstance(error, RefusedError) else RefusedError(str(error))
-                await self._send(tag, "error", refused(refusal))
+                await self._send(tag, "error", refused(refusal_of(error)))
             else:
                 await self._send(tag, "end", document)
             self._account.change(-size)
@@ -145,8 +143,7 @@ class Conversation:
     async def _do(self, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
         model = found(self._server, self._name, self._tenant)  # the one that is served now
         if op == "facts":
-            with answered():
-                return facts_document(model.store.facts(self._name, self._tenant), model.name)
+            return facts_document(model.store.facts(self._name, self._tenant), model.name)
         with self._server.requests.one(self._tenant):
             if op != "delete":
                 self._server.refuse_when_full(self._tenant)

@@ -17,7 +17,7 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
-from xl_export.serve.http.base.stores import answered, on_disk
+from xl_export.serve.http.base.stores import on_disk
 from xl_export.serve.http.base.workers import aside, size_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
@@ -60,7 +60,7 @@ class StreamWork:
 
     async def lasting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of one of the coroutines below. Cancelling this one lets it end early by itself."""
-        task = asyncio.ensure_future(self._refusing(work))
+        task = asyncio.ensure_future(self._using_the_model(work))
         KEPT.add(task)
         task.add_done_callback(KEPT.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -273,8 +273,8 @@ class StreamWork:
             document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
         return document
 
-    async def _refusing(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with self._model.in_use(), answered():  # also after the client has left
+    async def _using_the_model(self, work: Coroutine[Any, Any, Result]) -> Result:
+        with self._model.in_use():  # also after the client has left
             return await work
 
 
@@ -293,18 +293,17 @@ class OtherArtefactError(RefusedError):
 
 def found(server: Server, name: str, tenant: str) -> Model:
     """The model whose store has a stream of that name and owner; raises OtherArtefactError if only an
-    artefact that is not served has it, and RefusedError if none has.
+    artefact that is not served has it, and NoStreamError if none has.
     """
-    with answered():
-        for model in [server.model(None), *server.models.values()]:
-            with contextlib.suppress(NoStreamError):
-                model.store.facts(name, tenant)
-                return model
-        for holds in server.unserved_streams():
-            with contextlib.suppress(NoStreamError):
-                holds.facts(name, tenant)
-                raise OtherArtefactError(name, holds)
-        raise no_stream(name)
+    for model in [server.model(None), *server.models.values()]:
+        with contextlib.suppress(NoStreamError):
+            model.store.facts(name, tenant)
+            return model
+    for holds in server.unserved_streams():
+        with contextlib.suppress(NoStreamError):
+            holds.facts(name, tenant)
+            raise OtherArtefactError(name, holds)
+    raise no_stream(name)
 
 
 def whole(ended: Ended) -> StreamState:
