@@ -73,8 +73,9 @@ class Memory:
     # clears a row that starts again (see `runtimes.contract.restart`).
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
-    # Of a part: the whole memory, and the first of its rows. Of a whole memory: its parts by their rows.
-    _whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
+    #: The memory that this one is a part of; None for a memory that is no part.
+    whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
+    # Of a part: the first of its rows. Of a whole memory: its parts by their rows.
     _first: int = field(default=0, init=False, repr=False, compare=False)
     _parts: OrderedDict[tuple[int, int], Memory] = field(
         default_factory=OrderedDict, init=False, repr=False, compare=False
@@ -102,11 +103,6 @@ class Memory:
             self._unsure = np.full(self.batch, self.unsure)
         return self._unsure
 
-    @property
-    def whole(self) -> Memory | None:
-        """The memory that this one is a part of; None where it is no part."""
-        return self._whole
-
     def part(self, first: int, last: int) -> Memory:
         """The memory of the rows first to last - 1 of this one, over the same arrays: nothing is copied.
 
@@ -116,9 +112,9 @@ class Memory:
         the arrays of the whole has to ask for its parts again. Raises StreamError for rows that are not
         there, and for memory that lies on a device, where `select` and `replace` serve.
         """
-        if self._whole is not None:
+        if self.whole is not None:
             self._refuse_beyond(first, last)
-            return self._whole.part(self._first + first, self._first + last)
+            return self.whole.part(self._first + first, self._first + last)
         part = self._parts.get((first, last))
         if part is not None:
             if part.current:
@@ -136,7 +132,7 @@ class Memory:
         part = Memory(self.positions[rows], {n: array[rows] for n, array in self.tensors.items()}, self.owner)
         part._unsure = self._unsure_rows()[rows]
         part._lock = self._lock
-        part._whole = self
+        part.whole = self
         part._first = first
         self._parts[first, last] = part
         if len(self._parts) > MOST_PARTS:
@@ -146,20 +142,19 @@ class Memory:
     @property
     def current(self) -> bool:
         """Whether the arrays of a part are still those of its whole; True for a memory that is no part."""
-        whole = self._whole
+        whole = self.whole
         if whole is None:
             return True
-        return (
-            self.positions.base is whole.positions
-            and self._unsure.base is whole._unsure
-            and self.owner == whole.owner
-            and self.tensors.keys() == whole.tensors.keys()
-            and all(array.base is whole.tensors[name] for name, array in self.tensors.items())
-        )
+        if self.owner != whole.owner or self.tensors.keys() != whole.tensors.keys():
+            return False
+        for name, array in self.tensors.items():  # a loop, because it runs in each step
+            if array.base is not whole.tensors[name]:
+                return False
+        return self.positions.base is whole.positions and self._unsure.base is whole._unsure
 
     def store(self, tensors: dict[str, np.ndarray]) -> None:
         """Makes these arrays the memory's tensors; a part copies them into the arrays of its whole."""
-        if self._whole is None:
+        if self.whole is None:
             self.tensors = tensors
             return
         for name, array in self.tensors.items():

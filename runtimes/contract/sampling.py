@@ -87,7 +87,7 @@ class Sampler:
         given = {name: value for name, value in settings.items() if value is not None}
         if given.get("top_k") == 0:
             given["top_k"] = None
-        return replace(self, **given)
+        return replace(self, **given) if given else self
 
     def changed(self) -> dict[str, Any]:
         """The settings that change the model's probabilities, by name."""

@@ -196,7 +196,7 @@ class OrtSession(GraphSession):
     def _run(self, binding: _Binding) -> None:
         self.begins()
         try:
-            self._session.run_with_iobinding(binding.io)
+            self._session.run_with_iobinding(binding.ios[0])
         except Exception as error:  # as in `_load`: a graph that loads may still fail when it runs
             raise ArtefactError(
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export "
@@ -262,28 +262,24 @@ class _Binding:
         if not self._in_place:
             self._spare = {name: np.empty_like(array) for name, array in self._arrays.items()}
             pairs = [(self._arrays, self._spare), (self._spare, self._arrays)]
-        self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
+        #: ONNX Runtime's bindings, of the next step first.
+        self.ios = [self._bind(ort, spec, past, present) for past, present in pairs]
         self.kept: _Kept | None = None
         self._kind: Kind | None = None  # of the last step without lengths
         self._step: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None = None  # the last, if small
-
-    @property
-    def io(self) -> Any:
-        """ONNX Runtime's binding for the next step."""
-        return self._ios[0]
 
     def bind(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
         """Binds the arrays of the next step."""
         self.kept = None
         self._step = (inputs, outputs) if outputs["logits"].nbytes <= MOST_KEPT else None
-        _bind_arrays(self.io, inputs, outputs)
+        _bind_arrays(self.ios[0], inputs, outputs)
 
     def keep(self, kind: Kind, positions: np.ndarray, *, vocab_size: int) -> None:
         """After two steps of one kind, keeps arrays bound that the next ones of this kind fill again."""
         if kind == self._kind and self._step is not None:
             inputs, outputs = self._step
             self.kept = _Kept(kind, inputs, outputs, positions, vocab_size)
-            for io in self._ios:
+            for io in self.ios:
                 _bind_arrays(io, self.kept.inputs, self.kept.outputs)
         self._kind = kind
 
@@ -300,7 +296,7 @@ class _Binding:
             if not self._in_place:
                 memory.store(self._spare)
         elif not self._in_place:
-            self._ios.reverse()
+            self.ios.reverse()
             self._arrays, self._spare = self._spare, self._arrays
             memory.tensors.update(self._arrays)
 

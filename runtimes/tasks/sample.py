@@ -66,21 +66,19 @@ class Draw:
     def __init__(
         self, samplers: Sequence[Sampler], size: int, penalties: Sequence[Penalties | None] = ()
     ) -> None:
-        self.greedy = all(sampler.temperature == 0 for sampler in samplers)  # then `uniform` is not used
         self._penalties = [(row, each) for row, each in enumerate(penalties) if each is not None]
         self._rows = np.arange(len(samplers))
-        temperature, self._top_p, self._min_p = (
-            np.array([getattr(sampler, name) for sampler in samplers], np.float64)[:, None]
-            for name in ("temperature", "top_p", "min_p")
-        )
+        settings = np.array([(each.temperature, each.top_p, each.min_p) for each in samplers], np.float64)
+        temperature, self._top_p, self._min_p = settings.reshape(-1, 3).T[:, :, None]
         # Greedy is the first of the likeliest tokens, which is what the number 0 draws.
         self._random = temperature[:, 0] > 0
+        self.greedy = not self._random.any()  # then `uniform` is not used
         self._temperature = np.maximum(temperature, COLDEST)
         self._any_top_p = bool((self._top_p < 1).any())
         self._any_min_p = bool(self._min_p.any())
         kept = [size if sampler.top_k is None else min(sampler.top_k, size) for sampler in samplers]
         self._edge = size - np.array(kept)  # the place of the k-th largest logit in ascending order
-        self._edges = sorted({size - k for k in kept})
+        self._edges = np.unique(self._edge).tolist()
 
     def __call__(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
         """The tokens int64 [N] from logits float32 [N, V] and a random number of [0, 1) for each row.

@@ -73,8 +73,7 @@ class ByteDecoder:
         return self._utf8.getstate()[0].decode("utf-8", errors="replace") if half else ""
 
     def prime(self, tokens: Iterable[int], /) -> None:
-        for token in tokens:
-            self(token)
+        self._utf8.decode(b"".join(map(self._bytes_of, tokens)))
 
 
 @dataclass(frozen=True, kw_only=True)

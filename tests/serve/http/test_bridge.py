@@ -152,7 +152,7 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
             inbox=lambda: Inbox(bridge, engine, Figures()),  # type: ignore[arg-type]
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
-        exchange = Exchange(None, {"headers": []}, None, send)  # type: ignore[arg-type]
+        exchange = Exchange(None, {"path": "/", "headers": []}, None, send)  # type: ignore[arg-type]
         plan = finished(plan_of(body, session, Limits()))
         completion: Any = Completion(plan, model, exchange)  # type: ignore[arg-type]
         working = asyncio.ensure_future(completion.run())

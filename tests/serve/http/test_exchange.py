@@ -32,7 +32,7 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
 
     async def answer() -> bool:
         server: Any = SimpleNamespace(limits=Limits(stalled_seconds=STALLED))
-        exchange = Exchange(server, {"headers": []}, receive, send)
+        exchange = Exchange(server, {"path": "/", "headers": []}, receive, send)
         exchange.cut = lambda: cut.append(True)
 
         async def work() -> None:
@@ -77,7 +77,7 @@ def test_a_refusal_is_never_written_into_a_binary_answer(binary: bool) -> None:
 
     async def answer() -> None:
         server: Any = SimpleNamespace()
-        exchange = Exchange(server, {"headers": []}, send, send)  # type: ignore[arg-type]
+        exchange = Exchange(server, {"path": "/", "headers": []}, send, send)  # type: ignore[arg-type]
         exchange.cut = lambda: cut.append(True)
         if binary:
             await exchange.start([(b"content-type", b"application/octet-stream")])

@@ -198,7 +198,7 @@ def test_nothing_that_grows_with_a_request_runs_on_the_event_loop(
         (own.server.models["tiny"].session.vocab, "decoder"),
         (body, "refuse_many_values"),
         (encoding, "checked_ids"),
-        (completions._Prompt, "feed"),
+        (completions._Prompt, "score"),
         (Writer, "begin"),
         (TokenReport, "feed"),
         (completions, "json_steps"),

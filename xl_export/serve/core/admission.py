@@ -196,6 +196,8 @@ class Admission:
         ever = rows + (min(most, max(1, most // 2)) if tenant else most)
         if count > ever:
             raise TooManyError(count, ever)
+        if self._places.total() + count <= rows:
+            return
         paused = Counter((task.tenant, task.bulk) for task in self._paused())
         places = self._places - paused if paused else self._places
         waiting = max(0, places.total() + count - rows)

@@ -3,55 +3,64 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from runtimes.base.logits import log_sum_exp
+from runtimes.contract.vocabulary.base import Decoder
+from runtimes.contract.vocabulary.growing_text import GrowingText
 from runtimes.tasks.sample import Draw, penalties_of
-from xl_export.serve.core.running import Running
+from xl_export.serve.core.running import Account, Running
 from xl_export.serve.core.task import Likeliest
 
 
 class RowSampler:
     """Samples a token for each of some runs. It is made once for as long as the runs stay the same.
 
-    runs: in the order of the rows. size: of the vocabulary. end: the token that ends a document. places: what
-    a token needs of its run: the run, how it notes a drawn token, its text, `GrowingText.plain` of that, the
-    token that ends it (-1 if none does), and the most tokens. keeps: whether a stream of them is kept.
-    tokens: int64 [N, 1], those that were drawn last. accounts: how many of the runs each tenant has. scored:
-    the rows whose log-probabilities are wanted. tops: those whose likeliest tokens are wanted, with their
-    number.
+    runs: in the order of the rows. size: of the vocabulary. end: the token that ends a document.
     """
 
     def __init__(self, runs: list[Running], size: int, end: int | None) -> None:
         self.runs = runs
-        tasks = [run.task for run in runs]
-        drawings = [task.drawing for task in tasks if task.drawing is not None]
-        assert len(drawings) == len(runs), "every run draws"
-        self.places = [
-            (
-                run,
-                run.drawn.append,
-                text,
-                text.plain,
-                end if drawing.ends and end is not None else -1,
-                drawing.max_tokens,
-            )
-            for run, drawing in zip(runs, drawings, strict=True)
-            if (text := run.text) is not None
-        ]
-        self.keeps = any(task.keep for task in tasks)
+        #: What a token needs of its run: the run, how it notes a drawn token, its text, `GrowingText.plain`
+        #: of that, the token that ends it (-1 if none does), and the most tokens.
+        self.places: list[tuple[Running, Callable[[int], None], GrowingText, Decoder | None, int, int]] = []
+        #: Whether a stream of them is kept.
+        self.keeps = False
+        #: int64 [N, 1], those that were drawn last.
         self.tokens = np.empty((0, 1), np.int64)
-        self.accounts = list(Counter(run.account for run in runs).items())
-        self.scored = [row for row, task in enumerate(tasks) if task.score or task.top]
-        self.tops = [(row, task.top) for row, task in enumerate(tasks) if task.top]
-        self._uniform = [run.uniform for run in runs]
-        for run, drawing in zip(runs, drawings, strict=True):
+        #: The rows whose log-probabilities are wanted.
+        self.scored: list[int] = []
+        #: The rows whose likeliest tokens are wanted, with their number.
+        self.tops: list[tuple[int, int]] = []
+        accounts: Counter[Account] = Counter()
+        samplers = []
+        penalties = []
+        self._uniform = []
+        for row, run in enumerate(runs):
+            task = run.task
+            drawing = task.drawing
+            text = run.text
+            assert drawing is not None, "every run draws"
+            assert text is not None
+            ends_at = end if drawing.ends and end is not None else -1
+            self.places.append((run, run.drawn.append, text, text.plain, ends_at, drawing.max_tokens))
+            self.keeps |= task.keep
+            if task.score or task.top:
+                self.scored.append(row)
+            if task.top:
+                self.tops.append((row, task.top))
             if run.penalties is None:  # a run that was drawn from before keeps its counts
-                prompt = run.task.tokens if drawing.prompt is None else drawing.prompt
+                prompt = task.tokens if drawing.prompt is None else drawing.prompt
                 run.penalties = penalties_of(drawing.sampler, size, prompt, drawing.bias)
-        self._draw = Draw([drawing.sampler for drawing in drawings], size, [run.penalties for run in runs])
+            accounts[run.account] += 1
+            samplers.append(drawing.sampler)
+            penalties.append(run.penalties)
+            self._uniform.append(run.uniform)
+        #: How many of the runs each tenant has.
+        self.accounts = list(accounts.items())
+        self._draw = Draw(samplers, size, penalties)
 
     def sample(self, logits: np.ndarray) -> list[int]:
         """The token of each row of logits float32 [N, V]; -1 if a row has no finite maximum."""

@@ -93,7 +93,14 @@ class Application:
         wanted = self._find(exchange)
         try:
             self._admit(exchange, wanted)
-            await self._answer(exchange, wanted)
+            if wanted.query or wanted.body is not None:
+                exchange.refuse_parameters(wanted.query)
+            if wanted.queue:
+                server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
+            body = [] if wanted.body is None else [await exchange.json(wanted.decoder)]
+            response = await wanted.handler(exchange, *body)
+            if response is not None:
+                await exchange.respond(response)
         except (RefusedError, UserError) as error:
             await exchange.refuse(refusal_of(error))
         except ClientLeftError:
@@ -116,23 +123,13 @@ class Application:
                 server.log.event(
                     "request",
                     id=exchange.id,
-                    method=_method(scope),
+                    method=exchange.method,
                     path=exchange.path,
                     status=exchange.status or None,
                     seconds=round(time.monotonic() - began, 6),
                     tenant=exchange.tenant.name or None,
                     **exchange.note,
                 )
-
-    async def _answer(self, exchange: Exchange, wanted: Endpoint) -> None:
-        if wanted.query or wanted.body is not None:
-            exchange.refuse_parameters(wanted.query)
-        if wanted.queue:
-            self._server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
-        body = [] if wanted.body is None else [await exchange.json(wanted.decoder)]
-        response = await wanted.handler(exchange, *body)
-        if response is not None:
-            await exchange.respond(response)
 
     def _admit(self, exchange: Exchange, wanted: Endpoint) -> None:
         """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
@@ -155,7 +152,7 @@ class Application:
         a method that does not exist.
         """
         path = exchange.path
-        method = _method(exchange.scope)
+        method = exchange.method
         same_path = self._fixed.get(path, [])
         for each in same_path:
             if each.answers(method):
@@ -168,10 +165,6 @@ class Application:
                         return each
                 same_path = same_path or endpoints
         return _missing(path, method, same_path)
-
-
-def _method(scope: Scope) -> str:
-    return str(scope.get("method", "WEBSOCKET"))
 
 
 def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:

@@ -89,20 +89,16 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
     refuse_open_door(address, has_keys=bool(server.keys))
     listener = address.bind()
     with _logs(server):
-        await _serve(server, address, listener, ready)
-
-
-async def _serve(server: Server, address: Address, listener: socket.socket, ready: Ready | None) -> None:
-    try:
-        await server.start()
-        if not server.keys:
-            server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
-        web = Web(configured(server), server, ready)
-        with _reloads(server):
-            await web.serve([listener])
-    finally:
-        listener.close()
-        await server.stop()
+        try:
+            await server.start()
+            if not server.keys:
+                server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
+            web = Web(configured(server), server, ready)
+            with _reloads(server):
+                await web.serve([listener])
+        finally:
+            listener.close()
+            await server.stop()
 
 
 def configured(server: Server) -> uvicorn.Config:

@@ -42,6 +42,9 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self._send = send
+        self.method: str = scope.get("method", "WEBSOCKET")
+        #: Decoded.
+        self.path: str = scope["path"]
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self.headers = dict(headers)
         given = self.headers.get("x-request-id", "")
@@ -74,11 +77,6 @@ class Exchange:
         self.cut: Callable[[], None] = _nothing if wire is None else wire.cut
 
     # What was asked for.
-
-    @property
-    def path(self) -> str:
-        """The path of the request, decoded."""
-        return str(self.scope["path"])
 
     @property
     def query(self) -> dict[str, str]:
@@ -119,7 +117,6 @@ class Exchange:
         or does not arrive in time, and if others have sent too much.
         """
         limits = self.server.limits
-        self._refuse_declared(limits.body_bytes, lambda size: too_large(limits.body_bytes))
         try:
             body = await asyncio.wait_for(self._whole(), limits.body_seconds)
         except asyncio.TimeoutError:
@@ -141,7 +138,9 @@ class Exchange:
         """The body as it arrives; use `aclosing`. Raises the refusal of a size as soon as that is known
         to be over `most`.
         """
-        self._refuse_declared(most, refusal)
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > most:  # before any of it is read
+            raise refusal(int(declared))
         size = 0
         more_comes = True
         message: Message = {}
@@ -160,12 +159,6 @@ class Exchange:
         finally:  # see `_whole`
             message = {}
             part = b""
-
-    def _refuse_declared(self, most: int, refusal: Callable[[int], RefusedError]) -> None:
-        """Refuses a body whose declared length is too large before any of it is read."""
-        declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > most:
-            raise refusal(int(declared))
 
     async def _whole(self) -> bytearray:
         body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds

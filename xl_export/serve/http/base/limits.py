@@ -118,7 +118,8 @@ class BodyAccount:
     def change(self, count: int) -> None:
         """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
         held = self._held + count
-        self._bodies.change(self._tenant, max(0, held - SMALL_BODY) - max(0, self._held - SMALL_BODY))
+        if counted := max(0, held - SMALL_BODY) - max(0, self._held - SMALL_BODY):
+            self._bodies.change(self._tenant, counted)
         self._held = held
 
     def close(self) -> None:

@@ -23,7 +23,6 @@ from xl_export.serve.http.openai.writing import (
     CompletionEvent,
     Completions,
     LogProbs,
-    Usage,
     Writer,
     usage,
 )
@@ -38,15 +37,17 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
 
 
 class _Prompt:
-    """A prompt while it is fed. fed: tokens so far. log_probs: of its tokens, if they are wanted."""
+    """A prompt while it is fed."""
 
     def __init__(self, tokens: np.ndarray, log_probs: LogProbs | None) -> None:
         self.tokens = tokens
+        #: Of its tokens, if they are wanted.
         self.log_probs = log_probs
-        self.fed = self.cached = 0
+        #: Tokens so far.
+        self.fed = 0
 
-    def feed(self, fed: Fed) -> Steps[None]:
-        """Notes a piece that was fed."""
+    def score(self, fed: Fed) -> Steps[None]:
+        """Notes the log-probabilities of a piece that was fed."""
         if self.log_probs is not None and fed.log_probs is not None:
             tokens = self.tokens[self.fed : self.fed + fed.count].tolist()
             likeliest = fed.likeliest
@@ -56,8 +57,6 @@ class _Prompt:
                 else:
                     self.log_probs.add(token, log_prob, likeliest.ids[at], likeliest.log_probs[at])
                 yield
-        self.fed += fed.count
-        self.cached += fed.cached
 
 
 class Completion:
@@ -87,7 +86,8 @@ class Completion:
         self._feeding: dict[Task, int] = {}  # the prompt of each task that only feeds one
         self._choosing: dict[Task, tuple[Choice, _Prompt]] = {}
         self._choices: list[Choice] = []
-        self._reserved: Reservation  # of all tasks
+        self._cached = 0  # tokens of prompts
+        self._reserved: Reservation | None = None  # of all tasks, if there are several
         self._ready = bytearray()  # events that have not been sent
 
     async def run(self) -> None:
@@ -95,11 +95,13 @@ class Completion:
         exchange = self._exchange
         with self._model.inbox() as inbox:
             try:
-                plan = self._plan  # a prompt with several choices is fed by a task of its own
-                each = plan.best_of + (plan.best_of > 1)
+                plan = self._plan
                 count = len(self._prompts)
-                states = count if plan.best_of > 1 else 0
-                self._reserved = inbox.reserve(count * each, self._tenant, states=states)
+                if plan.best_of > 1:  # such a prompt is fed by a task of its own
+                    tasks = count * (plan.best_of + 1)
+                    self._reserved = inbox.reserve(tasks, self._tenant, states=count)
+                elif count > 1:
+                    self._reserved = inbox.reserve(count, self._tenant)
                 for prompt in range(count):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
@@ -111,13 +113,13 @@ class Completion:
                         await exchange.events(data)
                     if refusal is not None:
                         raise refusal
-                if self._plan.stream:
-                    await exchange.end(self._writer.last_events(self._usage()))
+                used = usage(plan.prompt_tokens, self._drawn, self._cached)
+                if plan.stream:
+                    await exchange.end(self._writer.last_events(used))
                 else:
-                    document = self._writer.document(self._choices, self._usage())
-                    shown = self._plan.prompt_tokens if self._plan.echo else 0
-                    written = shown + sum(choice.tokens for choice in self._choices)
-                    size = size_of(written, self._plan.log_probs)
+                    document = self._writer.document(self._choices, used)
+                    shown = plan.prompt_tokens if plan.echo else 0
+                    size = size_of(shown + self._drawn, plan.log_probs)
                     await exchange.document(await aside(size, self._tenant, json_steps, document))
             finally:
                 self._count()
@@ -207,8 +209,11 @@ class Completion:
                 await self._end(choice, prompt, answer)
 
     async def _feed(self, prompt: _Prompt, fed: Fed) -> None:
-        size = size_of(fed.count, self._plan.log_probs) if self._scores else 0
-        await aside(size, self._tenant, prompt.feed, fed)
+        if self._scores:
+            size = size_of(fed.count, self._plan.log_probs)
+            await aside(size, self._tenant, prompt.score, fed)
+        prompt.fed += fed.count
+        self._cached += fed.cached
 
     async def _begin(self, choice: Choice, prompt: _Prompt) -> None:
         size = size_of(len(prompt.tokens), self._plan.log_probs) if self._plan.echo else 0
@@ -219,22 +224,18 @@ class Completion:
             await self._begin(choice, prompt)
         self._ready += self._writer.ended(choice, ended)
 
-    def _usage(self) -> Usage:
-        return usage(
-            self._plan.prompt_tokens,
-            sum(choice.tokens for choice in self._choices),
-            sum(prompt.cached for prompt in self._prompts),
-        )
+    @property
+    def _drawn(self) -> int:
+        return sum(choice.tokens for choice in self._choices)
 
     def _count(self) -> None:
         """Adds the request to its line of the log."""
-        reasons = {choice.reason or "unfinished" for choice in self._choices}
         self._exchange.note.update(
             model=self._model.name,
             prompt_tokens=self._plan.prompt_tokens,
-            cached_tokens=sum(prompt.cached for prompt in self._prompts),
-            completion_tokens=sum(choice.tokens for choice in self._choices),
-            reason=",".join(sorted(reasons)),
+            cached_tokens=self._cached,
+            completion_tokens=self._drawn,
+            reason=",".join(sorted({choice.reason or "unfinished" for choice in self._choices})),
         )
 
 
