@@ -19,13 +19,14 @@ Key = tuple[str, str, int, str]  # case, configuration, threads, and what names 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One timing of one row. before, after: medians in milliseconds; ratio: after / before."""
+    """One timing of one row."""
 
     case: str
     config: str
     threads: int
     row: str
     timing: str
+    #: Medians in milliseconds; ratio: after / before.
     before: float
     after: float
 
@@ -36,12 +37,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Unmatched:
-    """One row that was left out. reason: why nothing could be compared, such as `only in BEFORE`."""
+    """One row that was left out."""
 
     case: str
     config: str
     threads: int
     row: str
+    #: Why nothing could be compared, such as `only in BEFORE`.
     reason: str
 
 

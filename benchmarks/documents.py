@@ -44,10 +44,12 @@ def table(name: str, history: History) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """A document with its markers filled. names: its tables and figures; changed: those that differed."""
+    """A document with its markers filled."""
 
     text: str
+    #: Its tables and figures.
     names: tuple[str, ...]
+    #: Those that differed.
     changed: tuple[str, ...]
 
 

@@ -23,19 +23,17 @@ STOLEN = 0.01  # the share of steal time from which on a note tells of it; nothi
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result before its rows are known: what its figures depend on, recorded before the measurement began.
-
-    file: the history file that it will be appended to. engine: the package that computes, such as
-    `onnxruntime`.
-    """
+    """What the figures of a result depend on, recorded before the measurement began."""
 
     case: str
     config: BenchmarkConfig
     threads: int
+    #: The history file that it will be appended to.
     file: Path
     limits: Limits
     machine: dict[str, Any]
     versions: dict[str, str]
+    #: The package that computes, such as `onnxruntime`.
     engine: str = "onnxruntime"
     precision: str = "fp32"
     began: HostClock = field(default_factory=HostClock.now)

@@ -26,12 +26,11 @@ WAITING = ("OMP_WAIT_POLICY", SPIN)
 class HostClock:
     """Seconds on the wall, and the steal time: CPU seconds in which a virtual machine had work for its CPUs
     and its host did not run them.
-
-    stolen: None where the system does not tell. A host that serves others too, or holds a machine to a share
-    of its CPUs, stops single calls for tens of milliseconds: a median hides that, and a percentile does not.
     """
 
     seconds: float
+    #: None where the system does not tell. A host that serves others too, or holds a machine to a share of
+    #: its CPUs, stops single calls for tens of milliseconds: a median hides that, and a percentile does not.
     stolen: float | None
 
     @classmethod

@@ -28,15 +28,13 @@ Side = TypeVar("Side", bound=str)
 
 @dataclass(frozen=True, kw_only=True)
 class TimesReading:
-    """How many times as long calls took as reading a number of bytes, at the memory's rate beside each call.
+    """How many times as long calls took as reading as many bytes, at the memory's rate next to each call."""
 
-    middle, low, high: the median over all calls, and the 10th and 90th percentile. gigabytes: the median of
-    the rates, in GB per second.
-    """
-
+    #: The median over all calls, and the 10th and 90th percentile.
     middle: float
     low: float
     high: float
+    #: The median of the rates, in GB per second.
     gigabytes: float
 
     @classmethod
@@ -49,15 +47,13 @@ class TimesReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds per call: the median, and the fastest and slowest of the timed calls.
-
-    reading: the same beside the memory's rate, where the bytes that a call must read are known.
-    """
+    """Milliseconds per call: the median, and the fastest and slowest of the timed calls."""
 
     median: float
     fastest: float
     slowest: float
     repeats: int
+    #: The same beside the memory's rate, where the bytes that a call must read are known.
     reading: TimesReading | None = None
 
     def per(self, tokens: int) -> Timing:

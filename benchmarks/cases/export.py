@@ -23,11 +23,12 @@ FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One form of memory, exported once. peak_bytes: of the process; None where the system does not tell."""
+    """One form of memory, exported once."""
 
     form: Form
     mem_len: int
     export: Timing
+    #: Of the process; None where the system does not tell.
     peak_bytes: int | None
     weight_bytes: int
 

@@ -54,18 +54,19 @@ SETTLE = 3  # untimed tokens before each turn
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side. milliseconds: of each token in order. num_bytes: that the first of them must read.
-
-    difference: of the growing cache from PyTorch, at most, in nats. operators: of ONNX Runtime. reading: the
-    tokens of the fixed memory beside the memory's rate.
-    """
+    """One side."""
 
     side: str
     mem_len: int
+    #: Of each token in order.
     milliseconds: tuple[float, ...]
+    #: Bytes that the first of them must read.
     num_bytes: int
+    #: Of the growing cache from PyTorch, at most, in nats.
     difference: float
+    #: Of ONNX Runtime.
     operators: Operators = "standard"
+    #: The tokens of the fixed memory beside the memory's rate.
     reading: TimesReading | None = None
 
     def percentile(self, share: float) -> float:

@@ -36,18 +36,18 @@ OPENINGS = 5  # of each side; every one starts a process
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side. imports: of packages; open: from the call to the session; token: from there to the first
-    logits.
-
-    resident_bytes: of the process after that token; None where the system does not tell. needed_bytes: of the
-    weights and of the memory of one stream.
-    """
+    """One side."""
 
     side: str
+    #: Of the packages.
     imports: Timing
+    #: From the call to the session.
     open: Timing
+    #: From the session to the first logits.
     token: Timing
+    #: Of the process after that token; None where the system does not tell.
     resident_bytes: int | None
+    #: Of the weights and of the memory of one stream.
     needed_bytes: int
 
     def to_json(self) -> dict[str, Any]:

@@ -47,18 +47,19 @@ TOLERANCE = 1e-4  # nats, between the forms
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One form of memory. token: the time of one token. ring_ratio: this time over the ring's.
-
-    difference: of log-probabilities from the ring's, at most, in nats. operators: what computed this form.
-    """
+    """One form of memory."""
 
     form: Form
     mem_len: int
+    #: The time of one token.
     token: Timing
+    #: This time over the ring's.
     ring_ratio: float
     num_bytes: int
     multiply_adds: int
+    #: Of log-probabilities from the ring's, at most, in nats.
     difference: float
+    #: What computed this form.
     operators: Operators = "standard"
 
     def to_json(self) -> dict[str, Any]:

@@ -63,21 +63,21 @@ WARM_UP = 10  # tokens before the timed ones of each turn
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One precision with ring memory. speed_up: how many times faster than weights and memory in fp32.
-
-    read_bytes: that a token must read. num_bytes: of graph and weights on disk. measured: the quality on the
-    test text of the run; None for random weights, and for fp32.
-    """
+    """One precision with ring memory."""
 
     precision: Precision
     memory_precision: MemoryPrecision
     mem_len: int
     operators: Operators
     token: Timing
+    #: How many times faster than weights and memory in fp32.
     speed_up: float
+    #: Bytes that a token must read.
     read_bytes: int
+    #: Of graph and weights on disk.
     num_bytes: int
     bytes_per_stream: int
+    #: The quality on the test text of the run; None for random weights, and for fp32.
     measured: Measured | None
 
     def to_json(self) -> dict[str, Any]:

@@ -48,18 +48,18 @@ Side = Literal["one stream", "texts", "one by one"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side. token: the time per token. ratio: this time over that of the stream.
-
-    tokens: how many were predicted in each timed call. difference: between the texts scored side by side and
-    one by one, at most, in nats.
-    """
+    """One side."""
 
     side: Side
     mem_len: int
+    #: The time per token.
     token: Timing
+    #: This time over that of the stream.
     ratio: float
     texts: int
+    #: How many were predicted in each timed call.
     tokens: int
+    #: Between the texts scored side by side and one by one, at most, in nats.
     difference: float
     operators: Operators = "standard"
 

@@ -51,21 +51,21 @@ TABLE_9 = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One attention length. window, segment: times per token. operators: of both sides.
-
-    difference: of the window graph from the naive model, in nats. tolerance: of the comparison of the segment
-    side with PyTorch, in nats. needed_multiply_adds: of the segment side per token, only for visible keys; 0
-    in results that did not record it.
-    """
+    """One attention length."""
 
     attention_length: int
+    #: Times per token.
     window: Timing
     segment: Timing
     window_multiply_adds: float
     segment_multiply_adds: float
+    #: Of the window graph from the naive model, in nats.
     difference: float
+    #: Of the comparison of the segment side with PyTorch, in nats.
     tolerance: float
+    #: Of both sides.
     operators: Operators = "standard"
+    #: Of the segment side per token, only for visible keys; 0 in results that did not record it.
     needed_multiply_adds: float = 0
 
     @property

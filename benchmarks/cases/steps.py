@@ -48,21 +48,20 @@ from trainer.run.session import ProjectedTorchSession
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of step: memory length (M), number of streams (B), and tokens of each stream (T).
-
-    onnxruntime, pytorch: times per token, which is the time of the step over B·T. operators: of ONNX
-    Runtime's side. num_bytes, multiply_adds: of the whole step. tolerance: of the comparison with PyTorch, in
-    nats.
-    """
+    """One kind of step: memory length (M), number of streams (B), and tokens of each stream (T)."""
 
     mem_len: int
     batch: int
     tokens: int
+    #: Of ONNX Runtime's side.
     operators: Operators
+    #: Times per token, which is the time of the step over B·T.
     onnxruntime: Timing
     pytorch: Timing
+    #: Of the whole step.
     num_bytes: int
     multiply_adds: int
+    #: Of the comparison with PyTorch, in nats.
     tolerance: float
 
     def to_json(self) -> dict[str, Any]:

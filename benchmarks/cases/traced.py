@@ -44,11 +44,7 @@ FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One graph: its nodes, the seconds of its one export, and the times of one token and of a segment.
-
-    written_ratio: the time of one token over that of the written graph in the same form. difference: of
-    log-probabilities from the written graph's, at most, in nats.
-    """
+    """One graph: its nodes, the seconds of its one export, and the times of one token and of a segment."""
 
     form: Form
     exporter: Exporter
@@ -57,7 +53,9 @@ class Row:
     export_seconds: float
     token: Timing
     segment: Timing
+    #: The time of one token over that of the written graph in the same form.
     written_ratio: float
+    #: Of log-probabilities from the written graph's, at most, in nats.
     difference: float
 
     def to_json(self) -> dict[str, Any]:

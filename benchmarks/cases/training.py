@@ -49,19 +49,19 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side at one memory length. token: the time of one trained token.
-
-    side: None for fp32 of this project. ratio: the time over that of fp32 without memory. faster: the time of
-    the side that it is compared with over this one; None for that side itself. multiply_adds: of one token,
-    forward and backward, of the whole memory.
-    """
+    """One side at one memory length."""
 
     mem_len: int
     batch: int
+    #: The time of one trained token.
     token: Timing
+    #: The time over that of fp32 without memory.
     ratio: float
+    #: Of one token, forward and backward, of the whole memory.
     multiply_adds: float
+    #: None for fp32 of this project.
     side: str | None = None
+    #: The time of the side that it is compared with over this one; None for that side itself.
     faster: float | None = None
 
     def to_json(self) -> dict[str, Any]:

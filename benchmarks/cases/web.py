@@ -48,16 +48,17 @@ CPP = "C++"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side. late: a token after 10,000 others; in C++ one with full memory. early: a token after 100
-    others; None for C++. difference: the largest from the reference, in nats. times_cpp: `late` over that of
-    C++; None where C++ cannot be compiled.
-    """
+    """One side."""
 
     side: str
     mem_len: int
+    #: A token after 10,000 others; in C++ one with full memory.
     late: Timing
+    #: A token after 100 others; None for C++.
     early: Timing | None
+    #: The largest from the reference, in nats.
     difference: float
+    #: `late` over that of C++; None where C++ cannot be compiled.
     times_cpp: float | None
 
     def to_json(self) -> dict[str, Any]:

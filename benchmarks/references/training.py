@@ -39,16 +39,16 @@ POINTS = 20  # of the curve of the training loss
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What training came to. curve: the mean training loss in bits of each 20th part of the steps.
-
-    own: bits per token of the test text under the rule of training. cpu_seconds: of all threads, for the
-    steps alone. mean_span: in tokens, where spans are learned.
-    """
+    """What training came to."""
 
     parameters: int
+    #: Of all threads, for the steps alone.
     cpu_seconds: float
+    #: Bits per token of the test text under the rule of training.
     own: float
+    #: The mean training loss in bits of each 20th part of the steps.
     curve: tuple[float, ...]
+    #: In tokens, where spans are learned.
     mean_span: float | None = None
 
 

@@ -108,30 +108,32 @@ MODELS: dict[str, tuple[dict[str, Any], MemoryRule, str]] = {  # sizes, rule of 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One trained model: a name, a side, a seed.
-
-    side: `xl-export`, or the name of the reference. tokens: of training, repetitions included.
-    budget_seconds: CPU time that was planned for the first model; cpu_seconds: that the steps took. own,
-    exact, stream: bits per byte, the latter two by context in tokens; empty for a reference. curve: the mean
-    training loss in bits of each 20th part of the steps. mean_span: in tokens, where spans are learned. text:
-    its name, size and SHA-256. recipe: the whole configuration of the run.
-    """
+    """One trained model: a name, a side, a seed."""
 
     name: str
+    #: `xl-export`, or the name of the reference.
     side: str
     seed: int
     parameters: int
     steps: int
+    #: Of training, repetitions included.
     tokens: int
+    #: CPU time that was planned for the first model.
     budget_seconds: float
+    #: CPU time of the steps.
     cpu_seconds: float
+    #: Bits per byte, the latter two by context in tokens; empty for a reference.
     own: float
     exact: dict[str, float]
     stream: dict[str, float]
+    #: The mean training loss in bits of each 20th part of the steps.
     curve: tuple[float, ...]
+    #: In tokens, where spans are learned.
     mean_span: float | None
+    #: Its name, size and SHA-256.
     text: dict[str, Any]
     protocol: int
+    #: The whole configuration of the run.
     recipe: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -140,11 +142,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A row that is wanted. reference: the folder of the public code; None for this project's own model."""
+    """A row that is wanted."""
 
     name: str
     side: str
     seed: int
+    #: The folder of the public code; None for this project's own model.
     reference: Path | None
 
 

@@ -40,15 +40,16 @@ LANES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One pair. fp32, bf16: held-out bits per byte after the steps, segment by segment under the rule of
-    training. text: its name, size and SHA-256. recipe: the whole configuration of the run in fp32.
-    """
+    """One pair."""
 
     seed: int
     steps: int
+    #: Held-out bits per byte after the steps, segment by segment under the rule of training.
     fp32: float
     bf16: float
+    #: Its name, size and SHA-256.
     text: dict[str, Any]
+    #: The whole configuration of the run in fp32.
     recipe: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:

@@ -56,21 +56,22 @@ WINDOWS = (16, 32, 64, 128, 256)  # events
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way to predict the next event.
-
-    bits_per_event: the mean over `events` events. more, error: the mean difference to reading with memory at
-    the same events, and its standard error; None for the first two rows, the whole part and memory itself.
-    timing: to compute the distribution of one new event after all that this way remembers; None where it was
-    not timed. parts: SHA-256 of the files. identity, rule, precision: of the artefact.
-    """
+    """One way to predict the next event."""
 
     name: str
+    #: The mean over `events` events.
     bits_per_event: float
     events: int
+    #: The mean difference to reading with memory at the same events, and its standard error; None for the
+    #: first two rows, the whole part and memory itself.
     more: float | None = None
     error: float | None = None
+    #: To compute the distribution of one new event after all that this way remembers; None where it was not
+    #: timed.
     timing: Timing | None = None
+    #: SHA-256 of the files.
     parts: dict[str, str]
+    #: Of the artefact.
     identity: str
     rule: MemoryRule
     precision: str

@@ -78,15 +78,14 @@ SHORT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A published recipe, and what is changed of it.
+    """A published recipe, and what is changed of it."""
 
-    base: the built-in configuration. pattern: the file in the folder with the corpora. published: the score
-    on the test part that the paper reports for the recipe as published, trained to the end: bits per symbol,
-    or the perplexity of words.
-    """
-
+    #: The built-in configuration.
     base: str
+    #: The file in the folder with the corpora.
     pattern: str
+    #: The score on the test part that the paper reports for the recipe as published, trained to the end: bits
+    #: per symbol, or the perplexity of words.
     published: float
     changes: tuple[str, ...] = ()
 
@@ -135,29 +134,30 @@ DEFAULT = ("enwik8-base, reduced", "text8-large, reduced", "ptb, reduced")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One trained recipe.
-
-    changes: assignments as `--set` takes them. unit: what a token is. curve: [step, training loss in bits]
-    and validation: [step, score of the held-out tokens in bits], ascending. test: bits per token of the whole
-    test part, with the weights that validated best. step_tokens: tokens of a step. corpus: the name and
-    SHA-256 of the file, whether it is the published one, and tokens of each part. budget_seconds: CPU time
-    that was planned for the steps alone. cpu_seconds: of all threads, with validations and checkpoints; null
-    where an earlier process began the run.
-    """
+    """One trained recipe."""
 
     name: str
     base: str
+    #: Assignments as `--set` takes them.
     changes: tuple[str, ...]
     published: float
+    #: What a token is.
     unit: str
     parameters: int
     steps: int
+    #: Tokens of a step.
     step_tokens: int
+    #: CPU time that was planned for the steps alone.
     budget_seconds: float
+    #: Of all threads, with validations and checkpoints; null where an earlier process began the run.
     cpu_seconds: float | None
+    #: [step, training loss in bits], ascending.
     curve: tuple[tuple[float, ...], ...]
+    #: [step, score of the held-out tokens in bits], ascending.
     validation: tuple[tuple[float, ...], ...]
+    #: Bits per token of the whole test part, with the weights that validated best.
     test: float
+    #: The name and SHA-256 of the file, whether it is the published one, and tokens of each part.
     corpus: dict[str, Any]
     threads: int
     protocol: int
@@ -168,11 +168,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A row that is wanted, by everything that its figures depend on. sha256: of the file of the corpus."""
+    """A row that is wanted, by everything that its figures depend on."""
 
     name: str
     changes: tuple[str, ...]
     budget_seconds: float
+    #: Of the file of the corpus.
     sha256: str
     threads: int
     protocol: int = PROTOCOL

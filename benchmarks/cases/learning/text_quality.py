@@ -44,20 +44,21 @@ LANES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way to predict the text. bits_per_token: of the model's tokens, where it predicts these.
-
-    size_bytes: of the artefact's files, or of all arrays of the n-grams; None for a compressor. seconds: of
-    scoring with an artefact that was trained before, of counting and scoring with n-grams, of compressing.
-    texts: SHA-256 of train.txt and test.txt. identity, rule: of the artefact as it was opened; None for the
-    others. A memory that is cut to zero has the rule all the same.
-    """
+    """One way to predict the text."""
 
     name: str
     bits_per_byte: float
+    #: Of the model's tokens, where it predicts these.
     bits_per_token: float | None
+    #: Of the artefact's files, or of all arrays of the n-grams; None for a compressor.
     size_bytes: int | None
+    #: Of scoring with an artefact that was trained before, of counting and scoring with n-grams, of
+    #: compressing.
     seconds: float
+    #: SHA-256 of train.txt and test.txt.
     texts: dict[str, str] = field(default_factory=dict)
+    #: Of the artefact as it was opened; None for the others. A memory that is cut to zero has the rule all
+    #: the same.
     identity: str | None = None
     rule: MemoryRule | None = None
 

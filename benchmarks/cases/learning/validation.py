@@ -38,13 +38,12 @@ TOLERANCE = 1e-4  # bits per token between a validation and the evaluation of th
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A published recipe, its corpus, and what is changed of it for the measurement.
-
-    held_out: tokens of the held-out part of the corpus. vocab_size: of the corpus.
-    """
+    """A published recipe, its corpus, and what is changed of it for the measurement."""
 
     base: str
+    #: Tokens of the held-out part of the corpus.
     held_out: int
+    #: Of the corpus.
     vocab_size: int
     changes: tuple[str, ...]
 
@@ -74,19 +73,19 @@ RECIPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One recipe.
-
-    trained, validated: the time of one token. ratio: the second over the first. arithmetic: the same ratio by
-    multiply-adds. share: of all validations of the published recipe in its training, by multiply-adds.
-    """
+    """One recipe."""
 
     name: str
     base: str
     changes: tuple[str, ...]
+    #: The time of one token.
     trained: Timing
     validated: Timing
+    #: The second over the first.
     ratio: float
+    #: The same ratio by multiply-adds.
     arithmetic: float
+    #: Of all validations of the published recipe in its training, by multiply-adds.
     share: float
 
     def to_json(self) -> dict[str, Any]:

@@ -72,19 +72,19 @@ SHAPES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side at one shape. reading, computing: milliseconds that the limits of the GPU allow.
-
-    difference: of the answers from float64, at most. device: the name of the GPU. problem: why nothing was
-    timed.
-    """
+    """One side at one shape."""
 
     shape: Shape
     side: str
     attention: Timing | None = None
+    #: Milliseconds that the limits of the GPU allow.
     reading: float | None = None
     computing: float | None = None
+    #: Of the answers from float64, at most.
     difference: float | None = None
+    #: The name of the GPU.
     device: str = ""
+    #: Why nothing was timed.
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:

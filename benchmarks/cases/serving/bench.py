@@ -46,44 +46,51 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured. streams: of the overhead. together: of the throughput. prompt: tokens of each
-    prompt that arrives; arriving: how many do. listening: streams that are read meanwhile. clients, stored:
-    of the mixed load. warm: tokens of each stream before anything is timed. spare: tokens by which streams
-    outlast the prompts that arrive. attacks: kinds of them in the part `stall`; attacked: seconds of each.
-    """
+    """How much is measured."""
 
+    #: Of the overhead.
     streams: tuple[int, ...] = (1, 4, 16, 32)
+    #: Of the throughput.
     together: int = 8
+    #: Tokens of each prompt that arrives.
     prompt: int = 10_000
+    #: How many do.
     arriving: int = 3
+    #: Streams that are read meanwhile.
     listening: int = 4
+    #: Of the mixed load.
     clients: int = 64
     stored: int = 1000
+    #: Tokens of each stream before anything is timed.
     warm: int = 20
+    #: Tokens by which streams outlast the prompts that arrive.
     spare: int = 500
+    #: Kinds of them in the part `stall`.
     attacks: int = 100
+    #: Seconds of each.
     attacked: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """One run of the case.
-
-    threads: with which throughput is measured beside one thread. default_threads: with which everything else
-    is measured, but the overhead, which has one thread: those that the server takes by itself, where the user
-    gives none. repeats: turns of each side. tokens: of the longest stream. minutes: of load.
-    before: the root of another checkout, which the part `stall` is compared with.
-    """
+    """One run of the case."""
 
     config: BenchmarkConfig
     folder: Path
     artefact: Path
+    #: With which throughput is measured beside one thread.
     threads: int
+    #: With which everything else is measured, but the overhead, which has one thread: those that the server
+    #: takes by itself, where the user gives none.
     default_threads: int
+    #: Turns of each side.
     repeats: int
+    #: Of the longest stream.
     tokens: int
+    #: Of load.
     minutes: float
     sizes: Sizes
+    #: The root of another checkout, which the part `stall` is compared with.
     before: Path | None = None
     progress: Callable[[str], None] = field(default=lambda line: None)
 

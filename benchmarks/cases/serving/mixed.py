@@ -30,14 +30,12 @@ SAMPLES = 600  # of the resident memory
 
 @dataclass(eq=False)
 class Stored:
-    """A stored stream: all of its tokens, and the bits of each, which are None for the first.
-
-    rewindable: how many of the last tokens can be taken back, as the server has said.
-    """
+    """A stored stream: all of its tokens, and the bits of each, which are None for the first."""
 
     name: str
     tokens: list[int] = field(default_factory=list)
     bits: list[float | None] = field(default_factory=list)
+    #: How many of the last tokens can be taken back, as the server has said.
     rewindable: int = 0
 
 

@@ -46,21 +46,24 @@ TOLERANCE = 1e-4  # nats a text, between one process and actors
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side. actors: 0 is one process without Ray. rate: tokens per second, the median.
+    """One side."""
 
-    seconds: of the whole call, in a cluster that runs. ratio: of this rate to that of one actor. difference:
-    of a text from one process, at most, in nats. cores: that this process may use. ray: its version.
-    """
-
+    #: 0 is one process without Ray.
     actors: int
+    #: Tokens per second, the median.
     rate: float
     lowest: float
     highest: float
+    #: Of the whole call, in a cluster that runs.
     seconds: float
+    #: Of this rate to that of one actor.
     ratio: float
     tokens: int
+    #: Of a text from one process, at most, in nats.
     difference: float
+    #: That this process may use.
     cores: int
+    #: Its version.
     ray: str
 
     def to_json(self) -> dict[str, Any]:

@@ -26,9 +26,10 @@ METRIC = re.compile(r'xl_export_(\w+)\{model_name="[^"]*"\} (\S+)')
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A server that answers. pid: of its process."""
+    """A server that answers."""
 
     port: int
+    #: Of its process.
     pid: int
 
     def load(self, do: str, **job: Any) -> dict[str, Any]:
