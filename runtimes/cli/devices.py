@@ -18,7 +18,8 @@ def devices_command(as_json: bool) -> None:
     what to install. A device that is listed as usable has its packages, its libraries and a driver; whether
     its answers are right is tested when an artefact is opened, and by `xl-export check`.
     """
-    found, said = list_devices(), hints()
+    found = list_devices()
+    said = hints()
     lines = []
     for kind in ("artefacts", "engines", "runs"):
         lines.append(f"{kind}:")

@@ -169,8 +169,11 @@ def _progress(session: Session, segment: int, total: int) -> Progress:
 
 def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any], list[str]]:
     """One score as JSON and as text."""
-    document, lines = score.to_json(), []
-    unit, bits, nats = _unit(vocab), f"{score.bits_per_token:.4f}", f"{score.nats_per_token:.4f} nats"
+    document = score.to_json()
+    lines = []
+    unit = _unit(vocab)
+    bits = f"{score.bits_per_token:.4f}"
+    nats = f"{score.nats_per_token:.4f} nats"
     if vocab.kind in ("byte", "char"):
         lines.append(_line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})"))
     else:
@@ -178,7 +181,8 @@ def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any],
     figures = _per_text(score, predicted_size(text, vocab))
     document |= figures
     if figures and vocab.kind != "char" and not figures["characters"] == figures["bytes"] == score.tokens:
-        per_character, per_byte = figures["bits_per_character"], figures["bits_per_byte"]
+        per_character = figures["bits_per_character"]
+        per_byte = figures["bits_per_byte"]
         value = f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8"
         lines.append(_line("per character", value))
     unknown = unknown_share(vocab, text.tokens[1:])

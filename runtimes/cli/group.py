@@ -212,7 +212,8 @@ def _given(error: click.BadParameter) -> str | None:
 def _expected(kind: click.ParamType) -> str:
     """The numbers that an option takes, in words."""
     whole = isinstance(kind, click.types.IntParamType)
-    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    least = getattr(kind, "min", None)
+    most = getattr(kind, "max", None)
     above, below = (getattr(kind, name, False) for name in ("min_open", "max_open"))
     bounds = [f"{'more than' if above else 'at least'} {least}"] if least is not None else []
     bounds += [f"{'less than' if below else 'at most'} {most}"] if most is not None else []

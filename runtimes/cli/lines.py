@@ -148,7 +148,9 @@ def to_score(data: Any, place: str) -> TextToScore:
         return TextToScore(text=text_or_ids(data, place), place=place)
     if unknown := [name for name in data if name not in FIELDS]:
         raise TextError(f"{place} has the field {unknown[0]!r:.80}; expected some of {', '.join(FIELDS)}.")
-    text, context, score = field_of_text(data, place), data.get("context"), data.get("score")
+    text = field_of_text(data, place)
+    context = data.get("context")
+    score = data.get("score")
     if score is not None and not _finite(score):
         raise TextError(f"{place} has the score {score!r:.80}; expected a finite number.")
     return TextToScore(

@@ -102,7 +102,8 @@ def score_command(
     """
     session = open_session(path, threads=threads, device=device)
     name = "" if str(source) == "-" else str(source)
-    totals, began = Totals(session.vocab), time.perf_counter()
+    totals = Totals(session.vocab)
+    began = time.perf_counter()
     with _opened(source) as (stream, size):
         shown = Progress("scoring", size, "bytes")
         scores = score_texts(
@@ -143,7 +144,8 @@ class Totals:
         self.log_prob = self.text_log_prob = 0.0
 
     def count(self, score: TextScore) -> TextScore:
-        self.texts, self.tokens = self.texts + 1, self.tokens + score.tokens
+        self.texts += 1
+        self.tokens += score.tokens
         self.unknown += score.unknown
         self.log_prob += score.log_prob
         if score.characters is not None and score.num_bytes is not None:
@@ -217,7 +219,8 @@ def _document(
     score: TextScore, group: BestText | None, tokens: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
     """One result for JSON. group: the n-best list that the text is the best of."""
-    source, document = score.source, {"id": score.id}
+    source = score.source
+    document = {"id": score.id}
     if source.group is not None:
         document["group"] = source.group
     if group:
@@ -237,7 +240,8 @@ def _document(
 def _tokens(score: TextScore, vocab: Vocab) -> list[dict[str, Any]]:
     """Id, text and log-probability of each token that was predicted."""
     assert score.token_log_probs is not None, "the scores were asked for with tokens"
-    ids, log_probs = score.token_ids.tolist(), score.token_log_probs.tolist()
+    ids = score.token_ids.tolist()
+    log_probs = score.token_log_probs.tolist()
     return [
         {"id": token, "text": text, "log_prob": log_prob}
         for token, text, log_prob in zip(ids, token_texts(vocab, ids), log_probs, strict=True)

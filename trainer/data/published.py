@@ -76,7 +76,8 @@ def _parts(corpus: Corpus, source: Path, found: Contents) -> dict[str, Files]:
     """The files of each part by name. Raises UserError for a part that is missing or that is there twice."""
     if WHOLE in corpus.parts and found.is_single:
         return {WHOLE: found.files}  # people give this one file many names
-    files, names = found.files, found.names
+    files = found.files
+    names = found.names
     parts = {part: {name: files[name] for name in corpus.matching(part, files)} for part in corpus.parts}
     for part, members in parts.items():
         wanted = corpus.parts[part][0]

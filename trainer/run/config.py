@@ -178,7 +178,8 @@ class TrainConfig:
                 f"schedule.min_lr is {self.schedule.min_lr}; expected 0 to optimizer.lr, which is "
                 f"{self.optimizer.lr}."
             )
-        warmup, fine_tune = self.schedule.warmup_steps, self.schedule.fine_tune_steps
+        warmup = self.schedule.warmup_steps
+        fine_tune = self.schedule.fine_tune_steps
         if fine_tune and warmup + fine_tune > self.steps:
             raise ConfigError(
                 f"schedule.fine_tune_steps is {fine_tune} and schedule.warmup_steps is {warmup}; expected "
@@ -291,7 +292,8 @@ class TrainConfig:
 
         model = self.model
         T = max(self.longest.segment, self.evaluation.segment)
-        J, B = max(self.longest.slots, self.validation.slots), -(-lanes // self.accumulate)
+        J = max(self.longest.slots, self.validation.slots)
+        B = -(-lanes // self.accumulate)
         scores = B * model.heads * T * J
         activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model
         logits = B * T * model.vocab_size

@@ -101,7 +101,8 @@ def read_record(run: Path) -> Record:
     best = min(validations, key=lambda point: point[1], default=None)
     unit, bits_per_unit = _per_unit(run, lines, best)
     speeds = [value for _, value in _values(lines, "tokens_per_second")]
-    final, seconds = _values(lines, "final_validation_bits_per_token"), _values(lines, "seconds")
+    final = _values(lines, "final_validation_bits_per_token")
+    seconds = _values(lines, "seconds")
     return Record(
         path=str(run),
         steps=steps,

@@ -275,7 +275,9 @@ def _validate(training: Training, source: Source, run: Path, writer: Writer, rep
     At the end of training the best weights are scored on the whole held-out text too. Every process scores
     its share, and all have the same number, so that all take the same decisions.
     """
-    config, ranks, valid = training.config, training.ranks, source.valid
+    config = training.config
+    ranks = training.ranks
+    valid = source.valid
     lanes, limit = training.validation_extent
     report.bar.clear()
 

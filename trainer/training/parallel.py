@@ -176,7 +176,8 @@ def joined(device: str) -> Iterator[Ranks]:
     where another process is lost, which a closed connection shows at once, torchrun's own SIGTERM within a
     second, and TIMEOUT at the latest.
     """
-    count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
     if device == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(
             "device is mps and PyTorch sees no such GPU; give --device cpu, or train on an Apple computer."

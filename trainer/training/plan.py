@@ -177,10 +177,12 @@ def plan(
     row = next(row for row in reversed(TEXTS) if num_bytes >= row.num_bytes)
     vocab = vocab or _vocab(num_bytes, sample)
     if vocab in ("subword", "word"):  # learned later, from the whole text
-        size, bytes_per_token = max_size or row.subwords, row.bytes_per_token
+        size = max_size or row.subwords
+        bytes_per_token = row.bytes_per_token
     else:
         known = build_vocab(vocab, Splits(sample.encode(), b"", b""))
-        size, bytes_per_token = known.size, _bytes_per_token(known, sample)
+        size = known.size
+        bytes_per_token = _bytes_per_token(known, sample)
     limits = max_size if vocab == "word" else size if vocab == "subword" else None
     config, model, limit = _chosen(
         row,

@@ -18,9 +18,11 @@ def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
     """The learning rate of a step from 0 to steps - 1. decays: plateaus so far (see `validation.decays`)."""
     schedule = config.schedule
     highest = config.optimizer.lr
-    warmup, lowest = schedule.warmup_steps, schedule.min_lr
+    warmup = schedule.warmup_steps
+    lowest = schedule.min_lr
     if step >= max(warmup, config.steps - schedule.fine_tune_steps):
-        highest, lowest = FINE_TUNE * highest, FINE_TUNE * lowest
+        highest = FINE_TUNE * highest
+        lowest = FINE_TUNE * lowest
     if step < warmup:
         return highest * (step + 1) / warmup
     if schedule.kind == "cosine":
@@ -36,10 +38,8 @@ def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
 def training_rule(config: TrainConfig, step: int) -> MemoryRule:
     """The memory rule of a step, with the lengths that the schedules have reached."""
     rule = config.training
-    M, T = (
-        _reached(config.mem_len_schedule, step, rule.mem_len),
-        _reached(config.segment_schedule, step, rule.segment),
-    )
+    M = _reached(config.mem_len_schedule, step, rule.mem_len)
+    T = _reached(config.segment_schedule, step, rule.segment)
     return rule if (rule.mem_len, rule.segment) == (M, T) else dataclasses.replace(rule, mem_len=M, segment=T)
 
 

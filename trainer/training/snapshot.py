@@ -149,7 +149,9 @@ def restore(training: Training, run: Path, text: str) -> None:
         raise ConfigError(
             f"the text that {run} was {part} on has changed since; restore it, or start a new run."
         )
-    training.step, training.at, training.position = facts.step, facts.at, facts.position
+    training.step = facts.step
+    training.at = facts.at
+    training.position = facts.position
     training.epoch = facts.epoch
     training.validations = list(facts.validations)
     training.validation_extent = facts.lanes, facts.limit

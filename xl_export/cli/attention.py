@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from trainer.model.inspection import LearnedSpans, Observation
     from trainer.run.checkpoint import Run
 
-MARKER, ARRAYS = "attention.json", "attention.npz"
+MARKER = "attention.json"
+ARRAYS = "attention.npz"
 ROWS = 16  # target tokens of Figure 6
 PACKAGES = ("torch", "safetensors", "tqdm")
 
@@ -152,7 +153,8 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
     opened = _open(run, None)
     from trainer.model.inspection import learned_spans
 
-    learned, rule = learned_spans(opened.model), opened.config.evaluation
+    learned = learned_spans(opened.model)
+    rule = opened.config.evaluation
     saved = {form: bytes_saved(opened.model.facts(), rule, form) for form in get_args(Form)}
     forms = ", ".join(f"{num_bytes:,} bytes ({form})" for form, num_bytes in saved.items())
     if out:
@@ -244,10 +246,8 @@ def _draw_stretch(
 ) -> None:
     from trainer.model.inspection import highlighted
 
-    weights, context = (
-        seen.weights[layer, head],
-        range(seen.stretch.start - seen.weights.shape[-1] + 1, seen.stretch.stop),
-    )
+    weights = seen.weights[layer, head]
+    context = range(seen.stretch.start - seen.weights.shape[-1] + 1, seen.stretch.stop)
     symbols = [_symbol(run.vocab, int(stream[position])) if position >= 0 else "" for position in context]
     pictures.draw_stretch(
         path,

@@ -229,7 +229,8 @@ def export_command(
             storage=storage,
             force=force,
         )
-    report, spec = check(out, device="cpu"), load_spec(out)
+    report = check(out, device="cpu")
+    spec = load_spec(out)
     if spec.concern:
         click.echo(f"Warning: {spec.concern}", err=True)
     verdict = "is written" if spec.concern else "is ready"

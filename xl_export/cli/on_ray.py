@@ -72,7 +72,8 @@ def with_ray(
         edge(**{name: value for name, value in options.items() if name in own})
 
     wrapped = copy.copy(command)
-    wrapped.params, wrapped.callback = [*command.params, *SHARED, *more], chosen
+    wrapped.params = [*command.params, *SHARED, *more]
+    wrapped.callback = chosen
     # The text keeps the indent of its source, which click removes only where every line has it.
     wrapped.help = f"{inspect.cleandoc(command.help or '')}\n\n{note}"
     return wrapped
@@ -105,7 +106,9 @@ def _score(
         )
     refuse_replacing(out, option="--out", force=force)
     describe(path)  # a cluster takes long to start; what is no model is named before
-    threads, actors, began = threads or 1, actors or available_cpus(), time.perf_counter()
+    threads = threads or 1
+    actors = actors or available_cpus()
+    began = time.perf_counter()
     with cluster(ray, cpus=actors * threads):
         totals = score_corpus(
             path,
@@ -129,7 +132,8 @@ class _Blocks:
 
     def __call__(self, done: int, blocks: int) -> None:
         if self._before is None:
-            self._before, self._shown = done, Progress("scoring", blocks - done, "blocks")
+            self._before = done
+            self._shown = Progress("scoring", blocks - done, "blocks")
             if done:
                 click.echo(f"{done:,} of {blocks:,} blocks are finished already", err=True)
         self._shown(done - self._before)
@@ -149,7 +153,8 @@ def _eval(*, ray: str, actors: int | None, work: Path | None, **options: Any) ->
         raise UserError("--ray scores one setting at a time; give one value of each option.")
     if work is None:
         raise UserError("--ray keeps what is finished in a folder, and none was named; give --work FOLDER.")
-    threads, actors = options["threads"] or 1, actors or available_cpus()
+    threads = options["threads"] or 1
+    actors = actors or available_cpus()
     with cluster(ray, cpus=actors * threads):
         measure = functools.partial(
             evaluate_on_ray,

@@ -167,7 +167,8 @@ def _report(
     ]
     for r in shares:
         found = recl(losses_ICN, lengths, r=r)
-        gains, perplexity_drops = relative_gains(losses_ICN, r=r), perplexity_gains(losses_ICN, r=r)
+        gains = relative_gains(losses_ICN, r=r)
+        perplexity_drops = perplexity_gains(losses_ICN, r=r)
         for i, model in enumerate(models):
             model["by_r"].append(
                 {
@@ -188,7 +189,8 @@ def _report(
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    models, lengths = report["models"], report["lengths"]
+    models = report["models"]
+    lengths = report["lengths"]
     width = max(12, *(len(model["name"]) + 2 for model in models))
     lines = ["model".ljust(width) + "".join(f"r = {by['r']:g}".rjust(10) for by in models[0]["by_r"])]
     for model in models:

@@ -140,5 +140,6 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
+    hours = whole // 3600
+    minutes = whole // 60 % 60
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s"

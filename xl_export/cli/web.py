@@ -61,7 +61,8 @@ def web_command(
         site = write_site(artefacts, folder, node_modules=node_modules, force=force)
         for warning in site.warnings:
             click.echo(f"Warning: {warning}", err=True)
-        size, names = f"{site.num_bytes / 1e6:.1f} MB", " and ".join(site.models)
+        size = f"{site.num_bytes / 1e6:.1f} MB"
+        names = " and ".join(site.models)
         lines = [f"{out} is a web page of {names}, {size}; any web server serves it"] if out else []
         document = {
             "site": str(out) if out else None,
