@@ -51,7 +51,7 @@ class TensorSpec:
     @property
     def row(self) -> tuple[int, ...]:
         """The sizes of a memory tensor for one row."""
-        return tuple(int(size) for size in self.shape[1:])
+        return tuple(map(int, self.shape[1:]))
 
     @property
     def row_bytes(self) -> int:
@@ -60,7 +60,7 @@ class TensorSpec:
 
     def sizes(self, **axes: int) -> tuple[int, ...]:
         """The shape as numbers, with these sizes for its named axes."""
-        return tuple(axes[size] if isinstance(size, str) else size for size in self.shape)
+        return tuple([axes[size] if isinstance(size, str) else size for size in self.shape])
 
     def to_json(self) -> dict[str, Any]:
         """The entry as it is written, without what does not apply."""

@@ -157,13 +157,19 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Number and content of each field of a message that is stored as bytes; numbers are passed over."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:  # nearly all tags and lengths are one byte, and there are thousands
+            tag, at = _varint(data, at - 1)
         if tag >= 1 << 32:  # other readers drop what is beyond 32 bits, and would see another field
             raise _DamagedError
         kind = tag & 7
         number = tag >> 3
         if kind == BYTES:
-            length, at = _varint(data, at)
+            length = data[at] if at < len(data) else 0x80
+            at += 1
+            if length >= 0x80:
+                length, at = _varint(data, at - 1)
             if length > len(data) - at:
                 raise _DamagedError
             yield number, data[at : at + length]

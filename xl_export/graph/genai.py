@@ -128,17 +128,19 @@ def byte_level(symbols: list[bytes]) -> dict[str, Any]:
     of characters that are no symbols themselves have ids from V on, which the graph refuses: so a character
     that the model does not know is an error, as it is everywhere else.
     """
-    alphabet = byte_alphabet()
+    alphabet = dict(enumerate(byte_alphabet()))
     ids = {symbol: i for i, symbol in enumerate(symbols)}
     merges: dict[tuple[bytes, bytes], None] = {}  # an ordered set
     for symbol in symbols:
         for length in range(1, len(symbol)):
             merges[symbol[:length], symbol[length : length + 1]] = None
-    for part in [*(bytes([byte]) for byte in range(256)), *(first + second for first, second in merges)]:
-        ids.setdefault(part, len(ids))
+    for byte in range(256):
+        ids.setdefault(bytes([byte]), len(ids))
+    for first, second in merges:
+        ids.setdefault(first + second, len(ids))
 
     def spelled(part: bytes) -> str:
-        return "".join(alphabet[byte] for byte in part)
+        return part.decode("latin-1").translate(alphabet)
 
     model = {
         "type": "BPE",
