@@ -22,10 +22,13 @@ NUMPY = b"\x93NUMPY"  # with which a .npy file begins
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line. place: its name in messages. value: its text, or what its JSON says. form: which of the two."""
+    """A line."""
 
+    #: Its name in messages.
     place: str
+    #: Its text, or what its JSON says.
     value: Any
+    #: Which of the two.
     form: Format
 
 

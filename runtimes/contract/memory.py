@@ -54,19 +54,21 @@ class _InUse:
 class Memory:
     """The state of B independent streams.
 
-    positions: int64 [B], the stream position of each row's next token. Setting one to 0 starts a new text in
-    that row. Nothing has to be cleared, and no row sees the past of another. A negative position -n makes the
-    next n tokens of the row padding, which is invisible to all tokens after it; so rows of unequal length end
-    together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
-    place; only `copy()`, `select()` and `join()` make new ones. owner: the identity of the artefact or run
-    that the numbers belong to.
-
     One thread at a time may use a memory; a second one gets a StreamError.
     """
 
     positions: np.ndarray
+    """int64 [B], the stream position of each row's next token. Setting one to 0 starts a new text in that
+    row. Nothing has to be cleared, and no row sees the past of another. A negative position -n makes the
+    next n tokens of the row padding, which is invisible to all tokens after it; so rows of unequal length
+    end together.
+    """
     tensors: dict[str, np.ndarray]
+    """The memory arrays by name. Their values are finite. `Session.step` updates them in place; only
+    `copy()`, `select()` and `join()` make new ones.
+    """
     owner: str
+    """The identity of the artefact or run that the numbers belong to."""
     # What a session keeps over these arrays from step to step; it is neither copied nor saved.
     binding: Any = field(default=None, init=False, repr=False, compare=False)
     # bool [B]: whether a row may hold values that are not finite, as those of a caller may; a session then

@@ -64,20 +64,20 @@ MEMORY_LIMITS: dict[MemoryPrecision, float] = {"fp32": 0.0, "fp16": 0.002, "int8
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Figures of a preset on held-out text, and of the same model in fp32 on the same machine.
+    """Figures of a preset on held-out text, and of the same model in fp32 on the same machine."""
 
-    tokens: the number of tokens predicted. kl_nats: the mean KL(fp32 || preset) of the next token. agreement:
-    the share of positions at which both find the same token likeliest. num_bytes: the size of graph and
-    weights. seconds_per_token: the median of single tokens with full memory in one row.
-    """
-
+    #: The number of tokens predicted.
     tokens: int
     bits_per_token: float
     fp32_bits_per_token: float
+    #: The mean KL(fp32 || preset) of the next token.
     kl_nats: float
+    #: The share of positions at which both find the same token likeliest.
     agreement: float
+    #: The size of graph and weights.
     num_bytes: int
     fp32_num_bytes: int
+    #: The median of single tokens with full memory in one row.
     seconds_per_token: float
     fp32_seconds_per_token: float
 

@@ -25,15 +25,15 @@ TRAIN_PACKAGE = install("train")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """One device of this machine.
+    """One device of this machine."""
 
-    device: as `--device` takes it. computes: the kind of folder. usable: whether it can be used now, as far
-    as one can tell without a folder. sentence: what is there; or why it cannot be used, and what to install.
-    """
-
+    #: As `--device` takes it.
     device: Kind
+    #: The kind of folder.
     computes: Folders
+    #: Whether it can be used now, as far as one can tell without a folder.
     usable: bool
+    #: What is there; or why it cannot be used, and what to install.
     sentence: str
 
 

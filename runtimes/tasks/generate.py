@@ -24,18 +24,19 @@ Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One generated token of one row.
-
-    text: what the token adds to the text of its row. Text that may become a stop string is held back until
-    that is decided. ended: with the last token of a row, why the row ends: the token is the vocabulary's end
-    of a document (`end`, which adds no text), a stop string was met (`stop`), or the row has all the tokens
-    that were asked for (`length`). None before.
-    """
+    """One generated token of one row."""
 
     row: int
     token: int
     text: str
+    """What the token adds to the text of its row. Text that may become a stop string is held back until
+    that is decided.
+    """
     ended: Reason | None = None
+    """With the last token of a row, why the row ends: the token is the vocabulary's end of a document
+    (`end`, which adds no text), a stop string was met (`stop`), or the row has all the tokens that were
+    asked for (`length`). None before.
+    """
 
 
 def generate(

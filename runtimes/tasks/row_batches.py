@@ -18,12 +18,13 @@ STEP = 16  # a step costs about as much as this many tokens beyond those that it
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
-    """The largest batch. rows: of a batch. tokens: of a step, padding included. segment: tokens of a row in a
-    step.
-    """
+    """The largest batch."""
 
+    #: Of a batch.
     rows: int
+    #: Of a step, padding included.
     tokens: int
+    #: Tokens of a row in a step.
     segment: int
 
     @classmethod

@@ -37,30 +37,28 @@ class TextToScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """What all texts of a window share that have the same context.
+    """What all texts of a window share that have the same context."""
 
-    fed: the tokens that are fed before the texts, without the last one. The text's first token is predicted
-    from that one, so it is the first input of each text. last: that token, or none.
-    """
-
+    #: The tokens that are fed before the texts, without the last one. The text's first token is predicted
+    #: from that one, so it is the first input of each text.
     fed: np.ndarray
+    #: That token, or none.
     last: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A text of the window. stream: each token of it predicts the next one.
-
-    size: of the text that is predicted; None for ids. whole: whether nothing of the text is left out because
-    no token stands before it.
-    """
+    """A text of the window."""
 
     number: int
     source: TextToScore
     context: Context
+    #: Each token of it predicts the next one.
     stream: np.ndarray
     unknown: int
+    #: Of the text that is predicted; None for ids.
     size: TextSize | None
+    #: Whether nothing of the text is left out because no token stands before it.
     whole: bool
 
     @property
