@@ -47,9 +47,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
     help="Whether each line is a text, or JSON. By default the first line that is not empty decides: an "
     "object, a list or a string in quotation marks is JSON.",
 )
-@click.option(
-    "--bos", is_flag=True, help="Predict the first token too, from the token that stands before a text."
-)
+@click.option("--bos", is_flag=True, help="Predict the first token too, from the token before a text.")
 @click.option(
     "--eos", is_flag=True, help="Predict the token that ends a text after it. It has no characters."
 )

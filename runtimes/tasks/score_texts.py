@@ -102,7 +102,7 @@ def score_texts(
 def _token(session: Session, token: int | None, option: str, place: str) -> int:
     if token is None:
         raise UserError(
-            f"{option} needs a token that stands {place} a text, and the {session.vocab.kind} vocabulary of "
+            f"{option} needs a token {place} a text, and the {session.vocab.kind} vocabulary of "
             f"this model has none; leave {option} out."
         )
     return token

@@ -65,7 +65,7 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     default=10_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="How many tokens of the text are read. More are read where --at lies behind them.",
+    help="How many tokens of the text are read. More are read if --at is behind them.",
 )
 @click.option(
     "--mem-len",
@@ -90,12 +90,12 @@ def attention_command(
 ) -> None:
     """Draw to which tokens of a text the heads of RUN attend.
 
-    The pictures are those of Dai et al. 2019, Appendix D.
+    The pictures are as in Dai et al. 2019, Appendix D.
 
     \b
-    figure-5.png  the average weight that every head gives to each distance
+    figure-5.png  the average weight of every head by distance
     figure-6.png  the weights of one head over a piece of the text
-    figure-7.png  as figure 5, for terms (a), (b) and (d) of the score alone; relative positions only
+    figure-7.png  as figure 5, for only terms (a), (b) and (d) of the score; relative positions only
     attention.npz, attention.json  the numbers and the settings
 
     The mask and the memory are those with which the run was evaluated; --mem-len changes the memory. Averages

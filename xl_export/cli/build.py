@@ -76,7 +76,7 @@ class Sizes(click.ParamType):
 @click.option(
     "--token-batch",
     type=Sizes(),
-    help="How many rows a step has while single tokens are generated. The default is that of --batch.",
+    help="How many rows a step has while single tokens are generated. The default is the number of --batch.",
 )
 @click.option(
     "--tokens",
@@ -88,7 +88,7 @@ class Sizes(click.ParamType):
     type=click.Choice(get_args(Hardware)),
     default="same-gpu",
     show_default=True,
-    help="The GPUs that the engine runs on, at some cost in speed: this model alone, all of its compute "
+    help="The GPUs that the engine runs on, at some cost in speed: only this model, all of its compute "
     "capability, or all from Ampere on. It needs --flavour tensorrt.",
 )
 @click.option(

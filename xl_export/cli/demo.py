@@ -22,7 +22,7 @@ from xl_export.cli.options import PACKAGES
 @click.option(
     "--train",
     is_flag=True,
-    help="Also train a small model, export it, check and score it, and compare its speed with that of a "
+    help="Also train a small model, export it, check and score it, and compare its speed with a "
     "sliding window. It takes a few minutes.",
 )
 @click.option(

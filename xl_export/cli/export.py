@@ -59,7 +59,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     show_default=True,
     help="What writes the graph. graph writes it node by node. trace has PyTorch trace its own step, as "
     "xl_export.trace does with a module of yours; it needs the package onnxscript, and every head keeps the "
-    "whole memory, whatever span it learned.",
+    "whole memory, even if it learned a shorter span.",
 )
 @click.option(
     "--memory",
@@ -76,7 +76,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="The most tokens that one step takes (T). The default is the run's own number.",
+    help="The most tokens of one step (T). The default is the run's own number.",
 )
 @click.option(
     "--mask",
@@ -109,7 +109,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     "--attention-as",
     type=click.Choice(list(ATTENTION_AS)),
     help="How a graph for tensorrt writes attention. node, the default, is one operator that carries its own "
-    "definition in standard operators; `xl-export build` takes either that or the project's Triton "
+    "definition in standard operators; `xl-export build` uses either that or the project's Triton "
     "kernels for it. operators is ONNX Attention, for which TensorRT has fused kernels; its sums are in "
     "float16 too.",
 )
@@ -172,9 +172,9 @@ def export_command(
 ) -> None:
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
-    The artefact runs with NumPy and ONNX Runtime alone. Before the folder appears, its graph is compared with
+    The artefact runs with only NumPy and ONNX Runtime. Before the folder appears, its graph is compared with
     PyTorch at several shapes and over a stream of many segments that is much longer than the memory. Options
-    that are not given have the values with which the run was evaluated. The exit code is 1 where the artefact
+    that are not given have the values with which the run was evaluated. The exit code is 1 if the artefact
     is written and its check fails on this machine.
     """
     if run.is_file():

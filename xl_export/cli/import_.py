@@ -23,7 +23,7 @@ NAMES = (
 
 
 def _vocabulary_path(given: str | None) -> Path | None:
-    """Returns the path that --vocab names. `ids` alone is no file; `./ids` becomes absolute and is one."""
+    """Returns the path that --vocab names. `ids` is no file; `./ids` is one, and becomes absolute."""
     if given is None or given == "ids" or Path(given) != Path("ids"):
         return None if given is None else Path(given)
     return Path(given).absolute()
@@ -35,7 +35,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
 @click.option(
     "--describe",
     is_flag=True,
-    help="Print what SOURCE holds, and write nothing. It takes the place of --out.",
+    help="Print what SOURCE holds, and write nothing. It replaces --out.",
 )
 @click.option(
     "--from",
@@ -49,14 +49,14 @@ def _vocabulary_path(given: str | None) -> Path | None:
     "--vocab",
     type=click.Path(),
     callback=lambda _context, _option, given: _vocabulary_path(given),
-    help="The file of the vocabulary: that of the project, a vocab.json, a tokenizer.json or a .model of "
-    "SentencePiece; or `ids`, where tokens are ids without text (`./ids` is a file). By default it is in "
+    help="The file of the vocabulary: the project's own, a vocab.json, a tokenizer.json or a .model of "
+    "SentencePiece; or `ids`, if tokens are ids without text (`./ids` is a file). By default it is in "
     "the folder of SOURCE.",
 )
 @click.option(
     "--settings",
     type=click.Path(path_type=Path),
-    help="A JSON file with the next five options, by these names or by those of the project. A bare state "
+    help="A JSON file with the next five options, by these names or the project's own. A bare state "
     "dict may need n_head, cutoffs and pre_lnorm, too.",
 )
 @click.option(
@@ -115,11 +115,11 @@ def import_command(
     tensorflow     a checkpoint of the original TensorFlow release, or an .npz file of its variables
     xl-export      a run of this project
 
-    A file may hold only the state dict of one of these models; what its tensors do not tell comes from
+    A file may hold only the state dict of one of these models; what its tensors do not show comes from
     --settings. Checkpoints, weights, shards and the projects' own vocabularies may be compressed with gzip,
     bz2 or xz; JSON files, TensorFlow checkpoints and runs may not.
 
-    A TensorFlow checkpoint is read where TensorFlow is installed. There, these lines make an .npz file of it,
+    A TensorFlow checkpoint is read if TensorFlow is installed. There, these lines make an .npz file of it,
     which can be read everywhere:
 
     \b
@@ -133,7 +133,7 @@ def import_command(
     is used, and every value is printed with its origin. No code in SOURCE is executed.
 
     Before the run appears, the model scores random tokens in two ways of this project, which must agree. This
-    cannot find a setting that is wrong in both: compare a few losses with those of your project
+    cannot find a setting that is wrong in both: compare a few losses with your project's
     (docs/guides/own-checkpoint.md).
 
     A setting or module of the checkpoint that is unknown, or that this project does not compute, is refused

@@ -26,12 +26,12 @@ SHARED: list[click.Parameter] = [
         ["--ray"],
         metavar="ADDRESS",
         help="Compute with actors of the Ray cluster at this address. local starts one on this machine; auto "
-        "takes the one that runs here.",
+        "uses the one that runs here.",
     ),
     click.Option(
         ["--actors"],
         type=click.IntRange(1, 1 << 16),
-        help="With --ray, how many processes compute; each takes as many CPUs as --threads says, by default "
+        help="With --ray, how many processes compute; each uses as many CPUs as --threads, by default "
         "1. By default there is one for each CPU of this machine.",
     ),
     click.Option(
@@ -74,7 +74,7 @@ def with_ray(
     wrapped = copy.copy(command)
     wrapped.params = [*command.params, *SHARED, *more]
     wrapped.callback = chosen
-    # The text keeps the indent of its source, which click removes only where every line has it.
+    # The text keeps the indent of its source, which click removes only if every line has it.
     wrapped.help = f"{inspect.cleandoc(command.help or '')}\n\n{note}"
     return wrapped
 

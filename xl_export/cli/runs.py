@@ -39,9 +39,9 @@ def runs_command(
     """Compare the training of runs.
 
     RUN is the folder of a run, or a folder that holds runs. The table has a line for each run, the best
-    validation first. Its scores are bits per token, and bits per byte or character of the text where that is
+    validation first. Its scores are bits per token, and bits per byte or character of the text if that is
     known. Scores of runs with different vocabularies can only be compared by byte or character. Runs whose
-    scores are of different units stand apart, and a warning names what cannot be compared.
+    scores are of different units are listed apart, and a warning names what cannot be compared.
     """
     from trainer.run.record import read_record, runs_in
 
@@ -73,7 +73,7 @@ def runs_command(
 
 
 def _by_score(record: Record) -> tuple[str, float]:
-    """Bits per byte stand before bits per character, and those before bits per token."""
+    """Bits per byte come before bits per character, and those before bits per token."""
     score = record.best_bits if record.bits_per_unit is None else record.bits_per_unit
     return record.unit or "token", float("inf") if score is None else score
 

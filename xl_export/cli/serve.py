@@ -41,7 +41,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     default=32,
     show_default=True,
     type=click.IntRange(1, 4096),
-    help="The number of streams that advance at once; others wait. Each row takes the memory of a stream.",
+    help="The number of streams that advance at once; others wait. Each row needs the memory of a stream.",
 )
 @click.option(
     "--queue",
@@ -184,7 +184,7 @@ def serve_command(
 ) -> None:
     """Serve MODEL to many clients over HTTP.
 
-    The interface is that of OpenAI's completions, and stored streams. A MODEL is the folder of an artefact or
+    The interface is OpenAI's completions, and stored streams. A MODEL is the folder of an artefact or
     of a run, or NAME=FOLDER. Clients ask for it by its name; the default is the name of the folder. The
     server only accepts connections from this machine, unless --host is given. SIGTERM or Ctrl-C ends it
     within 5 seconds, SIGHUP reads the keys again, and models whose folder has changed.

@@ -106,7 +106,7 @@ LAUNCHED = (
 @click.option(
     "--processes",
     type=int,
-    help="Train in this many processes on this machine. Each process takes an equal share of the lanes, "
+    help="Train in this many processes on this machine. Each process has an equal share of the lanes, "
     "and either one GPU or an equal share of the CPU threads.",
 )
 @click.option(
@@ -183,7 +183,7 @@ def train_command(
             root = str(Path(__file__).parents[2])
             command = [sys.executable, "-c", LAUNCHED, root, "train", *([config] if config else []), *place]
             launch([*command, *options], processes)
-            return  # the first of the processes has said what comes next
+            return  # the first of the processes has printed what comes next
         with text_as_progress(as_json):
             work()
     if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks for all
@@ -320,7 +320,7 @@ def _work(
 
 
 def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[str, Any]) -> TrainConfig:
-    """The configuration with the assignments of --set, and after them those of the other options."""
+    """The configuration with the assignments of --set, and then of the other options."""
     from trainer.run.overrides import keys_of, with_overrides
 
     if twice := sorted(keys_of(assignments) & set(changes)):
@@ -366,7 +366,7 @@ def _conclude(run: Path, as_json: bool) -> None:
 
 @contextmanager
 def _interruptible(run: Path) -> Iterator[None]:
-    """Says, where a signal ends the training, that the run can be resumed; keeps the signal's exit code."""
+    """If a signal ends the training, prints that the run can be resumed; keeps the signal's exit code."""
     from trainer.training.launch import REPORTS
 
     try:

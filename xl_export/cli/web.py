@@ -26,7 +26,7 @@ from xl_export.cli.options import force_option
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
-    help="The port of --serve; 0 takes a free one.",
+    help="The port of --serve; 0 chooses a free one.",
 )
 @click.option(
     "--node-modules",

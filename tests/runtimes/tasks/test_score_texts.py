@@ -242,11 +242,9 @@ def test_options_that_are_refused() -> None:
         with pytest.raises(UserError, match=r"texts is one text .* give a list of texts"):
             score_texts(session, text)  # type: ignore[arg-type]
     session.vocab = ByteVocab()
-    with pytest.raises(
-        UserError, match="bos needs a token that stands before a text, and the byte vocabulary"
-    ):
+    with pytest.raises(UserError, match="bos needs a token before a text, and the byte vocabulary"):
         score_texts(session, [], bos=True)
-    with pytest.raises(UserError, match="eos needs a token that stands after a text"):
+    with pytest.raises(UserError, match="eos needs a token after a text"):
         score_texts(session, [], eos=True)
     for name in ("batch", "window"):
         with pytest.raises(UserError, match=f"{name} is 0; expected at least 1"):

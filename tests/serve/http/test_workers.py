@@ -241,7 +241,7 @@ def test_a_text_with_too_many_tokens_is_refused_before_all_of_it_is_encoded() ->
             encoded.append(str(text))
             return super().encode(text)
 
-    with pytest.raises(RefusedError, match="or more, and this server takes 1,000;"):
+    with pytest.raises(RefusedError, match="or more, and this server accepts 1,000;"):
         finished(
             encoding.encoding(
                 Slow(["a"]), "a" * 2_000_000, what="it", param="text", limits=Limits(prompt_tokens=1000)

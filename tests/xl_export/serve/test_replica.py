@@ -247,7 +247,7 @@ BODIES: list[tuple[object, str]] = [
     ({"position": 0, "text": "a", "beam": 2}, "the field 'beam' is not known"),
     ({"position": 0, "text": "a", "max_tokens": 1, "temperature": -1}, "temperature is -1"),
     ({"position": 0, "text": "a", "max_tokens": -1}, "max_tokens is -1"),
-    ({"position": 0, "text": "a" * 70_000}, "takes 65,536"),
+    ({"position": 0, "text": "a" * 70_000}, "accepts 65,536"),
     ({"position": 0, "tokens": [1 << 70]}, "tokens"),
     ({"position": 0, "text": "a", "max_tokens": 1, "temperature": 10**400}, "temperature"),
     ({"position": 0, "text": "a", "max_tokens": 1, "seed": 1 << 64}, "seed is"),

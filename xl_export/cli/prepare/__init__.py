@@ -1,4 +1,4 @@
-"""`xl-export prepare`: from a public corpus or from own files to a dataset that `xl-export train` takes."""
+"""`xl-export prepare`: from a public corpus or from own files to a dataset for `xl-export train`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT: dict[CorpusName, str] = {
     "enwik8": "90, 5 and 5 million bytes; a newline is a token too.",
     "text8": "90, 5 and 5 million characters; 27 different ones.",
     "wikitext-103": "267,735 words; the files for training, validation and test.",
-    "one-billion-word": "Words that appear three times or more; `<S>` stands between sentences. Held-out "
+    "one-billion-word": "Words that appear three times or more; `<S>` separates sentences. Held-out "
     "shard 0 is the test part, and shard 1 is for validation.",
     "penn-treebank": "10,000 words; ptb.train.txt, ptb.valid.txt and ptb.test.txt.",
 }

@@ -83,8 +83,8 @@ def _out_options(command: Command) -> Command:
     "--end-of-document",
     type=click.IntRange(min=0),
     metavar="ID",
-    help="The token that stands after each document: a file, a row, or a line of a .jsonl file. It is added "
-    "where a document does not end with it.",
+    help="The token that follows each document: a file, a row, or a line of a .jsonl file. It is added "
+    "if a document does not end with it.",
 )
 @click.option(
     "--names", type=PATH, help="A file with a name for each token: one name a line, or a JSON list of names."
@@ -148,7 +148,7 @@ def text_command(
 ) -> None:
     """Prepare UTF-8 texts of your own, of any size.
 
-    They are read block by block. After each document stands the end-of-document token, if the vocabulary has
+    They are read block by block. The end-of-document token follows each document, if the vocabulary has
     one. Otherwise files are kept as they are, and lines and JSON texts end with a newline.
     """
     files = _files(train, valid, test, out, force)
@@ -228,7 +228,7 @@ def vocab_command(
     named = ", ".join(f"{name.replace('_', ' ')} {token}" for name, token in special.items())
     lines = [f"{out} is ready: {kind}, {vocab.size:,} tokens; special tokens: {named}"]
     if kind != "word" and size is not None and vocab.size < size:
-        lines.append(f"note: the text gives {vocab.size:,} tokens, fewer than --size {size:,}")
+        lines.append(f"note: the text has {vocab.size:,} tokens, fewer than --size {size:,}")
     document = {"vocabulary": str(out), "kind": kind, "size": vocab.size, "special": special}
     show(document, lines, as_json=as_json)
 
@@ -236,7 +236,7 @@ def vocab_command(
 def _files(
     train: tuple[Path, ...], valid: tuple[Path, ...], test: tuple[Path, ...], out: Path, force: bool
 ) -> OwnFiles:
-    """The files of each part. Raises UserError where one is missing, before any work."""
+    """The files of each part. Raises UserError if one is missing, before any work."""
     with needs("train", "tqdm"):
         from trainer.data.own import OwnFiles
 

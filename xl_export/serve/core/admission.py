@@ -28,7 +28,7 @@ class StoppedError(UserError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the engine of the model stops and takes no more tasks; ask again in a moment, or ask another "
+            "the engine of the model stops and accepts no more tasks; ask again in a moment, or ask another "
             "server."
         )
 
@@ -38,7 +38,7 @@ class TooManyError(UserError):
 
     def __init__(self, count: int, most: int) -> None:
         super().__init__(
-            f"{count} tasks are wanted at once and this engine takes at most {most}; ask for fewer."
+            f"{count} tasks are wanted at once and this engine accepts at most {most}; ask for fewer."
         )
         self.most = most
 
@@ -102,7 +102,7 @@ class Admission:
     There are as many places as rows and places in the queue. Of those beyond the rows, bulk may have half,
     and a tenant with a name may have as many as it leaves free to others, but at least one: so neither bulk
     nor one tenant shuts out all others. The bytes of the states with which tasks begin are bounded, too;
-    one state is admitted whatever its size. Its methods may be called on any thread.
+    one state of any size is admitted. Its methods may be called on any thread.
 
     state_bytes: of one state. paused: the tasks that wait for their clients, which need no place.
     retry_after: seconds after which a client that finds no place should ask again.
@@ -151,7 +151,7 @@ class Admission:
     def admit(self, task: Task, reserved: Reservation | None = None) -> Reservation:
         """The place of a task until its end, and the memory of the state with which it begins.
 
-        reserved: gives the place if it has one left, and covers the state if it is for states. Raises as
+        reserved: provides the place if it has one left, and covers the state if it is for states. Raises as
         `reserve`. A state of several tasks is counted once.
         """
         state = task.state
@@ -206,7 +206,7 @@ class Admission:
             alike = min(waiting, sum(n for (_, each), n in places.items() if each) + count)
         own = min(waiting, places[tenant, bulk] + count)
         if waiting > queue:
-            why = f"{waiting - count} tasks wait already, and this engine takes {queue}"
+            why = f"{waiting - count} tasks wait already, and the queue holds {queue}"
         elif alike > most:
             why = f"bulk may have {most} places of the queue, and they are taken"
         elif tenant and own > max(1, most - alike):

@@ -76,7 +76,7 @@ class Engine:
 
     def reserve(self, tasks: int, *, tenant: str = "", bulk: bool = False, states: int = 0) -> Reservation:
         """Places for tasks of one tenant and class, and memory for states that a request makes and keeps;
-        `submit` then succeeds whatever the load. Any thread. Use it in a `with` block.
+        `submit` then succeeds under any load. Any thread. Use it in a `with` block.
 
         Raises Busy if there is not so much now, TooManyError or UserError if there never is, and StoppedError
         if the engine stops. See `Admission`.
@@ -232,7 +232,7 @@ class Engine:
                 self._apply(commands)
             delivery = scheduler.stop() if stopping else scheduler.iterate()
         except Exception as error:  # a fault of this project: its tasks end, and the engine continues
-            with self._changed:  # whatever a command has brought, or would bring, ends as well
+            with self._changed:  # tasks of commands that were not applied end as well
                 runs = list(self._submitted.values())
                 self._commands = []
                 self._entering = 0

@@ -74,7 +74,7 @@ class Rows:
         run.row = -1
 
     def clear(self) -> None:
-        """Frees all rows, whatever is in them."""
+        """Frees all rows."""
         self.runs.clear()
         self.decoding = 0
         self.memory.unsure = True

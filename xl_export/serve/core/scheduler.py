@@ -100,7 +100,7 @@ class Scheduler:
             self._close(run, reason)
 
     def stop(self) -> Delivery:
-        """Ends all runs as `stopped`, and gives the answers that are left."""
+        """Ends all runs as `stopped`, and returns the answers that are left."""
         for run in list(self.runs.values()):
             self.cancel(run, "stopped")
         self._decode()
@@ -132,7 +132,7 @@ class Scheduler:
             gathered.clear()
 
     def iterate(self) -> Delivery:
-        """Advances every row that may advance, and gives what is new for the clients."""
+        """Advances every row that may advance, and returns what is new for the clients."""
         self.iterations += 1
         if self.queue.count:
             self._place()
@@ -417,9 +417,9 @@ class Scheduler:
             return
         self.paused.add(run)
         run.paused = True
-        if self.may_resume(run):  # the client has taken some in the meantime, when it was not paused yet
+        if self.may_resume(run):  # the client has accepted some in the meantime, when it was not paused yet
             self.resume(run)
 
     def may_resume(self, run: Running) -> bool:
-        """Whether the client of a paused run has taken enough; called on any thread."""
+        """Whether the client of a paused run has accepted enough; called on any thread."""
         return run.sent - run.taken <= self._settings.unread // 2

@@ -17,11 +17,11 @@ from xl_export.serve.core.state import StreamState
 Reason = Literal["end", "stop", "length", "cancelled", "stopped", "failed"]
 # What `Ended.error` says if the model or the memory is at fault.
 NOT_FINITE = (
-    "the model's logits are not finite, so nothing can be said of the next token; its weights are damaged or "
+    "the model's logits are not finite, so no next token can be drawn; its weights are damaged or "
     "diverged, or the stream that it continues is damaged."
 )
 NO_ROOM = (
-    "the client takes no answers, and the memory for streams that wait for their clients is full; take "
+    "the client reads no answers, and the memory for streams that wait for their clients is full; read "
     "answers sooner, or give the server more memory."
 )
 
@@ -137,6 +137,4 @@ def fault_sentence(error: Exception) -> str:
     """The sentence for the client of a task that failed with this error."""
     if isinstance(error, UserError):
         return str(error)
-    return (
-        f"the model's step failed ({fault_line(error)}); ask again, and tell the operator if it fails again."
-    )
+    return f"the model's step failed ({fault_line(error)}); ask again, and report it to the operator if it fails again."

@@ -32,8 +32,8 @@ REFUSED = {
     "/v1/messages": CHAT,
     "/v1/assistants": CHAT,
     "/v1/threads": CHAT,
-    "/v1/embeddings": "these models give probabilities and no embeddings; /v1/score gives log-probabilities",
-    "/v1/moderations": "these models classify nothing; /v1/score gives log-probabilities",
+    "/v1/embeddings": "these models have no embeddings; /v1/score returns log-probabilities",
+    "/v1/moderations": "these models classify nothing; /v1/score returns log-probabilities",
     "/v1/edits": "these models only continue text; send it to /v1/completions",
     "/v1/images/generations": "these models only know text; send it to /v1/completions",
     "/v1/audio/speech": "these models only know text; send it to /v1/completions",
@@ -41,7 +41,7 @@ REFUSED = {
     "/v1/files": "this server keeps no files; send texts to /v1/completions or /v1/score",
     "/v1/batches": "this server keeps no batches; send up to 4,096 texts at once to /v1/score",
     "/v1/fine_tuning/jobs": "this server does not train; use `xl-export train`",
-    "/v1/rerank": "these models rank nothing themselves; /v1/score gives log-probabilities",
+    "/v1/rerank": "these models rank nothing themselves; /v1/score returns log-probabilities",
 }
 
 
@@ -112,7 +112,7 @@ class Application:
             exchange.cut()
         except Exception as error:
             server.log.fault("fault", error, id=exchange.id, path=exchange.path)
-            if exchange.status:  # cutting an answer that has begun tells the client that it is not whole
+            if exchange.status:  # a cut answer shows the client that it is not whole
                 raise
             sentence = f"the server failed to answer the request {exchange.id}; its log says why."
             await exchange.refuse(RefusedError(sentence, status=500, code="fault"))

@@ -45,7 +45,7 @@ Ready = Callable[[int, "Web"], None]  # called with the port, and with what can 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the server listens; port 0 takes a free one."""
+    """Where the server listens; port 0 chooses a free one."""
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -67,9 +67,7 @@ class ModelFacts(TypedDict):
     sampling: Annotated[dict[str, Any], doc("The sampling settings that the model recommends.")]
     computed_by: Annotated[str, doc("The engine that computes the model.")]
     threads: Annotated[int | None, doc("How many CPU threads compute a step; null if PyTorch chooses them.")]
-    rows_independent: Annotated[
-        bool, doc("Whether an answer is the same to the bit whatever else is computed with it.")
-    ]
+    rows_independent: Annotated[bool, doc("Whether an answer is the same to the bit under any load.")]
     rows_dependence: Annotated[str | None, doc("Why rows_independent is false; null otherwise.")]
 
 

@@ -110,7 +110,7 @@ def _misfit(reason: str, expected: Any) -> str:
     if "unknown field" in reason:
         fields = [] if " - at " in reason else _fields(expected)
         if near := get_close_matches(name, fields):
-            # Letters alone take max_completion_tokens for min_tokens.
+            # By letters, max_completion_tokens would be closest to min_tokens.
             words = set(name.split("_"))
             meant = max(near, key=lambda field: len(words.intersection(field.split("_"))))
             mend = f"did you mean {meant!r}? If not, leave it out, or see /openapi.json for those that are"

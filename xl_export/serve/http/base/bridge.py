@@ -1,7 +1,7 @@
 """Between an engine's thread and the tasks of an event loop: one call a step of the engine.
 
 An inbox receives the answers of the tasks that one request has submitted. The request waits for it once a
-step, whatever the number of its tasks, and takes all that is there. A drawn token that can be written to its
+step for all of its tasks together, and takes all that is there. A drawn token that can be written to its
 client without waiting goes there in the bridge's own call, because waking a task for each step and request
 costs more than all the rest.
 """

@@ -50,7 +50,7 @@ class Connection(HttpToolsProtocol):
     """Ends connections whose client sends the head of a request too slowly, or the rest of one that was
     answered before all of it was there, or too many bytes that are no part of a body.
 
-    uvicorn and httptools keep the head of a request whatever its size, and before any key is checked.
+    uvicorn and httptools keep the head of a request of any size, before any key is checked.
     """
 
     config: Config

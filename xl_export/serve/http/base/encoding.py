@@ -49,7 +49,7 @@ def encoding(
             count += len(found[-1])
             if limits is not None and count > limits.prompt_tokens:
                 raise RefusedError(
-                    f"the request has {count:,} tokens or more, and this server takes "
+                    f"the request has {count:,} tokens or more, and this server accepts "
                     f"{limits.prompt_tokens:,}; send fewer, or append them to a stream in parts.",
                     param=param,
                     code="prompt_too_long",

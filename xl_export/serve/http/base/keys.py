@@ -36,7 +36,7 @@ ANYBODY = Tenant(admin=True)  # if the server has no keys; only this machine can
 
 
 class Keys:
-    """The keys of a server, kept as hashes, so that comparing one takes the same time whatever it is."""
+    """The keys of a server, kept as hashes, so that comparing takes the same time for every key."""
 
     def __init__(self, tenants: dict[bytes, Tenant]) -> None:
         self._tenants = tenants
@@ -71,7 +71,7 @@ def keys_of(lines: Iterable[str], place: str) -> Keys:
         where = f"line {number} of {place}"
         if len(words) not in (2, 3) or words[2:] not in ([], ["admin"]) or not NAME.fullmatch(words[0]):
             raise ConfigError(
-                f"{where} is no key; expected `TENANT KEY` or `TENANT KEY admin`, where the tenant has only "
+                f"{where} is no key; expected `TENANT KEY` or `TENANT KEY admin`, and a tenant of only "
                 "letters, digits, dots, dashes and underscores."
             )
         digest = _digest(words[1], where)
@@ -95,7 +95,7 @@ def _digest(key: str, where: str) -> bytes:
     if len(key) < SHORTEST:
         raise ConfigError(
             f"{where} has a key of {len(key)} characters, which can be guessed; give at least {SHORTEST}, "
-            "such as those of `openssl rand -hex 24`."
+            "such as `openssl rand -hex 24` prints."
         )
     return _hash(key)
 

@@ -106,8 +106,8 @@ class BodyBytes:
 
 
 class BodyAccount:
-    """The bytes of one request or WebSocket. The first `SMALL_BODY` of them do not count: nobody is refused a
-    question because others send books.
+    """The bytes of one request or WebSocket. The first `SMALL_BODY` of them do not count, so a
+    small request is never refused because others send books.
     """
 
     def __init__(self, bodies: BodyBytes, tenant: str) -> None:
@@ -133,8 +133,8 @@ def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) ->
     """
     if likeliest and tokens * (1 + likeliest) > limits.log_probs:
         raise RefusedError(
-            f"{param} is {likeliest} for {tokens:,} tokens, and this server gives {limits.log_probs:,} "
-            "log-probabilities in an answer; ask for fewer, or in parts.",
+            f"{param} is {likeliest} for {tokens:,} tokens, and an answer of this server has at most "
+            f"{limits.log_probs:,} log-probabilities; ask for fewer, or in parts.",
             param=param,
         )
 

@@ -101,7 +101,7 @@ class Model:
         facts = self.engine.facts
         yield "num_requests_running", "Tasks that have a row.", facts.decoding + facts.prompts
         yield "num_requests_waiting", "Tasks that wait for a row.", facts.waiting
-        yield "num_requests_paused", "Waiting tasks whose client takes nothing.", facts.paused
+        yield "num_requests_paused", "Waiting tasks whose client reads nothing.", facts.paused
         yield "rows", "Rows, which is how many streams advance at once.", facts.rows
         yield "rows_decoding", "Rows that draw tokens.", facts.decoding
         yield "rows_prompt", "Rows that are fed tokens.", facts.prompts
@@ -143,7 +143,7 @@ class Model:
 
     async def drained(self) -> None:
         """Waits until no request uses this model, however long that is: none is cut. All requests end, since
-        their tokens are bounded, and a client that takes nothing is disconnected.
+        their tokens are bounded, and a client that reads nothing is disconnected.
         """
         while self.users:
             await asyncio.sleep(0.05)
@@ -279,7 +279,7 @@ def _serving_device(path: Path, device: Device | str) -> Device:
         return chosen
     if chosen not in (AUTO, CPU):
         raise ConfigError(
-            f"device is {chosen} and {path} is an artefact, which is served only on the CPU, where the "
-            "memory of its streams is; leave --device out."
+            f"device is {chosen} and {path} is an artefact, which is served only on the CPU, which has "
+            "the memory of its streams; leave --device out."
         )
     return CPU

@@ -15,7 +15,7 @@ from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore
 from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
-CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
+CLOSING = 2.0  # seconds; a server ends within five, with the engine's before it
 Result = TypeVar("Result")
 
 
@@ -75,7 +75,7 @@ class Stores:
                 kept.store = None
 
     def others(self, served: Container[StreamStore]) -> list[Holds]:
-        """Where the streams are that none of these stores has: those of artefacts that are not served, or
+        """Where the streams are that none of these stores has: streams of artefacts that are not served, or
         are not any more while requests that have begun use them.
         """
         with self._lock:  # a store may be opened between the first two looks, and is there at the third

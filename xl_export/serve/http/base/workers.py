@@ -69,7 +69,7 @@ class _Job:
 
 
 class Workers:
-    """Threads that run functions, those of each tenant in turn.
+    """Threads that run functions, each tenant's in turn.
 
     threads: begin when they are needed, and do not keep the process from ending. A tenant with a name has at
     most half of them at once.

@@ -163,7 +163,7 @@ class Completion:
 
     @property
     def _top(self) -> int:
-        """How many of the likeliest tokens the engine gives; with any it gives log-probabilities too."""
+        """How many of the likeliest tokens the engine returns; with any it returns log-probabilities too."""
         ranked = self._plan.best_of > self._plan.n
         return 0 if self._plan.log_probs is None and not ranked else max(1, self._plan.log_probs or 0)
 

@@ -1,4 +1,4 @@
-"""`/v1/score`: the log-probability of independent texts, as `xl-export score` gives it.
+"""`/v1/score`: the log-probability of independent texts, as `xl-export score` prints it.
 
 The texts wait behind the requests of people. A context is fed once for all texts of a request that share it.
 """
@@ -134,7 +134,7 @@ def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
             contexts.add(row.context)
             if tokens > limits.prompt_tokens:
                 raise RefusedError(
-                    f"the request has {tokens:,} tokens or more, and this server takes "
+                    f"the request has {tokens:,} tokens or more, and this server accepts "
                     f"{limits.prompt_tokens:,}; send fewer.",
                     param="texts",
                 )
@@ -255,7 +255,7 @@ class Scoring:
         log_probs = np.concatenate([np.zeros(0, np.float32), *self._found[index]])[1:]
         if not np.isfinite(log_probs).all():
             raise RefusedError(
-                f"the model gives a token of {row.place} no finite log-probability; its weights are damaged "
+                f"a token of {row.place} has no finite log-probability; its weights are damaged "
                 "or its training diverged.",
                 status=500,
                 code="diverged",
@@ -306,7 +306,7 @@ def _wanted(vocab: Vocab, wanted: bool, token: int | None, option: str, place: s
     """The token that is put before or after a text; None if that is not wanted."""
     if wanted and token is None:
         raise RefusedError(
-            f"{option} needs a token that stands {place} a text, and the {vocab.kind} vocabulary of this "
+            f"{option} needs a token {place} a text, and the {vocab.kind} vocabulary of this "
             f"model has none; leave {option} out.",
             param=option,
         )

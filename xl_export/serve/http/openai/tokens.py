@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, with the fields that vLLM gives them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, with the fields of vLLM."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class Writer:
         return EVENT + (yield from json_steps(self._document(choice, text, own, None))) + END
 
     def drawn(self, choice: Choice, drawn: Drawn) -> bytes:
-        """One more token: an event, or nothing if there is nothing to tell yet."""
+        """One more token: an event, or nothing if its text is not complete yet."""
         choice.tokens += 1
         self._drawn += 1
         if (collected := choice.log_probs) is not None and drawn.log_prob is not None:
@@ -283,7 +283,7 @@ class Writer:
 
 
 class LogProbs:
-    """Collects tokens with their log-probabilities, and gives them in OpenAI's form.
+    """Collects tokens with their log-probabilities in OpenAI's form.
 
     top: how many of the likeliest tokens are returned for each. before: the tokens before the first one
     that is added. The texts of the tokens make up the whole text; if a token completes no character, its
