@@ -28,15 +28,13 @@ TIMEOUT = 30  # seconds without a byte until a server counts as silent
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One release of a package in the npm registry.
-
-    integrity: SHA-512 of its archive in base64, as `npm view NAME@VERSION dist.integrity` prints it.
-    num_bytes: the size of the archive.
-    """
+    """One release of a package in the npm registry."""
 
     name: str
     version: str
+    #: SHA-512 of its archive in base64, as `npm view NAME@VERSION dist.integrity` prints it.
     integrity: str
+    #: The size of the archive.
     num_bytes: int
 
     @property

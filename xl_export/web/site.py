@@ -40,10 +40,13 @@ MOST_BYTES = 1 << 31  # of weights in fp32: WebAssembly has 4 GiB of addresses, 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What was written. models: their names. num_bytes: of all files. warnings: one sentence each."""
+    """What was written."""
 
+    #: Their names.
     models: tuple[str, ...]
+    #: Of all files.
     num_bytes: int
+    #: One sentence each.
     warnings: tuple[str, ...]
 
 

@@ -15,9 +15,7 @@ class GrowingText:
 
     decoder: of the stream; it has decoded the tokens before the text. stop: strings that are not empty.
     border: the text around each token, and so around a stop string (see `border_of`). goes_on: whether a
-    later text continues this one, so that half a character at its end waits for the other half. ended: why
-    the text has ended; None while it grows. plain: the decoder, if nothing is ever held back. It may be
-    called instead of `add` for any token but the last.
+    later text continues this one, so that half a character at its end waits for the other half.
     """
 
     def __init__(self, decoder: Decoder, stop: Sequence[str], border: str, *, goes_on: bool = False) -> None:
@@ -26,7 +24,10 @@ class GrowingText:
         self._goes_on = goes_on
         self._stop = [border + (text.strip() if border else text) + border for text in stop]
         self._held = ""
+        #: Why the text has ended; None while it grows.
         self.ended: Reason | None = None
+        #: The decoder, if nothing is ever held back. It may be called instead of `add` for any token but the
+        #: last.
         self.plain = None if stop else decoder
 
     def finish(self) -> str:

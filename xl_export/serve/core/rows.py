@@ -10,16 +10,16 @@ from xl_export.serve.core.running import Running
 
 
 class Rows:
-    """The rows of an engine, and the runs that use them.
-
-    runs: the run of each used row, the decoding ones first. decoding: how many of them decode. moved: how
-    often the memory of a row was copied. Only the thread of the engine uses it.
-    """
+    """The rows of an engine, and the runs that use them. Only the thread of the engine uses it."""
 
     def __init__(self, session: Session, count: int) -> None:
         self.memory = session.start(count)
+        #: The run of each used row, the decoding ones first.
         self.runs: list[Running] = []
-        self.decoding = self.moved = 0
+        #: How many of them decode.
+        self.decoding = 0
+        #: How often the memory of a row was copied.
+        self.moved = 0
         # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
         # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
         # same arrays. One row has no other part, and a step of the whole need not copy the memory back.

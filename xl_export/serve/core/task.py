@@ -137,4 +137,7 @@ def fault_sentence(error: Exception) -> str:
     """The sentence for the client of a task that failed with this error."""
     if isinstance(error, UserError):
         return str(error)
-    return f"the model's step failed ({fault_line(error)}); ask again, and report it to the operator if it fails again."
+    return (
+        f"the model's step failed ({fault_line(error)}); ask again, and report it to the operator if it "
+        "fails again."
+    )

@@ -27,23 +27,24 @@ WALKS = 1 << 12  # prompts that are being fed, of which the hash so far is remem
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFacts:
-    """What a cache holds and has done. tokens: how many were found in it and need not be fed."""
+    """What a cache holds and has done."""
 
     states: int
     num_bytes: int
     hits: int
     misses: int
+    #: How many were found in it and need not be fed.
     tokens: int
     evicted: int
 
 
 @dataclass
 class _Prefix:
-    """A prefix that was seen. followers: the different pieces that have followed it, two of them at most:
-    with two it is a place at which prompts part.
-    """
+    """A prefix that was seen."""
 
     state: StreamState | None = field(default=None, repr=False)
+    #: The different pieces that have followed it, two of them at most: with two it is a place at which
+    #: prompts part.
     followers: set[bytes] = field(default_factory=set)
     hit: bool = False
 
@@ -55,10 +56,9 @@ class _Prefix:
 
 @dataclass
 class _Walk:
-    """How far the prefixes of one prompt were noted. array: that holds its tokens; once it is gone, another
-    one may lie at its address.
-    """
+    """How far the prefixes of one prompt were noted."""
 
+    #: The array that holds its tokens; once it is gone, another one may lie at its address.
     array: weakref.ref[np.ndarray] = field(repr=False)
     chain: hashlib._Hash = field(repr=False)
     length: int = 0

@@ -40,11 +40,11 @@ _New = tuple[str, dict[str, object]]  # the name and the facts of a stream that 
 
 
 class Upload(NamedTuple):
-    """A snapshot that arrives. path: of the file that it is written to. restore: makes a new stream from that
-    file; uses the disk, and raises as `read_snapshot` and `create`.
-    """
+    """A snapshot that arrives."""
 
+    #: Of the file that it is written to.
     path: Path
+    #: Makes a new stream from that file; uses the disk, and raises as `read_snapshot` and `create`.
     restore: Callable[[], StreamFacts]
 
 

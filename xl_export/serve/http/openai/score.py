@@ -35,7 +35,7 @@ AGAIN = 0.05  # seconds until a full queue is asked again
 
 
 class ScoredText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A text with what comes before it. id: given back with the score."""
+    """A text with what comes before it."""
 
     text: Annotated[str | list[int], doc("A text, or token ids.")]
     context: Annotated[

@@ -112,20 +112,19 @@ def usage(prompt: int, drawn: int, cached: int) -> Usage:
 
 
 class Choice:
-    """One choice while it is drawn.
-
-    index: of the choice in the answer and in the numbers that it is drawn with. head: an event of it up to
-    the text. parts: its text, if the answer is one document.
-    """
+    """One choice while it is drawn."""
 
     __slots__ = ("begun", "head", "index", "log_probs", "own", "parts", "prompt", "reason", "tokens")
 
     def __init__(self, prompt: int, index: int, head: bytes) -> None:
         self.prompt = prompt
+        #: Of the choice in the answer and in the numbers that it is drawn with.
         self.index = index
+        #: An event of it up to the text.
         self.head = head
         self.tokens = 0
         self.begun = False
+        #: Its text, if the answer is one document.
         self.parts: list[str] = []
         self.reason: str | None = None
         self.log_probs: LogProbs | None = None
