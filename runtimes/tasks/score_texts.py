@@ -22,7 +22,7 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.row_batches import BatchLimits, make_batches
-from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
+from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 
 WINDOW = 1 << 16  # tokens
 
@@ -88,24 +88,13 @@ def score_texts(
     """
     if isinstance(texts, str | bytes | TextToScore):
         raise UserError(f"texts is one text ({texts!r:.40}); give a list of texts, such as [text].")
-    special = session.vocab.special
-    before = _token(session, special.before_text, "bos", "before") if bos else None
-    after = _token(session, special.after_text, "eos", "after") if eos else None
+    before, after = tokens_around(session.vocab, bos=bos, eos=eos)
     for name, value in (("batch", batch), ("window", window)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; expected at least 1.")
     scorer = _Scorer(session, BatchLimits.of(session, rows=batch), progress)
     reader = Reader(session.vocab, iter(texts), before, after, window)
     return _score_windows(reader, scorer, keep=tokens)
-
-
-def _token(session: Session, token: int | None, option: str, place: str) -> int:
-    if token is None:
-        raise UserError(
-            f"{option} needs a token {place} a text, and the {session.vocab.kind} vocabulary of "
-            f"this model has none; leave {option} out."
-        )
-    return token
 
 
 def _score_windows(reader: Reader, scorer: _Scorer, *, keep: bool) -> Iterator[TextScore]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import TextError
+from runtimes.base.errors import TextError, UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.tokens import ReadText, TextSize, predicted_size
 from runtimes.contract.vocabulary import IdsVocab, Vocab, WordVocab, not_unicode
@@ -68,6 +68,21 @@ class Row:
     @property
     def targets(self) -> np.ndarray:
         return self.stream[1:]
+
+
+def tokens_around(vocab: Vocab, *, bos: bool, eos: bool) -> tuple[int | None, int | None]:
+    """The tokens before and after each text; None for one that is not wanted. Raises UserError if the
+    vocabulary lacks one that is.
+    """
+    before = vocab.special.before_text if bos else None
+    after = vocab.special.after_text if eos else None
+    for option, wanted, token, place in (("bos", bos, before, "before"), ("eos", eos, after, "after")):
+        if wanted and token is None:
+            raise UserError(
+                f"{option} needs a token {place} a text, and the {vocab.kind} vocabulary of this model has "
+                f"none; leave {option} out."
+            )
+    return before, after
 
 
 class Reader:

@@ -16,7 +16,7 @@ import numpy as np
 
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
+from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 from xl_export.serve.core.admission import Busy, Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
@@ -120,9 +120,10 @@ def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
     """The texts as tokens, in steps; raises RefusedError for what cannot be scored."""
     if not 1 <= len(body.texts) <= limits.texts:
         raise RefusedError(f"there are {len(body.texts)} texts; expected 1 to {limits.texts}.", param="texts")
-    special = vocab.special
-    before = _wanted(vocab, body.bos, special.before_text, "bos", "before")
-    after = _wanted(vocab, body.eos, special.after_text, "eos", "after")
+    try:
+        before, after = tokens_around(vocab, bos=body.bos, eos=body.eos)
+    except UserError as error:
+        raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
     texts = [_text(text, number) for number, text in enumerate(body.texts)]
     rows: list[Row] = []
     contexts: set[Context] = set()
@@ -300,14 +301,3 @@ def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:
     if isinstance(text, ScoredText):
         return TextToScore(text=text.text, context=text.context, id=text.id, place=place)
     return TextToScore(text=text, place=place)
-
-
-def _wanted(vocab: Vocab, wanted: bool, token: int | None, option: str, place: str) -> int | None:
-    """The token that is put before or after a text; None if that is not wanted."""
-    if wanted and token is None:
-        raise RefusedError(
-            f"{option} needs a token {place} a text, and the {vocab.kind} vocabulary of this "
-            f"model has none; leave {option} out.",
-            param=option,
-        )
-    return token if wanted else None
