@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 from runtimes.contract.session import Session
-from xl_export.serve.http.base.workers import DISK
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore
 from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
 CLOSING = 2.0  # seconds; a server ends within five, with the engine's before it
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -29,14 +26,6 @@ class _Kept:
     unserved: UnservedStreams | None = None
     users: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-
-async def on_disk(tenant: str, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-    """The result of a function that uses the disk of the stores. Its threads do nothing else, so that a slow
-    disk holds up no work on texts, and long texts no stream. tenant: whose stream it is.
-    """
-    result: Result = await DISK.run(tenant, function, *arguments, **named)
-    return result
 
 
 class Stores:

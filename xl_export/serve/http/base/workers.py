@@ -141,6 +141,7 @@ def _steps_of(function: Callable[..., Any], arguments: Any, named: Any) -> Steps
 
 SHORT_WORK = Workers("short work")
 LONG_WORK = Workers("long work")
+# For the disk of the stores: a slow one holds up no work on texts, and long texts hold up no stream.
 DISK = Workers("disk", min(32, (os.cpu_count() or 1) + 4))
 
 

@@ -18,8 +18,7 @@ from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoint
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.stores import on_disk
-from xl_export.serve.http.base.workers import SHORT_WORK, Steps
+from xl_export.serve.http.base.workers import DISK, SHORT_WORK, Steps
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     AppendResult,
@@ -134,7 +133,7 @@ async def delete(exchange: Exchange) -> Response:
         holds = exchange.use(found(exchange.server, name, tenant)).store
     except OtherArtefactError as other:
         holds = other.holds
-    await on_disk(tenant, holds.delete, name, tenant)
+    await DISK.run(tenant, holds.delete, name, tenant)
     return json(deleted_document(name))
 
 
@@ -144,11 +143,13 @@ async def snapshot(exchange: Exchange) -> None:
     tenant = exchange.tenant.name
 
     async def opened() -> BinaryIO:
+        file: BinaryIO
         try:
             work, _ = _found(exchange)
         except OtherArtefactError as other:
-            return await on_disk(tenant, other.holds.open_snapshot, name, tenant)
-        file: BinaryIO = await work.lasting(work.snapshot(name))
+            file = await DISK.run(tenant, other.holds.open_snapshot, name, tenant)
+        else:
+            file = await work.lasting(work.snapshot(name))
         return file
 
     async def run() -> None:
@@ -160,7 +161,7 @@ async def snapshot(exchange: Exchange) -> None:
                 "cache-control": "no-store",
             }
             await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
-            while block := await on_disk(tenant, file.read, BLOCK):
+            while block := await DISK.run(tenant, file.read, BLOCK):
                 await exchange.events(block)
         await exchange.end(b"")
 
@@ -180,7 +181,7 @@ async def restore(exchange: Exchange) -> Response:
             refusal.closes = True
             raise refusal from error
         await _receive(exchange, upload.path, most)
-        facts = await on_disk(tenant, upload.restore)
+        facts = await DISK.run(tenant, upload.restore)
     return json(facts_document(facts, model.name), 201)
 
 
@@ -213,7 +214,7 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
         with open(path, "xb") as file:
             async with contextlib.aclosing(exchange.parts(most, refusal)) as parts:
                 async for part in parts:
-                    await on_disk(exchange.tenant.name, file.write, part)
+                    await DISK.run(exchange.tenant.name, file.write, part)
 
     try:
         await asyncio.wait_for(write(), exchange.server.limits.body_seconds * (1 + (most >> 26)))

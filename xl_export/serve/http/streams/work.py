@@ -17,8 +17,7 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
-from xl_export.serve.http.base.stores import on_disk
-from xl_export.serve.http.base.workers import aside, size_of
+from xl_export.serve.http.base.workers import DISK, aside, size_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
@@ -92,7 +91,7 @@ class StreamWork:
                     tenant=self.tenant,
                 )
                 state = whole(await self._perform(task, report))
-            facts = await on_disk(self.tenant, self._store.create, self.tenant, state)
+            facts = await DISK.run(self.tenant, self._store.create, self.tenant, state)
         return {
             "object": "stream.append",
             "stream": self._facts(facts, state),
@@ -107,7 +106,7 @@ class StreamWork:
             before = await self._state(operation)
             report = self._report(before.tail, body)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
-            await on_disk(self.tenant, operation.commit, state, appended=tokens)
+            await DISK.run(self.tenant, operation.commit, state, appended=tokens)
             return {
                 "object": "stream.append",
                 "stream": self._facts(operation.facts, state),
@@ -145,7 +144,7 @@ class StreamWork:
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
             assert state is not None, "the task keeps its state"
             if state is not before:
-                await on_disk(self.tenant, operation.commit, state)
+                await DISK.run(self.tenant, operation.commit, state)
             return {
                 "object": "stream.continue",
                 "stream": self._facts(operation.facts, state),
@@ -172,23 +171,23 @@ class StreamWork:
             if len(last):
                 task = Task(tokens=last, state=before, keep=True, tenant=self.tenant)
                 before = whole(await self._perform(task))
-            await on_disk(self.tenant, operation.commit, before)
+            await DISK.run(self.tenant, operation.commit, before)
             return self._facts(operation.facts, before)
 
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
-        return self._facts(await on_disk(self.tenant, self._store.fork, name, self.tenant))
+        return self._facts(await DISK.run(self.tenant, self._store.fork, name, self.tenant))
 
     async def delete(self, name: str) -> Document:
         """Removes a stream for ever."""
-        await on_disk(self.tenant, self._store.delete, name, self.tenant)
+        await DISK.run(self.tenant, self._store.delete, name, self.tenant)
         return deleted_document(name)
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
         with self._operation(name) as operation:
             await self._state(operation)
-            return await on_disk(self.tenant, operation.snapshot)
+            return await DISK.run(self.tenant, operation.snapshot)
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
@@ -215,11 +214,12 @@ class StreamWork:
         ready = operation.ready()
         if ready is not None:
             return ready
-        state, appended = await on_disk(self.tenant, operation.load)
+        state: StreamState
+        state, appended = await DISK.run(self.tenant, operation.load)
         for tokens in appended:
             state = whole(await self._perform(self._appending(state, tokens)))
         if appended:
-            await on_disk(self.tenant, operation.caught_up, state)
+            await DISK.run(self.tenant, operation.caught_up, state)
         return state
 
     async def _perform(
