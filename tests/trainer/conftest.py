@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from runtimes.contract.rule import MemoryRule
+from tests.trainer.training.runs import train_until
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
+from trainer.training.loop import train
 from trainer.training.state import Training
 
 SENTENCE = (
@@ -42,14 +45,15 @@ def plain_text() -> str:
     return text[:4000]
 
 
-@pytest.fixture
-def text_file(tmp_path: Path, plain_text: str) -> Path:
-    path = tmp_path / "text.txt"
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory, plain_text: str) -> Path:
+    """That text. Tests must not change it."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(plain_text, encoding="utf-8")
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_config(text_file: Path) -> Callable[..., TrainConfig]:
     """`make_config(steps=…, dropout=…, lr=…)`: a tiny run on the plain text.
 
@@ -86,6 +90,34 @@ def make_config(text_file: Path) -> Callable[..., TrainConfig]:
         return TrainConfig(**settings | flat)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`trained(config, stop=None)`: the run of a configuration until its end or before a step, made once.
+
+    Tests must not change it.
+    """
+    done: dict[str, Path] = {}
+
+    def run_of(config: TrainConfig, stop: int | None = None) -> Path:
+        key = repr((config, stop))
+        if key not in done:
+            out = tmp_path_factory.mktemp("trained") / "run"
+            if stop is None:
+                train(config, out, progress=False)
+            else:
+                train_until(config, out, stop)
+            done[key] = out
+        return done[key]
+
+    return run_of
+
+
+@pytest.fixture
+def stopped(trained: Callable[..., Path], tmp_path: Path) -> Callable[[TrainConfig, int], Path]:
+    """`stopped(config, step)`: a run of its own for the test, stopped before a step."""
+    return lambda config, step: Path(shutil.copytree(trained(config, step), tmp_path / "stopped"))
 
 
 @pytest.fixture

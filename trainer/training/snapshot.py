@@ -143,8 +143,7 @@ def restore(training: Training, run: Path, text: str) -> None:
     config = training.config
     ranks = training.ranks
     facts = read_facts(path, config.steps)
-    # Older checkpoints store the hash of the training text alone.
-    if facts.text not in (text, text.partition("-")[0]):
+    if facts.text != text:
         part = "validated" if facts.text.startswith(text.partition("-")[0]) else "trained"
         raise ConfigError(
             f"the text that {run} was {part} on has changed since; restore it, or start a new run."

@@ -43,18 +43,6 @@ def test_an_end_of_document_that_is_also_data_is_noted(name: str, content: str, 
     assert (f"{name} has 40 lines, read as one document" in notes) == (name == "a.txt")
 
 
-def test_what_is_no_file_of_ids_has_a_sentence_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("12 the cat")
-    np.savez(tmp_path / "a.npz", ids=np.arange(9))
-    np.save(tmp_path / "ids.npy", np.arange(59).repeat(5))
-    refused(xl(*prepare(tmp_path, tmp_path / "text.txt")), "has 'the' as word 2", "`xl-export prepare text`")
-    refused(xl(*prepare(tmp_path, tmp_path / "a.npz")), "a.npz is an archive of arrays", "numpy.save(")
-    refused(xl(*prepare(tmp_path, tmp_path)), "is a folder; give each of its files")
-    assert xl(*prepare(tmp_path, tmp_path / "ids.npy")).exit_code == 0
-    again = xl("prepare", "tokens", "--train", tmp_path / "out", "--vocab-size", 9, "--out", tmp_path / "o")
-    refused(again, "is a dataset already", "xl-export train --data")
-
-
 def test_too_few_ids_are_told_with_their_files(tmp_path: Path) -> None:
     for name, count in (("empty", 0), ("one", 1), ("few", 30), ("enough", 31)):
         np.save(tmp_path / f"{name}.npy", np.arange(count))

@@ -179,10 +179,11 @@ def test_a_size_of_the_vocabulary_that_is_not_the_texts_is_refused(make_config: 
 
 
 def test_too_little_held_out_text_is_said_once_and_the_model_is_then_the_last(
-    make_config: Make, tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+    make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text_file.write_text("word " * 300 + "x" * 200)  # words: the held-out 5 % are one of them
-    config = make_config(vocab="word", batch=2, steps=6)
+    text = tmp_path / "text.txt"
+    text.write_text("word " * 300 + "x" * 200)  # words: the held-out 5 % are one of them
+    config = make_config(text=str(text), vocab="word", batch=2, steps=6)
     run = train(config, tmp_path / "run")
     output = capsys.readouterr().out
     assert output.count("too few to validate: model.safetensors will be the last checkpoint") == 1

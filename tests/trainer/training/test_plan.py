@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,8 @@ def test_tuning_keeps_the_device_of_its_run(
 
 
 @pytest.fixture
-def first(make_config: Make, tmp_path: Path) -> Path:
-    return train(make_config(steps=10), tmp_path / "first", progress=False)
+def first(make_config: Make, trained: Callable[[TrainConfig], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained(make_config(steps=4)), tmp_path / "first"))
 
 
 def test_tuning_starts_from_the_best_weights(
@@ -194,33 +195,6 @@ def test_a_tuned_run_resumes_without_the_run_it_started_from(
     first.rename(tmp_path / "moved")
     resume(run, steps=5, progress=False)
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--from", "first"], "give --text FILE, or --data"),
-        (["--from", "first", "--text", "odd.txt", "--vocab", "byte"], "--from uses the vocabulary"),
-        (["--from", "first", "--text", "odd.txt", "--steps", "2"], "'§', character 1 of the text"),
-        (["--from", "missing", "--text", "odd.txt"], "missing does not exist"),
-        (
-            ["tiny", "--from", "first", "--text", "odd.txt"],
-            "--from is for a new run on --text",
-        ),
-        (["--text", "odd.txt", "--minutes", "3", "--steps", "2"], "leave out --minutes, or --steps"),
-        (["tiny", "--minutes", "3"], "--minutes is for a new run"),
-        (["--text", "odd.txt", "--processes", "2"], "leave out --processes"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(
-    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd.txt").write_text("§" * 4000, encoding="utf-8")
-    result = CliRunner().invoke(main, ["train", *options, "--out", "second"])
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr
-    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,70 +22,90 @@ from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
 
 Make = Callable[..., TrainConfig]
+Trained = Callable[[TrainConfig], Path]
+Stopped = Callable[[TrainConfig, int], Path]
+LENGTHS = {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))}
+DROPPED = {"dropout": 0.2, "attention_dropout": 0.1}
 
-
-@pytest.mark.parametrize("stop", every(3, [0, 1, 4, 5, 6, 9, 19]))
-def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Path, stop: int) -> None:
-    config = make_config(dropout=0.2, attention_dropout=0.1)
-    whole = train(config, tmp_path / "whole", progress=False)
-    train_until(config, tmp_path / "stopped", stop)
-    assert state(tmp_path / "stopped")[1]["step"] == stop // 5 * 5
-    torch.manual_seed(99)  # another process would not have this one's random state
-    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+# Changes of a run, and the step before which it is stopped. By default some runs have many parts at once;
+# the rows with each of them alone are slow.
+KINDS: list[tuple[dict[str, Any], int]] = [
+    (DROPPED | LENGTHS | {"optimizer": "adagrad", "accumulate": 2, "autocast": "fp16"}, 8),
+    (
+        {
+            "optimizer": "adamw",
+            "weight_decay": 0.1,
+            "betas": (0.8, 0.95),
+            "averaging": Averaging(start_step=5),
+            "vocab": "subword",
+            "max_size": 280,
+            "schedule": "inverse-sqrt",
+        },
+        9,
+    ),
+    (
+        {
+            "batch": 90,  # wraps around after four steps
+            "pre_norm": True,
+            "tie_biases": False,
+            "autocast": "bf16",
+            "schedule": "plateau",
+            "validate_every": 1,
+            "averaging": Averaging(patience=0),
+            "lr": 0.3,
+        },
+        5,
+    ),
+    (DROPPED | {"training": MemoryRule(mem_len=20, segment=3, initial_memory="zeros", clamp_len=4)}, 0),
+]
+ALONE: list[tuple[dict[str, Any], int]] = [
+    *((DROPPED, stop) for stop in (1, 4, 5, 6, 9, 11)),
+    ({"batch": 1}, 8),
+    ({"training": MemoryRule(mem_len=0, segment=8)}, 8),
+    *(({"vocab": vocab}, 8) for vocab in ("byte", "word")),
+    ({"autocast": "bf16", "accumulate": 4}, 8),
+    ({"autocast": "fp16"}, 8),
+    ({"averaging": Averaging(start_step=9)}, 8),
+    (LENGTHS, 8),
+    ({"patience": 4, "validate_every": 1, "lr": 0.3, "checkpoint_every": 3}, 8),
+]
 
 
 @pytest.mark.parametrize(
-    "changes",
-    every(
-        3,
-        [
-            {"batch": 1},
-            {"training": MemoryRule(mem_len=0, segment=8)},
-            {"training": MemoryRule(mem_len=20, segment=3, initial_memory="zeros", clamp_len=4)},
-            {"pre_norm": True, "tie_biases": False},
-            {"vocab": "byte"},
-            {"vocab": "word"},
-            {"vocab": "subword", "max_size": 280},
-            {"batch": 90},  # wraps around after four steps
-            {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
-            {"optimizer": "adamw", "weight_decay": 0.1, "betas": (0.8, 0.95)},
-            {"autocast": "bf16", "accumulate": 4},
-            {"autocast": "fp16"},
-            {"averaging": Averaging(start_step=5)},
-            {"averaging": Averaging(start_step=9)},
-            {
-                "schedule": "plateau",
-                "validate_every": 1,
-                "averaging": Averaging(patience=0),
-                "lr": 0.3,
-            },
-            {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))},
-            {"patience": 4, "validate_every": 1, "lr": 0.3, "checkpoint_every": 3},
-        ],
-    ),
+    ("changes", "stop"), [*KINDS, *(pytest.param(*row, marks=pytest.mark.slow) for row in ALONE)]
 )
-def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(
+    make_config: Make, trained: Trained, stopped: Stopped, changes: dict[str, Any], stop: int
+) -> None:
     config = make_config(steps=12, **changes)
-    whole = train(config, tmp_path / "whole", progress=False)
-    train_until(config, tmp_path / "stopped", 8)
-    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+    run = stopped(config, stop)
+    assert state(run)[1]["step"] == stop // config.checkpoint_every * config.checkpoint_every
+    torch.manual_seed(99)  # another process would not have this one's random state
+    assert_same_run(resume(run, progress=False), trained(config))
 
 
 # States are written at steps 0, 5, 10, 15 and 20, models at 0, 5, and the best validations, 10 and 20.
 @pytest.mark.parametrize(
     ("half", "number"),
-    [
-        ("training.safetensors", 3),
-        ("training.safetensors", 5),
-        ("model.safetensors", 3),
-        ("model.safetensors", 4),
-    ],
+    every(
+        2,
+        [
+            ("training.safetensors", 3),
+            ("model.safetensors", 3),
+            ("model.safetensors", 4),
+            ("training.safetensors", 5),
+        ],
+    ),
 )
-def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str, number: int
+def test_a_stop_between_the_files_of_a_checkpoint_resumes(
+    make_config: Make,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    half: str,
+    number: int,
 ) -> None:
-    whole, save = train(make_config(), tmp_path / "whole", progress=False), snapshot.save_tensors
-    saves = []
+    saves, save = [], snapshot.save_tensors
 
     def stopping(path: Path, *arguments: Any) -> None:
         saves.append(path.name)
@@ -93,198 +113,173 @@ def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
             raise KeyboardInterrupt
         save(path, *arguments)
 
-    monkeypatch.setattr(snapshot, "save_tensors", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(make_config(), tmp_path / "stopped", progress=False)
-    monkeypatch.undo()
-    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "save_tensors", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train(make_config(), tmp_path / "stopped", progress=False)
+    assert_same_run(resume(tmp_path / "stopped", progress=False), trained(make_config()))
 
 
-def test_a_torn_last_line_and_lines_after_the_checkpoint_are_dropped(
-    make_config: Make, tmp_path: Path
+def test_lines_after_the_checkpoint_are_dropped(
+    make_config: Make, trained: Trained, stopped: Stopped
 ) -> None:
-    whole = train(make_config(), tmp_path / "whole", progress=False)
-    train_until(make_config(), tmp_path / "stopped", 9)
-    with open(tmp_path / "stopped/metrics.jsonl", "ab") as stream:
+    run = stopped(make_config(), 7)
+    with open(run / "metrics.jsonl", "ab") as stream:
         stream.write(b'{"step": 9, "loss_nats": 9.9}\n' + 5000 * b"[" + b'\n\xff\x00\n{"step": 10, "loss_n')
-    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+    assert_same_run(resume(run, progress=False), trained(make_config()))
 
 
-def test_resuming_a_finished_run_changes_nothing(make_config: Make, tmp_path: Path) -> None:
-    run = train(make_config(steps=4), tmp_path / "run", progress=False)
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != "training.safetensors"}
-    resume(run, progress=False)
-    assert before == {
-        path.name: path.read_bytes() for path in run.iterdir() if path.name != "training.safetensors"
-    }
-
-
-def test_a_run_with_a_relative_text_resumes_from_another_folder(
-    make_config: Make, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    train_until(make_config(text="text.txt"), tmp_path / "run", 6)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    resume(tmp_path / "run", progress=False)
-    assert state(tmp_path / "run")[1]["step"] == 20
-
-
-def test_resuming_a_finished_run_says_so(
+def test_resuming_a_finished_run_says_so_and_changes_nothing(
     make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(make_config(steps=4), tmp_path / "run", progress=False)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != "training.safetensors"}
     resume(run)
-    assert (
-        capsys.readouterr().out
-        == f"{run} is finished already, at step 4 of 4; there is nothing to continue\n"
+    assert capsys.readouterr().out == (
+        f"{run} is finished already, at step 4 of 4; there is nothing to continue\n"
     )
+    assert before == {name: (run / name).read_bytes() for name in before}
 
 
-def test_the_scale_of_the_loss_is_resumed(make_config: Make, tmp_path: Path) -> None:
-    train_until(make_config(autocast="fp16"), tmp_path / "run", 7)
-    tensors, facts = state(tmp_path / "run")
+def test_a_run_with_a_relative_text_resumes_from_another_folder(
+    make_config: Make, tmp_path: Path, plain_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.txt").write_text(plain_text)
+    train_until(make_config(text="own.txt", steps=8), tmp_path / "run", 6)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resume(tmp_path / "run", progress=False)
+    assert state(tmp_path / "run")[1]["step"] == 8
+
+
+def rewrite(run: Path, tensors: dict[str, torch.Tensor], facts: dict[str, Any] | None) -> None:
+    text = "{" if facts is None else json.dumps(facts)
+    checkpoint.save_tensors(run / "training.safetensors", tensors, {"facts": text})
+
+
+def test_the_scale_of_the_loss_is_resumed(make_config: Make, stopped: Stopped) -> None:
+    run = stopped(make_config(autocast="fp16"), 7)
+    tensors, facts = state(run)
     assert facts["step"] == 5
     assert facts["scale"] in (2.0**16, 2.0**15), "the first scale, or half of it after a step out of range"
-    checkpoint.save_tensors(
-        tmp_path / "run/training.safetensors",
-        tensors,
-        {"facts": json.dumps(facts | {"scale": 2.0**9, "scale_steps": 1990})},
-    )
-    facts = state(resume(tmp_path / "run", progress=False))[1]
+    rewrite(run, tensors, facts | {"scale": 2.0**9, "scale_steps": 1990})
+    facts = state(resume(run, progress=False))[1]
     assert (facts["scale"], facts["scale_steps"]) == (2.0**10, 5), "it doubles after 2000 steps in range"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"step": -1},
-        {"step": 21},
-        {"step": "5"},
-        {"at": -1},
-        {"position": 1 << 60},
-        {"ranks": 0},
-        {"ranks": 1 << 60},
-        {"scale": 0.0},
-        {"scale_steps": 0.5},
-        {"validations": [{"step": 1}]},
-        {"validations": 3},
-        {"unknown": 1},
-        {"averaged": None},
-        None,
-    ],
-)
-def test_facts_that_are_none_are_refused(
-    make_config: Make, tmp_path: Path, change: dict[str, Any] | None
+def with_facts(change: dict[str, Any] | None) -> Callable[[Path], None]:
+    def altered(run: Path) -> None:
+        tensors, facts = state(run)
+        rewrite(run, tensors, None if change is None else facts | change)
+
+    return altered
+
+
+def with_tensor(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[[Path], None]:
+    def altered(run: Path) -> None:
+        tensors, facts = state(run)
+        change(tensors[name].view(-1))
+        rewrite(run, tensors, facts)
+
+    return altered
+
+
+def with_file(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def altered(run: Path) -> None:
+        (run / name).write_bytes(change((run / name).read_bytes()))
+
+    return altered
+
+
+def flipped(data: bytes) -> bytes:
+    """With one bit of its last tensor changed."""
+    return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+
+
+NO_FACTS = r"training\.safetensors (does not say|was written at)"
+REFUSED: list[tuple[Callable[[Path], None], str]] = [
+    *((with_facts({"step": step}), NO_FACTS) for step in (-1, 21, "5")),
+    (with_facts({"at": -1}), NO_FACTS),
+    (with_facts({"position": 1 << 60}), NO_FACTS),
+    *((with_facts({"ranks": ranks}), NO_FACTS) for ranks in (0, 1 << 60)),
+    (with_facts({"scale": 0.0}), NO_FACTS),
+    (with_facts({"scale_steps": 0.5}), NO_FACTS),
+    *((with_facts({"validations": some}), NO_FACTS) for some in ([{"step": 1}], 3)),
+    (with_facts({"unknown": 1}), NO_FACTS),
+    (with_facts({"averaged": None}), NO_FACTS),
+    (with_facts(None), NO_FACTS),
+    (with_tensor("random", lambda x: x.fill_(255)), "holds a random state that PyTorch does not accept"),
+    *(
+        (with_tensor(name, lambda x: x[3:4].fill_(torch.inf)), f"cannot be used, because {name} holds inf")
+        for name in ("model.blocks.0.key.weight", "exp_avg.blocks.0.key.weight", "memory.1")
+    ),
+    *(
+        (with_file("training.safetensors", change), r"training\.safetensors")
+        for change in (lambda x: x[: len(x) // 2], lambda x: b"", lambda x: b"x" * 500)
+    ),
+    (with_file("training.safetensors", flipped), r"training\.safetensors was altered: the SHA-256"),
+    *(
+        (lambda run, name=name: (run / name).unlink(), name)  # type: ignore[misc]
+        for name in ("training.safetensors", "config.json", "vocab.json", "valid.txt")
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), REFUSED)
+def test_a_damaged_run_is_refused_and_not_changed(
+    make_config: Make, stopped: Stopped, damage: Callable[[Path], None], words: str
 ) -> None:
-    train_until(make_config(), tmp_path / "run", 7)
-    path = tmp_path / "run/training.safetensors"
-    tensors, facts = state(tmp_path / "run")
-    checkpoint.save_tensors(path, tensors, {"facts": "{" if change is None else json.dumps(facts | change)})
-    with pytest.raises(ArtefactError, match=r"training\.safetensors (does not say|was written at)") as caught:
-        resume(tmp_path / "run", progress=False)
+    run = stopped(make_config(), 7)
+    damage(run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(UserError, match=words) as caught:
+        resume(run, progress=False)
     assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
-def test_a_random_state_that_is_none_is_refused(make_config: Make, tmp_path: Path) -> None:
-    train_until(make_config(), tmp_path / "run", 7)
-    tensors, facts = state(tmp_path / "run")
-    tensors["random"] = torch.full_like(tensors["random"], 255)
-    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
-    with pytest.raises(
-        ArtefactError, match=r"training\.safetensors holds a random state that PyTorch does not accept"
-    ):
-        resume(tmp_path / "run", progress=False)
-
-
-@pytest.mark.parametrize("name", ["model.blocks.0.key.weight", "exp_avg.blocks.0.key.weight", "memory.1"])
-def test_a_checkpoint_that_is_not_finite_is_refused(make_config: Make, tmp_path: Path, name: str) -> None:
-    train_until(make_config(), tmp_path / "run", 7)
-    tensors, facts = state(tmp_path / "run")
-    tensors[name].view(-1)[3] = torch.inf
-    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
-    with pytest.raises(
-        ArtefactError, match=rf"training\.safetensors cannot be used, because {name} holds inf"
-    ):
-        resume(tmp_path / "run", progress=False)
-
-
-def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint(
-    make_config: Make, tmp_path: Path
-) -> None:
-    train_until(make_config(), tmp_path / "run", 17)
-    best = (tmp_path / "run/model.safetensors").read_bytes()
-    assert checkpoint.load_metadata(tmp_path / "run/model.safetensors") == {"step": "10"}
-    other = train(make_config(steps=4), tmp_path / "other", progress=False)
-    (tmp_path / "run/model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    with pytest.raises(
-        ArtefactError, match=r"model\.safetensors does not hold the weights of step 10, the best of this run"
-    ):
-        resume(tmp_path / "run", progress=False)
-    (tmp_path / "run/model.safetensors").write_bytes(best[:-1] + bytes([best[-1] ^ 1]))
-    with pytest.raises(ArtefactError, match=r"model\.safetensors was altered: the SHA-256"):
-        resume(tmp_path / "run", progress=False)
-    (tmp_path / "run/model.safetensors").write_bytes(best)
-    resume(tmp_path / "run", progress=False)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "not safetensors", "another model's"])
-def test_a_damaged_state_is_refused_and_named(make_config: Make, tmp_path: Path, damage: str) -> None:
-    train_until(make_config(), tmp_path / "run", 7)
-    path = tmp_path / "run/training.safetensors"
-    if damage == "another model's":
-        train_until(make_config(layers=1), tmp_path / "other", 1)
-        path.write_bytes((tmp_path / "other/training.safetensors").read_bytes())
-    else:
-        data = path.read_bytes()
-        path.write_bytes(
-            {"truncated": data[: len(data) // 2], "emptied": b"", "not safetensors": b"x" * 500}[damage]
-        )
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+def test_the_state_of_another_model_is_refused(make_config: Make, stopped: Stopped, trained: Trained) -> None:
+    run, other = stopped(make_config(), 7), trained(make_config(layers=1, steps=1))
+    (run / "training.safetensors").write_bytes((other / "training.safetensors").read_bytes())
     with pytest.raises(ArtefactError, match=r"training\.safetensors"):
-        resume(tmp_path / "run", progress=False)
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+        resume(run, progress=False)
 
 
-def test_a_text_that_changed_since_is_refused(make_config: Make, tmp_path: Path, text_file: Path) -> None:
-    train_until(make_config(), tmp_path / "run", 7)
-    text_file.write_text(text_file.read_text().replace("gradient", "gradieny"))
+def test_the_best_model_is_needed_if_it_is_older_than_the_checkpoint(
+    make_config: Make, trained: Trained, stopped: Stopped
+) -> None:
+    run = stopped(make_config(), 17)
+    best = (run / "model.safetensors").read_bytes()
+    assert checkpoint.load_metadata(run / "model.safetensors") == {"step": "10"}
+    for other, words in (
+        ((trained(make_config(steps=12)) / "model.safetensors").read_bytes(), "not hold the weights of step"),
+        (flipped(best), r"model\.safetensors was altered: the SHA-256"),
+    ):
+        (run / "model.safetensors").write_bytes(other)
+        with pytest.raises(ArtefactError, match=words):
+            resume(run, progress=False)
+    (run / "model.safetensors").write_bytes(best)
+    resume(run, progress=False)
+
+
+def test_a_text_that_changed_since_is_refused(make_config: Make, tmp_path: Path, plain_text: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(plain_text)
+    train_until(make_config(text=str(text)), tmp_path / "run", 1)
+    text.write_text(plain_text.replace("gradient", "gradieny"))
     with pytest.raises(ConfigError, match=r"text that .*run was trained on has changed since"):
         resume(tmp_path / "run", progress=False)
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
-    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True, progress=False)
-    return tmp_path / "ptb"
-
-
-@pytest.mark.parametrize(("split", "what"), [("train", "trained"), ("valid", "validated")])
-def test_a_dataset_that_changed_since_is_refused(
-    make_config: Make, tmp_path: Path, dataset: Path, split: str, what: str
-) -> None:
-    config = make_config(text=None, data=str(dataset), batch=1, training=MemoryRule(mem_len=2, segment=2))
-    train_until(config, tmp_path / "run", 7)
-    ids = bytearray((dataset / f"{split}.bin").read_bytes())
-    ids[0] = 1 - min(ids[0], 1)
-    (dataset / f"{split}.bin").write_bytes(ids)
-    with pytest.raises(ConfigError, match=rf"text that .*run was {what} on has changed since"):
-        resume(tmp_path / "run", progress=False)
-
-
-def test_a_checkpoint_of_before_held_out_texts_were_hashed_resumes(make_config: Make, tmp_path: Path) -> None:
-    whole = train(make_config(), tmp_path / "whole", progress=False)
-    train_until(make_config(), tmp_path / "run", 7)
-    tensors, facts = state(tmp_path / "run")
-    older = facts | {"text": facts["text"].partition("-")[0]}
-    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(older)})
-    assert_same_run(resume(tmp_path / "run", progress=False), whole)
-
-
-@pytest.mark.parametrize("missing", ["training.safetensors", "config.json", "vocab.json", "valid.txt"])
-def test_a_missing_file_is_named(make_config: Make, tmp_path: Path, missing: str) -> None:
-    train_until(make_config(), tmp_path / "run", 7)
-    (tmp_path / "run" / missing).unlink()
-    with pytest.raises(UserError, match=missing):
-        resume(tmp_path / "run", progress=False)
+def test_a_dataset_that_changed_since_is_refused(make_config: Make, tmp_path: Path) -> None:
+    source, data = make_source(tmp_path / "in", "penn-treebank", "tar.gz"), tmp_path / "ptb"
+    prepare("penn-treebank", source, data, unverified=True, progress=False)
+    rule = MemoryRule(mem_len=2, segment=2)
+    train_until(make_config(text=None, data=str(data), batch=1, training=rule), tmp_path / "run", 1)
+    for split, what in (("train", "trained"), ("valid", "validated")):
+        whole = (data / f"{split}.bin").read_bytes()
+        (data / f"{split}.bin").write_bytes(bytes([1 - min(whole[0], 1)]) + whole[1:])
+        with pytest.raises(ConfigError, match=rf"text that .*run was {what} on has changed since"):
+            resume(tmp_path / "run", progress=False)
+        (data / f"{split}.bin").write_bytes(whole)

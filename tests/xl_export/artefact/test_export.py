@@ -197,31 +197,6 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda run: (run / "model.safetensors").unlink(), "model.safetensors is missing or damaged"),
-        (
-            lambda run: (run / "model.safetensors").write_bytes(b"x" * 100),
-            "model.safetensors is missing or damaged",
-        ),
-        (lambda run: (run / "vocab.json").write_text('{"kind": "byte"}'), "vocab.json has 256 symbols"),
-        (lambda run: (run / "config.json").write_text("{}"), "the key 'model' is missing"),
-        (lambda run: (run / "config.json").unlink(), "is not a run"),
-    ],
-)
-def test_a_damaged_run_is_refused(
-    damage: Callable[[Path], None], message: str, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run()
-    damage(run)
-    result = CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / "artefact")])
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_finite_weights_whose_answers_are_not_are_refused(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -303,8 +278,3 @@ def test_an_export_over_the_folder_that_holds_its_source_is_refused(
     refused(ended, "run lies in ., which would be replaced and deleted")
     refused(xl("export", run, "--out", ".", "--force"), "the folder that this command was started in")
     assert sorted(path.name for path in folder.rglob("*")) == before
-
-
-def test_an_unknown_exporter_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="exporter is 'foo'; expected one of graph, trace"):
-        export(run, tmp_path / "a", exporter="foo")  # type: ignore[arg-type]

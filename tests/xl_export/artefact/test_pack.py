@@ -118,17 +118,13 @@ def test_the_list_of_operators_is_for_a_build_of_onnx_runtime(packed: dict[str, 
     assert {line.split(";")[0] for line in lines} <= {"ai.onnx", "com.microsoft"}
 
 
-def test_what_needs_another_file_is_refused(packed: dict[str, Path], run: Path, tmp_path: Path) -> None:
+def test_what_needs_another_file_is_refused(packed: dict[str, Path], tmp_path: Path) -> None:
     needs_onnx = r"has its graph in step\.ort, and .* needs step\.onnx; export the run again without --ort"
     out = ("--out", tmp_path / "out")
     refused(xl("polygraphy", packed["ort"], *out), "step.ort, and polygraphy needs step.onnx")
     refused(xl("build", packed["ort"], *out), "step.ort, and TensorRT needs step.onnx")
     with pytest.raises(UserError, match=needs_onnx):
         open_session(packed["ort"], device="cuda")
-    refused(xl("export", run, *out, "--ort", "--single-file"), "leave out --single-file")
-    refused(xl("export", run, *out, "--ort", "--target", "tensorrt"), "--ort is for --target onnxruntime")
-    refused(xl("export", run, *out, "--ort", "--precision", "int8-stored"), "leave out --ort")
-    refused(xl("export", run, *out, "--ort", "--triton", tmp_path / "models"), "leave out --ort")
     assert list(tmp_path.iterdir()) == []
 
 

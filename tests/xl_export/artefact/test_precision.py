@@ -166,11 +166,6 @@ def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: P
     assert not (tmp_path / "artefact").exists()
 
 
-def test_a_text_with_nothing_to_measure_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--text is the text on which a reduced precision"):
-        export(run, tmp_path / "artefact", text=tmp_path / "text.txt")
-
-
 def test_loading_widens_the_matrices_of_bytes_once(calm_run: Callable[..., Path], tmp_path: Path) -> None:
     """The Cast of each is computed when the graph is loaded, so the products are of constants in fp32."""
     folder = export(calm_run("transformer-xl"), tmp_path / "artefact", precision="int8-stored")
@@ -185,34 +180,6 @@ def test_loading_widens_the_matrices_of_bytes_once(calm_run: Callable[..., Path]
         counted.append({kind: matrices.count(kind) for kind in set(matrices)})
     # Four of each layer, and the tied table, whose bytes stay for the look-up.
     assert counted == [{"INT8": 9}, {"FLOAT": 9, "INT8": 1}]
-
-
-def test_engines_take_no_precision_of_memory(run: Path, tmp_path: Path) -> None:
-    for options, message in (
-        (
-            {"memory_precision": "fp16"},
-            r"^--memory-precision is fp16, and --target tensorrt .*: leave it out\.$",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            export(run, tmp_path / "artefact", target="tensorrt", **options)  # type: ignore[arg-type]
-
-
-def test_tensorrt_takes_no_precision_of_memory(calm_run: Callable[..., Path], tmp_path: Path) -> None:
-    arguments = [
-        "export",
-        str(calm_run("transformer-xl")),
-        "--out",
-        str(tmp_path / "a"),
-        "--target",
-        "tensorrt",
-    ]
-    result = CliRunner().invoke(main, [*arguments, "--memory-precision", "fp32"])
-    assert result.exit_code == 2
-    assert (
-        "--memory-precision is fp32, and --target tensorrt writes memory in fp16, or in fp32 with "
-        "--precision fp32: leave it out." in result.output
-    )
 
 
 def test_the_command_says_what_was_measured_and_info_repeats_it(

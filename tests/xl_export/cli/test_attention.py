@@ -157,51 +157,6 @@ def test_existing_folders_are_kept_unless_forced(run: Path, text_file: Path, tmp
     assert (out / "figure-5.png").is_file()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--layer", 2], ["--layer is 2", "expected 0 to 1"]),
-        (["--head", 2], ["--head is 2", "expected 0 to 1"]),
-        (["--at", 15], ["--at is 15", "expected 16 to 284"]),
-        (["--at", 285], ["--at is 285", "expected 16 to 284"]),
-    ],
-)
-def test_a_choice_outside_the_model_or_the_text_is_refused(
-    options: list, words: list[str], run: Path, text_file: Path, tmp_path: Path
-) -> None:
-    assert_refused(call("attention", run, "--text", text_file, "--out", tmp_path / "out", *options), *words)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_head_that_sees_no_text_is_refused(make_run: MakeRun, text_file: Path, tmp_path: Path) -> None:
-    split = make_run(**ALL_ATTENTION, sublayers="head-split", heads=4)
-    options = ("--text", text_file, "--out", tmp_path / "out", "--head", 2)
-    assert_refused(
-        call("attention", split, *options), "--head is 2; expected 0 to 1, those that attend to the text"
-    )
-
-
-def test_texts_that_cannot_be_looked_at_are_refused(run: Path, tmp_path: Path) -> None:
-    path, out = tmp_path / "text.txt", tmp_path / "out"
-    options = ("attention", run, "--text", path, "--out", out)
-    assert_refused(call(*options), "text.txt could not be read")
-    path.write_text("a" * 31)
-    assert_refused(call(*options), "the text has 31 tokens", "expected at least 32")
-    path.write_text("a" * 32)
-    assert call(*options, "--tokens", 1).exit_code == 0
-    path.write_text("中" * 50)
-    assert_refused(call(*options, "--force"), "not among the")
-
-
-def test_only_runs_can_be_inspected(artefacts: dict[str, Path], text_file: Path, tmp_path: Path) -> None:
-    for folder, words in (
-        (artefacts["ring"], "is an artefact"),
-        (tmp_path / "none", "does not exist; give a run"),
-    ):
-        assert_refused(call("attention", folder, "--text", text_file, "--out", tmp_path / "out"), words)
-        assert_refused(call("spans", folder), words)
-
-
 def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, tmp_path: Path) -> None:
     opened = load_run(run)
     tokens = opened.vocab.encode(text_file.read_bytes())[:100]
@@ -231,10 +186,6 @@ def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, 
         arrays = read_npz(out / "attention.npz")
         assert arrays["average"].shape[-1] == mem_len + 1
         np.testing.assert_array_equal(arrays["average"], seen.average)
-    out = tmp_path / "too-long"
-    result = call("attention", run, "--text", text_file, "--out", out, "--mem-len", 290)
-    assert_refused(result, "the text has 300 tokens, expected at least 306 for a memory of 290")
-    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ COMMANDS = [
     ("set {artefact} --top-p 0.9", "sampling"),
     ("export {run} --out {new}", "identity"),
     ("train tiny --steps 1 --out {new}", "steps"),
+    ("train --list", "configurations"),
     ("import {run} --describe", "parameters"),
     ("polygraphy {artefact} --out {new}", "commands"),
     ("recl {run} --text {text} --lengths 2,4 --positions 10", "models"),

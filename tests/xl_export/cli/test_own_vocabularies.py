@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary import load_vocab
-from runtimes.sessions.open import open_session
-from tests.commands import json_of, refused, xl
+from tests.commands import json_of, xl
 from trainer.data.dataset import open_dataset
 from trainer.data.source import load_source
 from trainer.data.text import load_splits
@@ -96,37 +94,6 @@ def test_words_of_a_run_are_limited_by_count_and_size(tmp_path: Path, text: str)
     assert load_vocab(tmp_path / "run" / "vocab.json").size == 50
 
 
-def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callable[..., Any]) -> None:
-    made, out = chain("ids"), tmp_path / "out"
-    np.save(tmp_path / "a.npy", np.arange(9))
-    (tmp_path / "a.txt").write_text("some text " * 200)
-    text = ["--text", tmp_path / "a.txt", "--out", out]
-    refused(xl("train", "--max-size", 9, *text), "min_count is for vocabularies of words and max_size for")
-    refused(xl("train", "--vocab", "words", *text), "'words', and word was probably meant")
-    refused(xl("train", "--vocab", tmp_path / "none.json", *text), "none.json, which does not exist")
-    refused(xl("train", "--vocab", made.dataset / "vocab.json", *text), "`xl-export prepare tokens`")
-    refused(xl("train", "--text", made.dataset, "--out", out), "`xl-export train --data")
-    refused(xl("train", "--text", tmp_path, "--out", out), "`xl-export prepare text`", "prepare NAME")
-    refused(
-        xl("train", "--data", made.dataset, "--min-count", 2, "--out", out),
-        "--min-count is 2 and the dataset",
-        "has its own vocabulary",
-    )
-    refused(xl("train", "--resume", made.run, "--max-size", 9), "leave out --max-size")
-    refused(xl("train", "--text", tmp_path / "a.npy", "--out", out), "xl-export prepare tokens --train")
-    (tmp_path / "music.txt").write_text("60 62 64\n" * 500)
-    noted = xl("train", "tiny", "--text", tmp_path / "music.txt", "--steps", 1, "--out", tmp_path / "digits")
-    assert "holds nothing but numbers" in noted.stderr
-    assert noted.exit_code == 0
-    refused(
-        xl(
-            "prepare", "text", "--train", tmp_path / "a.txt", "--vocab", "char", "--max-size", 9, "--out", out
-        ),
-        "min_count is for vocabularies of words and max_size for",
-    )
-    assert not out.exists()
-
-
 def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[..., Any]) -> None:
     made = chain("ids")
     config = json.loads((made.run / "config.json").read_text()) | {"corpus": "enwik8", "data": None}
@@ -176,64 +143,9 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     assert f"Warning: {concern}" in exported.stderr
 
 
-def test_prepare_says_what_it_made_and_what_was_meant(tmp_path: Path) -> None:
+def test_prepare_vocab_says_what_it_made(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text " * 50)
     words = ["--kind", "word", "--text", tmp_path / "a.txt", "--out", tmp_path / "words.json"]
     assert json_of(xl("prepare", "vocab", *words, "--json"))["special"] == {"unknown": 0, "end_of_line": 1}
-    refused(xl("prepare", "vocab", *words), "exists already", "--force")
     assert json_of(xl("prepare", "vocab", *words, "--max-size", 3, "--force", "--json"))["size"] == 3
-    out = ["--out", tmp_path / "v.json"]
-    refused(xl("prepare", "vocab", "--kind", "bpe", "--text", tmp_path / "a.txt", *out), "give --size")
-    refused(
-        xl("prepare", "vocab", "--kind", "sentencepiece", "--size", 300, "--text", tmp_path / "a.txt", *out),
-        "ends in .model",
-    )
-    refused(xl("prepare", "token"), "no command 'token'; tokens was probably meant")
-    refused(
-        xl("prepare", "tokens", "--train", tmp_path / "n.npy", "--vocab-size", 3, "--out", tmp_path / "o"),
-        "--train is",
-        "does not exist",
-    )
-    listed = xl("prepare", "--help").stdout
-    assert "wt103" not in listed
-    assert xl("prepare", "--help").stdout.splitlines()[2:] == listed.splitlines()[2:]
-
-
-def test_a_model_of_ids_says_in_each_command_how_it_takes_them(
-    chain: Callable[..., Any], tmp_path: Path
-) -> None:
-    artefact, file = chain("ids").artefact, tmp_path / "some.txt"
-    file.write_text("one two")
-    said = "this model takes token ids from 0 to 11 and no text; "
-    refused(xl("generate", artefact, "--prompt", "a"), f"{said}give ids with --prompt-ids, such as")
-    refused(
-        xl("generate", artefact, "--prompts", file), f"line 1 of {file}: {said}write each prompt as a list"
-    )
-    refused(xl("eval", artefact, "--text", file), f"{file}: {said}give a .npy or .jsonl file", "with --ids")
-    with pytest.raises(TextError) as caught:  # what Python and HTTP say has no option of a command
-        open_session(artefact).vocab.encode("a")
-    assert str(caught.value) == f"{said}give a list of ids."
-
-
-def test_a_folder_that_is_missing_or_of_another_kind_is_called_what_it_is(
-    chain: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = chain("ids")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("text")
-    out = ["--out", "out"]
-    missing = {
-        "a run": [["export", "nosuch", *out]],
-        "an artefact": [["web", "nosuch", *out], ["build", "nosuch", *out]],
-        "a prepared dataset": [["train", "tiny", "--data", "nosuch", *out]],
-        "a run, an artefact or an engine": [["check", "nosuch"], ["info", "nosuch"]],
-    }
-    for given, commands in missing.items():
-        for command in commands:
-            refused(xl(*command), f"Error: nosuch does not exist; give {given}.")
-    refused(xl("train", "tiny", "--data", "a.txt", *out), "Error: a.txt is not a folder; give a prepared dat")
-    refused(xl("export", made.artefact, *out), f"{made.artefact} is an artefact already; check it with")
-    for command in (["check"], ["info"], ["export", *out], ["web", *out]):
-        result = xl(command[0], made.dataset, *command[1:])
-        refused(result, f"{made.dataset} is a dataset; give a", f"`xl-export train --data {made.dataset}`")
-    assert not (tmp_path / "out").exists()
+    assert "wt103" not in xl("prepare", "--help").stdout

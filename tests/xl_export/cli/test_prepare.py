@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import dataclasses
 import gzip
-import json
 import lzma
 import signal
 import subprocess
@@ -16,7 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.commands import xl
+from tests.commands import json_of, xl
+from tests.nightly import every
 from tests.trainer.data.corpus_files import ENWIK8, PUBLISHED, make_source, make_tar
 from trainer.data.corpora import CORPORA
 from trainer.data.dataset import open_dataset
@@ -29,34 +29,17 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["prepare", *map(str, arguments)])
 
 
-def refused(result: Result, *words: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
+NAMES = dict(zip(CORPUS_NAMES, CORPUS_NAMES, strict=True)) | SHORT_NAMES
 
 
-@pytest.mark.parametrize("name", CORPUS_NAMES)
-def test_a_small_corpus_becomes_a_dataset(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "name"), NAMES.items())
+def test_a_corpus_becomes_a_dataset(given: str, name: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "in", name, "tar.gz")
-    result = run(name, "--from", source, "--out", tmp_path / "out", "--unverified", "--json")
-    assert result.exit_code == 0, result.output
-    dataset = open_dataset(tmp_path / "out")
-    facts = json.loads(result.stdout)
-    assert (facts["dataset"], facts["identity"]) == (str(tmp_path / "out"), dataset.facts.identity)
-    assert facts["tokens"] == {split: len(getattr(dataset, split)) for split in ("train", "valid", "test")}
-    assert facts["published"] is False
-
-
-@pytest.mark.parametrize(("short", "name"), SHORT_NAMES.items())
-def test_short_names_are_taken(short: str, name: str, tmp_path: Path) -> None:
-    source = make_source(tmp_path / "in", name, "tar.gz")
-    result = run(short, "--from", source, "--out", tmp_path / "out", "--unverified")
+    result = run(given, "--from", source, "--out", tmp_path / "out", "--unverified")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"{tmp_path / 'out'} is ready: {name}, not the published files; tokens ")
-    assert open_dataset(tmp_path / "out").facts.corpus == name
+    dataset = open_dataset(tmp_path / "out")
+    assert (dataset.facts.corpus, dataset.facts.published) == (name, False)
 
 
 def test_the_published_file_needs_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,51 +54,21 @@ def test_the_published_file_needs_no_flag(tmp_path: Path, monkeypatch: pytest.Mo
     assert "text8, as published; tokens" in result.stdout
 
 
-def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    source, out = make_source(tmp_path / "in", "enwik8", "zip"), tmp_path / "out"
-    refused(
-        run("enwik8", "--from", source, "--out", out), "expected 100,000,000 bytes, found 5,", "--unverified"
-    )
-    refused(run("text8", "--from", source, "--out", out), "enwik8.zip has no text8", "it looks like enwik8")
-    refused(
-        run("enwik8", "--from", tmp_path / "none.zip", "--out", out), "none.zip does not exist", "--download"
-    )
-    source.write_bytes(source.read_bytes()[:-300])
-    refused(run("enwik8", "--from", source, "--out", out, "--unverified"), "enwik8.zip is damaged")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-
-
-def test_a_dataset_is_no_source_but_can_be_trained_on(tmp_path: Path) -> None:
-    source, out = make_source(tmp_path / "in", "enwik8", "zip"), tmp_path / "out"
-    assert run("enwik8", "--from", source, "--out", out, "--unverified").exit_code == 0
-    result = run("enwik8", "--from", out, "--out", tmp_path / "again", "--unverified")
-    refused(result, f"{out} is a dataset", f"xl-export train --data {out}")
-    assert not (tmp_path / "again").exists()
-
-
-def compressed(path: Path, data: bytes) -> Path:
-    path.write_bytes({".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[path.suffix](data))
-    return path
-
-
-@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
-def test_a_compressed_file_and_a_compressed_tar_give_the_bytes_of_the_corpus(
-    suffix: str, tmp_path: Path
-) -> None:
-    single = compressed(tmp_path / f"enwik8.first-part.{suffix}", ENWIK8)
+@pytest.mark.parametrize("suffix", every(3, ["gz", "bz2", "xz"]))
+def test_compressed_files_give_the_bytes_of_the_corpus(suffix: str, tmp_path: Path) -> None:
+    compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[suffix]
+    single = tmp_path / f"enwik8.first-part.{suffix}"
+    single.write_bytes(compress(ENWIK8))
     archive = make_tar(tmp_path / f"enwik8.tar.{suffix}", PUBLISHED["enwik8"], mode=f"w:{suffix}")
     for source in (single, archive):
         out = tmp_path / f"from-{source.name}"
-        result = run("enwik8", "--from", source, "--out", out, "--unverified")
-        assert result.exit_code == 0, result.output
+        result = run("enwik8", "--from", source, "--out", out, "--unverified", "--json")
+        assert json_of(result)["tokens"]["train"] == len(ENWIK8) * 90 // 100
         dataset = open_dataset(out)
         assert b"".join(bytes(part) for part in (dataset.train, dataset.valid, dataset.test)) == ENWIK8
-    missing = compressed(tmp_path / f"ptb.train.txt.{suffix}", b"one two\n")
-    result = run("ptb", "--from", missing, "--out", tmp_path / "ptb", "--unverified")
-    refused(result, f"ptb.train.txt.{suffix} has no ptb.valid.txt, which penn-treebank needs")
 
 
-@pytest.mark.parametrize("form", ["zip", "tar", "tar.gz", "folder"])
+@pytest.mark.parametrize("form", ["tar.gz", "folder"])
 def test_progress_is_a_share_of_a_known_whole(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,14 +95,6 @@ def test_progress_is_a_share_of_a_known_whole(
         assert total, f"{what} has no percentage"
         if what != "unpacking":
             assert sum(done) == total, what
-
-
-def test_an_existing_dataset_is_kept_unless_forced(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "in", "enwik8", "zip")
-    command = ("enwik8", "--from", source, "--out", tmp_path / "out", "--unverified")
-    assert run(*command).exit_code == 0
-    refused(run(*command), "exists already", "--force")
-    assert run(*command, "--force").exit_code == 0
 
 
 def test_a_download_that_is_there_is_not_fetched_again(
@@ -197,7 +142,7 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("sent", "code"), every(3, [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 )
 def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()

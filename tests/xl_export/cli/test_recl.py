@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,24 +78,10 @@ def test_the_table_holds_the_recl_of_the_group(
         ]
 
 
-def test_memory_of_runs_can_be_chosen(
-    run: Path, other: Path, artefacts: dict[str, Path], text_file: Path
-) -> None:
-    options = ("--text", text_file, "--lengths", "10,20,30", "--positions", 5)
-    assert xl("recl", run, other, *options, "--mem-len", 30).exit_code == 0
-    refused(xl("recl", artefacts["ring"], *options, "--mem-len", 30), "--mem-len is 30", "exported with 16")
-
-
-def test_the_plot_is_a_picture(run: Path, other: Path, text_file: Path, tmp_path: Path) -> None:
-    options = ("--text", text_file, "--lengths", "4:16:4", "--positions", 5)
-    assert xl("recl", run, other, *options, "--plot", tmp_path / "recl.png").exit_code == 0
-    assert (tmp_path / "recl.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_files_that_are_there_are_replaced_only_with_force(
     run: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    measured = ("recl", run, "--text", text_file, "--lengths", "4,8", "--positions", 5)
+    measured = ("recl", run, "--text", text_file, "--lengths", "10,20,30", "--mem-len", 30, "--positions", 5)
     for option, name, starts in (("--out", "recl.json", b"{"), ("--plot", "recl.png", b"\x89PNG")):
         kept = tmp_path / name
         kept.write_bytes(b"kept")
@@ -107,42 +92,3 @@ def test_files_that_are_there_are_replaced_only_with_force(
         assert kept.read_bytes() == b"kept"
         assert xl(*measured, option, kept, "--force").exit_code == 0
         assert kept.read_bytes().startswith(starts)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--lengths", "8,4"), ("--lengths is '8,4'", "ascending")),
-        (("--lengths", "8"), ("at least two",)),
-        (("--lengths", "0,8"), ("--lengths is '0,8'", "from 1 on")),
-        (("--lengths", "8,18"), ("--lengths goes to 18", "sees more than 17", "--mem-len")),
-        (
-            ("--lengths", "4,8", "--positions", 393),
-            ("400 tokens, 392 of them after 8 others", "393 are asked for"),
-        ),
-        (("--lengths", "4,8", "--r", 0), ("--r is 0", "above 0")),
-        (("--lengths", "4,8", "--r", "nan"), ("--r is nan",)),
-        (("--lengths", "4,8", "--out", "recl.txt"), ("--out is recl.txt", ".json")),
-        (("--lengths", "4,8", "--out", "/dev/null/recl.json"), ("could not be written",)),
-        (("--lengths", "4,8", "--plot", "recl.svg"), ("--plot is recl.svg", ".png")),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    options: tuple, words: tuple[str, ...], run: Path, text_file: Path
-) -> None:
-    refused(xl("recl", run, "--text", text_file, *options), *words)
-
-
-def test_a_group_of_different_vocabularies_is_refused(run: Path, text_file: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "copy"))
-    vocab = json.loads((copy / "vocab.json").read_text())
-    (copy / "vocab.json").write_text(json.dumps({**vocab, "symbols": vocab["symbols"][::-1]}))
-    refused(xl("recl", run, copy, "--text", text_file, "--lengths", "4,8"), "copy has another vocabulary")
-
-
-def test_the_plot_without_matplotlib_says_what_to_install(
-    run: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    options = ("--text", text_file, "--lengths", "4,8", "--plot", "recl.png")
-    refused(xl("recl", run, *options), "pip install '.[bench]'")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import refused, xl
+from tests.commands import xl
 from trainer.training import launch
 
 CHANGES = ("--set", "optimizer.kind=adamw", "--set", "optimizer.weight_decay=0.1", "--set=model.d_model=16")
@@ -46,23 +46,3 @@ def test_every_process_is_given_what_was_set(monkeypatch: pytest.MonkeyPatch, tm
     alone: Any = xl(*given[: given.index("--out")], *given[given.index("--out") + 2 :], "--show", "tiny")
     assert json.loads(alone.stdout)["optimizer"]["weight_decay"] == 0.1
     assert json.loads(alone.stdout)["seed"] == 3
-
-
-def test_contradictions_are_refused(tmp_path: Path) -> None:
-    refused(
-        xl("train", "--show", "tiny", "--set", "seed=2", "--seed", 3), "seed is given by --set and by --seed"
-    )
-    refused(xl("train", "--resume", tmp_path, "--set", "seed=2"), "leave out --set")
-    refused(
-        xl("train", "--show", "tiny", "--set", "seed=2", "--set", "seed=3"), "--set seed=… is given twice"
-    )
-    for steps in (
-        ["--steps", 10],
-        ["--set", "steps=10"],
-    ):  # a warm-up that was given is not shortened in silence
-        refused(
-            xl("train", "--show", "tiny", *steps, "--set", "schedule.warmup_steps=100"),
-            "schedule.warmup_steps is 100; expected 0 to steps, which is 10",
-        )
-    refused(xl("train", "tiny", "--set", "sead=2", "--out", tmp_path / "r"), "seed was probably meant")
-    assert not (tmp_path / "r").exists()

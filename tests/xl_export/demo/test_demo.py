@@ -65,25 +65,6 @@ def test_without_the_models_the_demo_says_where_they_are(
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_first_word(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    refusals = {
-        tmp_path / "file" / "demo": "file is a file, not a folder; give another --out.",
-        Path("/proc/demo"): "could not be written",
-    }
-    for place, refusal in refusals.items():
-        ended = xl("demo", "--out", place)
-        assert ended.exit_code == 2
-        assert refusal in ended.stderr
-        assert ended.stdout == ""
-
-
-def test_steps_are_those_of_a_training(tmp_path: Path) -> None:
-    ended = xl("demo", "--out", tmp_path / "demo", "--steps", 3)
-    assert ended.exit_code == 2
-    assert "give --train too" in ended.stderr
-
-
 def test_a_small_model_is_trained_and_compared_on_request(tmp_path: Path) -> None:
     """An interrupted demo, which has a run and no story, is replaced too."""
     (tmp_path / "demo/run").mkdir(parents=True)

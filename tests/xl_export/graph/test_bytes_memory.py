@@ -15,8 +15,8 @@ import torch
 from click.testing import CliRunner
 
 from runtimes import check, open_session
-from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.contract.spec import SPEC, load_spec
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.spec import load_spec
 from runtimes.contract.tensors import TensorSpec
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
@@ -162,22 +162,3 @@ def test_memory_that_is_a_tenth_too_large_is_found_by_the_export_and_by_the_chec
     report = check(export(run, tmp_path / "wrong", memory_precision="int8"))
     assert not report.passed, report.sentence
     assert report.max_difference < 0.5, "so the limits of int8 weights would let it pass"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"memory": "shift"}, "which only ring memory has, and the memory is shift; give fp16"),
-        ({"memory": "hidden"}, "which only ring memory has, and the memory is hidden; give fp16"),
-        ({"target": "web"}, "WebGPU has no numbers of 8 bits; give fp16"),
-        ({"target": "tensorrt"}, "leave it out"),
-        ({"exporter": "trace"}, "a traced step has no scales for it; give fp16"),
-    ],
-    ids=str,
-)
-def test_it_is_refused_where_it_cannot_be(
-    options: dict[str, Any], words: str, run: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        export(run, tmp_path / "artefact", memory_precision="int8", **options)
-    assert not (tmp_path / "artefact" / SPEC).exists()

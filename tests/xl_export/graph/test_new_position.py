@@ -14,6 +14,8 @@ from runtimes import open_session
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
+from runtimes.contract.tensors import FORMS
+from tests.nightly import matrix
 from tests.streams import feed, rows
 from trainer.model import positions
 from trainer.model.attention import Terms
@@ -61,9 +63,9 @@ def kinds() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("clamp_len", [None, 5])
-@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-@pytest.mark.parametrize("kind", ["everything", "linear-bias"])
+@pytest.mark.parametrize(
+    ("kind", "form", "clamp_len"), matrix(["everything", "linear-bias"], FORMS, [None, 5], together=1)
+)
 def test_a_new_kind_exports_as_it_is(
     kind: str,
     form: str,
@@ -81,8 +83,9 @@ def test_a_new_kind_exports_as_it_is(
     assert np.abs(answer - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("attention", ["plugin", "native"])
-@pytest.mark.parametrize("kind", ["everything", "linear-bias"])
+@pytest.mark.parametrize(
+    ("kind", "attention"), matrix(["everything", "linear-bias"], ["plugin", "native"], together=1)
+)
 def test_a_new_kind_exports_for_tensorrt(
     kind: str, attention: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:

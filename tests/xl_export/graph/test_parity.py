@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from runtimes import open_session
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
-from tests.architectures import ARCHITECTURES, RULE
-from tests.nightly import every
+from tests.architectures import ARCHITECTURES
+from tests.nightly import every, matrix
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -24,16 +23,7 @@ T, M = 8, 16  # of the shared run
 CUTS = {"ones": [1] * 336, "sevens": [7] * 48, "whole": [T] * 42, "mixed": [T, 1, 7] * 21}
 
 
-# Each form with each cut and each batch with each cut by default; the other half of the cases is slow.
-HALVES = [
-    pytest.param(form, batch, cut, marks=pytest.mark.slow if (f + b + c) % 2 else ())
-    for f, form in enumerate(FORMS)
-    for b, batch in enumerate((1, 3))
-    for c, cut in enumerate(CUTS)
-]
-
-
-@pytest.mark.parametrize(("form", "batch", "cut"), HALVES)
+@pytest.mark.parametrize(("form", "batch", "cut"), matrix(FORMS, (1, 3), tuple(CUTS), together=1))
 def test_log_probabilities_equal_pytorch_over_21_memory_lengths(
     form: str, batch: int, cut: str, run: Path, artefacts: dict[str, Path], tokens: np.ndarray
 ) -> None:
@@ -45,8 +35,8 @@ def test_log_probabilities_equal_pytorch_over_21_memory_lengths(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lengths=st.lists(st.integers(1, T), min_size=1, max_size=60))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, T), min_size=1, max_size=40))
 def test_cutting_a_stream_never_changes_a_same_length_score(
     form: str, artefacts: dict[str, Path], tokens: np.ndarray, lengths: list[int]
 ) -> None:
@@ -57,31 +47,19 @@ def test_cutting_a_stream_never_changes_a_same_length_score(
     assert np.abs(cut - ones).max() < 1e-4
 
 
-@pytest.mark.parametrize("cut", [[5, 8, 1, 7, 8, 8, 3, 8], [8] * 6])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_full_rule_equals_the_naive_model_cut_the_same_way(
-    form: str, cut: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+    form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    import torch
-
-    from trainer.model.naive import naive_attention
-    from trainer.run.checkpoint import load_run
-
     rule = MemoryRule(mem_len=16, segment=8, mask="full")
     run = make_run(rule=rule)
-    model = load_run(run).model.double().eval()
-    stream = rows(tokens, 2, sum(cut))
-    memory, positions, at, truth = model.start(2, rule), torch.zeros(2, dtype=torch.int64), 0, []
-    for length in cut:
-        piece = torch.from_numpy(stream[:, at : at + length])
-        logits, memory = model(piece, memory, positions, rule, attention=naive_attention)
-        truth.append(logits.log_softmax(-1).detach().numpy())
-        positions, at = positions + length, at + length
-    artefact = export(run, tmp_path / "artefact", memory=form)  # type: ignore[arg-type]
-    answer, _ = feed(open_session(artefact), stream, cut)
-    assert np.abs(answer - np.concatenate(truth, axis=1)).max() < 1e-4
-    ones, _ = feed(open_session(artefact), stream, [1] * stream.shape[1])
-    assert np.abs(ones - answer).max() > 1e-3  # under this rule the cut matters
+    session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    for cut in ([5, 8, 1, 7, 8, 8, 3, 8], [8] * 6):
+        stream = rows(tokens, 2, sum(cut))
+        answer, _ = feed(session, stream, cut)
+        assert np.abs(answer - naive_answers(run, stream, cut)).max() < 1e-4
+        ones, _ = feed(session, stream, [1] * stream.shape[1])
+        assert np.abs(ones - answer).max() > 1e-3  # under this rule the cut matters
 
 
 OTHERS = [
@@ -93,8 +71,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("options", OTHERS, ids=str)
+@pytest.mark.parametrize(("options", "form"), matrix(OTHERS, FORMS, together=1))
 def test_every_option_of_model_and_rule_exports(
     options: dict, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
@@ -117,60 +94,45 @@ def test_every_option_of_model_and_rule_exports(
 CUT = [T, 1, 7, T, T, 3] * 2
 
 
-@pytest.fixture(scope="module")
-def naive(make_run: Callable[..., Path], tokens: np.ndarray) -> Callable[[str], tuple[Path, np.ndarray]]:
-    """`naive(architecture)`: a run, and its naive model's answers in float64 to two rows, cut by `CUT`."""
+def naive_answers(run: Path, stream: np.ndarray, cut: list[int], *, padding: int = 0) -> np.ndarray:
+    """The naive model's log-probabilities in float64; the second row begins with padding."""
     import torch
 
     from trainer.model.naive import naive_attention
     from trainer.run.checkpoint import load_run
 
-    @functools.cache
-    def answers(name: str) -> tuple[Path, np.ndarray]:
-        run = make_run(**ARCHITECTURES[name])
-        rule = ARCHITECTURES[name].get("rule", RULE)
-        model = load_run(run).model.double().eval()
-        stream = rows(tokens, 2, sum(CUT))
-        state, positions, at, truth = model.start(2, rule), torch.tensor([0, -9]), 0, []
-        with torch.no_grad():
-            for length in CUT:
-                piece = torch.from_numpy(stream[:, at : at + length])
-                logits, state = model(piece, state, positions, rule, attention=naive_attention)
-                truth.append(logits.log_softmax(-1).numpy())
-                positions, at = positions + length, at + length
-        return run, np.concatenate(truth, axis=1)
-
-    return answers
+    loaded = load_run(run)
+    model, rule = loaded.model.double().eval(), loaded.config.evaluation
+    state, positions, at, truth = model.start(2, rule), torch.tensor([0, -padding]), 0, []
+    with torch.no_grad():
+        for length in cut:
+            piece = torch.from_numpy(stream[:, at : at + length])
+            logits, state = model(piece, state, positions, rule, attention=naive_attention)
+            truth.append(logits.log_softmax(-1).numpy())
+            positions, at = positions + length, at + length
+    return np.concatenate(truth, axis=1)
 
 
-@pytest.mark.parametrize("form", every(3, FORMS))
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# Each architecture in one form by default; test_precision_parity.py has them in others.
+@pytest.mark.parametrize(("name", "form"), matrix(tuple(ARCHITECTURES), FORMS, together=1))
 def test_every_architecture_exports(
-    name: str,
-    form: str,
-    naive: Callable[[str], tuple[Path, np.ndarray]],
-    tokens: np.ndarray,
-    tmp_path: Path,
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     """Against the naive model in float64, one row beginning with padding, through many memory lengths."""
-    run, expected = naive(name)
+    run, stream = make_run(**ARCHITECTURES[name]), rows(tokens, 2, sum(CUT))
+    expected = naive_answers(run, stream, CUT, padding=9)
     session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
     memory = session.start(2)
     memory.positions[1] = -9
-    answer, _ = feed(session, rows(tokens, 2, sum(CUT)), CUT, memory)
+    answer, _ = feed(session, stream, CUT, memory)
     assert np.abs(answer[0] - expected[0]).max() < 1e-4
     assert np.abs(answer[1, 9:] - expected[1, 9:]).max() < 1e-4
 
 
-# Each pair of architecture and form is above, over a shorter stream; here one form of each by default.
-LONG = [
-    pytest.param(name, form, marks=pytest.mark.slow if (n + f) % 3 else ())
-    for n, name in enumerate(("adaptive-softmax", "all-attention", "head-split", "shaw"))
-    for f, form in enumerate(FORMS)
-]
+LONG = ("adaptive-softmax", "all-attention", "head-split", "shaw")
 
 
-@pytest.mark.parametrize(("name", "form"), LONG)
+@pytest.mark.parametrize(("name", "form"), every(4, [(name, form) for name in LONG for form in FORMS]))
 def test_other_architectures_hold_over_21_memory_lengths(
     name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
+from tests.nightly import matrix
 from tests.streams import feed, rows
 from tests.xl_export.graph.rounding import in_blocks, in_columns
 from trainer.model.config import VocabularyConfig
@@ -45,8 +46,7 @@ KINDS = (
 CUT = [8, 1, 7, 8, 8, 3, 8, 5]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bits", [8, 4, "stored"])
+@pytest.mark.parametrize(("kind", "bits"), matrix(KINDS, (8, 4, "stored"), together=1))
 def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
     kind: str, bits: int | str, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
@@ -159,8 +159,14 @@ def test_the_parts_of_a_matrix_stand_for_its_naive_rounding(bits: int) -> None:
     assert np.abs(found.reshape(6, 96)[:, :80].T - matrix).max() < 0.51 * step
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
-@pytest.mark.parametrize("kind", ["adaptive-softmax", "adaptive-softmax-wide-first"])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    matrix(
+        ("adaptive-softmax", "adaptive-softmax-wide-first"),
+        ("fp16", "int8-stored", "int8", "int4"),
+        together=1,
+    ),
+)
 def test_large_vocabularies_score_and_predict_alike(
     kind: str, precision: Precision, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
@@ -172,8 +178,10 @@ def test_large_vocabularies_score_and_predict_alike(
     assert np.abs(log_probs - truth).max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["transformer-xl", "all-attention-groups", "adaptive-softmax-wide-first"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    matrix(("transformer-xl", "all-attention-groups", "adaptive-softmax-wide-first"), FORMS, together=1),
+)
 def test_memory_of_half_the_bytes(
     form: Any, kind: str, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from runtimes import open_session
-from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import FUSED, GRAPH, load_spec
 from runtimes.contract.tensors import FORMS, Form
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -124,9 +123,3 @@ def test_an_artefact_for_the_web_is_checked_and_keeps_two_rings(
         changed = (array != before[name]).any(axis=(0, 1, 3))
         assert array.ctypes.data != at[name]
         assert np.flatnonzero(changed).tolist() == [5]  # the slot of the token's position, and no other
-
-
-def test_a_traced_graph_is_none_for_the_web(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--target web writes .*; leave one of them out\.$"):
-        export(run, tmp_path / "artefact", target="web", exporter="trace")
-    assert not (tmp_path / "artefact").exists()

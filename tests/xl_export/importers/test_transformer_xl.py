@@ -19,6 +19,7 @@ from torch import Tensor
 from runtimes import open_session
 from runtimes.base.errors import UserError
 from tests.commands import refused, xl
+from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA, nll
 from trainer.run.checkpoint import load_run
 from xl_export.importers import kimiyoung, tensorflow
@@ -227,7 +228,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", every(2, SOURCES))
 def test_tensorflow_variables_of_each_vocabulary_become_the_same_model(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind]
     vocab = source / ("vocab.txt" if kind.startswith("one-projection") else "cache.pt")
@@ -243,9 +244,18 @@ def test_tensorflow_variables_of_each_vocabulary_become_the_same_model(kind: str
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_the_first_cluster_of_the_billion_word_models_has_no_projection(tmp_path: Path) -> None:
-    assert xl("import", WORDS, "--out", tmp_path / "run").exit_code == 0
-    variables = variables_of(tmp_path / "run")
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of an oracle with four tables."""
+    options, out = ("--mem-len", 48, "--segment", 16, "--clamp-len", 32), tmp_path_factory.mktemp("words")
+    assert xl("import", WORDS, "--out", out / "run", *options).exit_code == 0
+    return out / "run"
+
+
+def test_the_first_cluster_of_the_billion_word_models_has_no_projection(
+    words_run: Path, tmp_path: Path
+) -> None:
+    variables = variables_of(words_run)
     for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
         del variables[f"transformer/{name}"]
     np.savez(tmp_path / "model.npz", **variables)
@@ -283,10 +293,9 @@ def test_the_first_cluster_of_the_billion_word_models_has_no_projection(tmp_path
     ],
 )
 def test_variables_that_are_not_a_model_are_refused_by_their_own_names(
-    change: Callable[[dict[str, np.ndarray]], Any], words: list[str], tmp_path: Path
+    change: Callable[[dict[str, np.ndarray]], Any], words: list[str], words_run: Path, tmp_path: Path
 ) -> None:
-    assert xl("import", WORDS, "--out", tmp_path / "run").exit_code == 0
-    variables = variables_of(tmp_path / "run")
+    variables = variables_of(words_run)
     change(variables)
     np.savez(tmp_path / "model.npz", **variables)
     refused(xl("import", tmp_path / "model.npz", "--describe", "--vocab", WORDS / "cache.pt"), *words)
@@ -419,14 +428,13 @@ def test_the_relu_of_old_pytorch_is_read() -> None:
     assert kimiyoung.read(Source(path=WORDS / "model.pt", content=found), ImportOptions()).config.layers == 3
 
 
-def test_frequencies_are_those_of_the_file(tmp_path: Path) -> None:
+def test_frequencies_are_those_of_the_file(words_run: Path, tmp_path: Path) -> None:
     """Another model's frequencies change what is computed, in PyTorch and in the graph alike."""
     from xl_export.artefact.export import export
 
     with np.load(WORDS / "expected.npz") as arrays:
         expected = dict(arrays)
-    options = ("--mem-len", 48, "--segment", 16, "--clamp-len", 32)
-    assert xl("import", WORDS, "--out", tmp_path / "run", *options).exit_code == 0
+    shutil.copytree(words_run, tmp_path / "run")
     before = nll(open_session(tmp_path / "run"), expected)
     tensors = load_file(tmp_path / "run" / "model.safetensors")
     save_file(

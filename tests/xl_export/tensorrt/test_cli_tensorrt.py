@@ -141,57 +141,6 @@ def test_an_engine_is_replaced_only_with_force(
     refused(xl("build", artefacts["shift"], "--out", artefacts["ring"], *RTX, "--force"), f"no {BUILD}")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            ("--flavour", "rtx"),
-            ("--compute-capability is not given: give those of the GPUs", "such as 8.6,8.9,12.0"),
-        ),
-        (
-            ("--flavour", "rtx", "--compute-capability", "9.0"),
-            ("has 9.0, for which TensorRT-RTX builds nothing", "7.5, 8.0, 8.6"),
-        ),
-        ((*RTX, "--attention", "plugin"), ("takes no plugins from Python", "--attention native")),
-        ((*RTX, "--refit"), ("--refit needs a GPU while",)),
-        (
-            (*RTX, "--version-compatible"),
-            ("Error: --version-compatible is for --flavour tensorrt", "leave it out"),
-        ),
-        ((*RTX, "--hardware", "ampere-plus"), ("Error: --hardware is for", "leave it out")),
-        ((*RTX, "--timing-cache", "cache"), ("Error: --timing-cache is for", "leave it out")),
-        (("--compute-capability", "8.6"), ("is for --flavour rtx",)),
-        (
-            (*RTX, "--batch", "4:2:1"),
-            ("Error: --batch is 4:2:1", "least:usual:most in ascending order", "such as 1:4:16"),
-        ),
-        ((*RTX, "--token-batch", "0"), ("Error: --token-batch is 0:0:0",)),
-        ((*RTX, "--batch", "9" * 5000), ("Error: --batch is '999",)),
-        ((*RTX, "--batch", "99999999"), ("Error: --batch is 99999999:", "to 65536")),
-        ((*RTX, "--batch", "1:2"), ("--batch is '1:2'", "least:usual:most")),
-        ((*RTX, "--tokens", "9"), ("--tokens is 9", "1 to 8")),
-        (("--timing-cache", "/nowhere/cache"), ("/nowhere/cache could not be written",)),
-        (("--timing-cache", "/"), ("--timing-cache is /, which is a folder",)),
-        (("--attention", "plugin", "--hardware", "ampere-plus"), ("embeds a kernel",)),
-        (("--attention", "plugin", "--token-batch", "1:2:4"), ("takes one size",)),
-    ],
-)
-def test_options_that_contradict_are_refused(
-    artefacts: dict[str, Path], tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    refused(xl("build", artefacts["shift"], "--out", tmp_path / "engine", *options), *words)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_ring_is_refused_with_the_export_that_is_needed(artefacts: dict[str, Path], tmp_path: Path) -> None:
-    refused(
-        xl("build", artefacts["ring"], "--out", tmp_path / "engine", *RTX),
-        "a ring that is written across its end",
-        "--target tensorrt",
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", ".[tensorrt]"), ("rtx", ".[tensorrt-rtx]")])
 def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from click.testing import CliRunner
 from onnx import inliner
 
 from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
@@ -21,8 +20,8 @@ from runtimes.contract.precision import PRESETS
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
+from tests.commands import xl
 from xl_export.artefact.export import export
-from xl_export.cli.main import main
 from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME
 
 NATIVE = ("transformer-xl", "adaptive-softmax", "shaw", "all-attention")  # one for each kind of graph
@@ -166,31 +165,12 @@ def test_a_weight_beyond_float16_is_refused(make_run: Callable[..., Path], tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_line(run: Path, tmp_path: Path) -> None:
-    def invoke(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / "a"), *arguments])
-        return result.exit_code, result.output
-
-    code, output = invoke("--target", "tensorrt", "--memory", "hidden")
-    assert code == 2
-    assert "engines have ring or shift memory" in output
-    for changes, reason in (
-        (("--mask", "full"), "with --mask full the scores depend on where segments are cut"),
-        (("--mem-len", "0"), "the model has no memory"),
-        (("--exporter", "trace"), "--exporter trace writes across the end"),
-    ):
-        code, output = invoke("--target", "tensorrt", "--memory", "ring", *changes)
-        assert code == 2
-        assert reason in output
-        assert "leave out --memory, which is then shift" in output
-    code, output = invoke("--attention-as", "operators")
-    assert code == 2
-    assert "--attention-as is for --target tensorrt" in output
-    assert list(tmp_path.iterdir()) == []
-    code, output = invoke("--target", "tensorrt", "--attention-as", "operators", "--mem-len", "9")
-    assert code == 0, output
-    assert "ring memory, memory 9" in output
-    assert "tolerance 0.05" in output
+def test_the_command_names_form_and_tolerance(run: Path, tmp_path: Path) -> None:
+    options = ("--target", "tensorrt", "--attention-as", "operators", "--mem-len", "9")
+    result = xl("export", run, "--out", tmp_path / "a", *options)
+    assert result.exit_code == 0, result.output
+    assert "ring memory, memory 9" in result.output
+    assert "tolerance 0.05" in result.output
 
 
 def test_a_graph_that_is_off_in_the_mean_is_not_written(

@@ -1,0 +1,368 @@
+"""What commands refuse: exit code 2, one sentence that says what to do, and nothing written.
+
+A row is a command, words of its sentence, separated by " … ", and files that it needs in the working folder:
+their content, or None for one that is removed. `copy` is a copy of a run there; names in braces are the
+artefacts, runs and data sets of `place`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.architectures import ALL_ATTENTION, ARCHITECTURES
+from tests.commands import refused, xl
+from tests.trainer.data.corpus_files import make_source
+from tests.xl_export.importers.oracles import DATA
+from trainer.data.prepare import prepare
+
+Files = dict[str, bytes | str | None]
+BAD_TEXTS: Files = {"empty.txt": "", "few.txt": "ab", "odd.txt": "§" * 4000, "latin.txt": b"abc\xff" * 999}
+BYTES, VARIANTS = DATA / "kimiyoung-enwik8", DATA / "variants"
+SETTINGS = f"import {BYTES} --describe --settings settings.json"
+
+
+def setting(content: str, words: str) -> tuple[str, str, Files]:
+    """A row whose settings.json has this content."""
+    return SETTINGS, words, {"settings.json": content}
+
+
+def checkpoint(words: str, source: str = "source", **files: bytes) -> tuple[str, str, Files]:
+    """A row that describes files which are no checkpoint."""
+    named: Files = {f"source/{name.replace('__', '.')}": content for name, content in files.items()}
+    return f"import {source} --describe", words, named
+
+
+def variant(name: str, options: str, words: str) -> tuple[str, str]:
+    """A row that imports a checkpoint of tests/data/variants."""
+    folder = VARIANTS / name
+    return f"import {folder} --vocab {folder}/vocab.txt --describe {options}", words
+
+
+TRAIN = [
+    ("train tiny", "either --out RUN … or --resume RUN"),
+    ("train tiny --out a --resume b", "either --out RUN … or --resume RUN"),
+    ("train wt103-bas --out out", "wt103-bas is neither … wt103-base … --list"),
+    ("train '' --out out", "CONFIG is empty"),
+    ("train --show ''", "CONFIG is empty"),
+    ("train mine.json --out out", "unknown key 'stepz'", {"mine.json": '{"stepz": 1}'}),
+    # texts and data sets
+    ("train tiny --text none.txt --out out", "none.txt could not be read"),
+    ("train tiny --text empty.txt --out out", "empty.txt is empty"),
+    ("train tiny --text few.txt --out out", "too few for 8 lanes"),
+    ("train tiny --text latin.txt --out out", "line 1 of  … latin.txt is not UTF-8 (byte 0xff)"),
+    ("train tiny --text ids.npy --out out", "xl-export prepare tokens --train"),
+    ("train tiny --text {data} --out out", "`xl-export train --data"),
+    ("train tiny --text folder --out out", "`xl-export prepare text` … prepare NAME", {"folder/a": ""}),
+    ("train tiny --data nosuch --out out", "nosuch does not exist; give a prepared dataset."),
+    ("train tiny --data text.txt --out out", "text.txt is not a folder; give a prepared dat"),
+    ("train tiny --data {data} --vocab byte --out out", "--vocab is byte … its own vocabulary"),
+    ("train tiny --data {data} --min-count 2 --out out", "--min-count is 2 and the dataset … vocabulary"),
+    ("train wt103-base --out out", "is for wikitext-103 … xl-export prepare wikitext-103 … --text FILE"),
+    ("train enwik8-base --data {ptb} --out out", "ptb is penn-treebank and the configuration is for enwik8"),
+    # vocabularies
+    ("train --text text.txt --max-size 9 --out out", "min_count is for vocabularies of words and max_size"),
+    ("train --text text.txt --vocab words --out out", "'words', and word was probably meant"),
+    ("train --text text.txt --vocab none.json --out out", "none.json, which does not exist"),
+    ("train --text text.txt --vocab {data}/vocab.json --out out", "`xl-export prepare tokens`"),
+    # resuming
+    ("train --resume none", "cannot be resumed … does not exist"),
+    ("train --resume text.txt", "it is a file; give the folder of a run"),
+    ("train --resume folder", "is no run (it has no training.safetensors); give the", {"folder/a": ""}),
+    ("train --resume {ring}", "is an exported model … give the folder of the run"),
+    ("train --resume {data}", "is a dataset; give the folder of a run … --data"),
+    ("train --resume {run}", "has no training.safetensors, as a run that was imported"),
+    ("train --resume {holder}", "is no run; … holder/run in it is one, so give that"),
+    ("train --resume {trained} --steps 3", "--steps is 3 … larger"),
+    *((f"train --resume {{trained}} {o}", f"leave out {o.split()[0].split('=')[0]}") for o in (
+        "--seed 1", "--vocab byte", "--text x", "--max-size 9", "--set seed=2"
+    )),
+    # plans and new runs from old ones
+    ("train --text odd.txt --minutes 3 --steps 2 --out out", "leave out --minutes, or --steps"),
+    ("train tiny --minutes 3 --out out", "--minutes is for a new run"),
+    ("train --text odd.txt --processes 2 --out out", "leave out --processes"),
+    ("train --from {run} --out out", "give --text FILE, or --data"),
+    ("train --from {run} --text odd.txt --vocab byte --out out", "--from uses the vocabulary"),
+    ("train --from {run} --text odd.txt --steps 2 --out out", "'§', character 1 of the text"),
+    ("train --from missing --text odd.txt --out out", "missing does not exist"),
+    ("train tiny --from {run} --text text.txt --out out", "--from is for a new run on --text"),
+    # processes
+    *((f"train tiny --text long.txt --out out --processes {count}", f"--processes is {count} … 1 to 8")
+      for count in (0, -1, 9)),
+    ("train tiny --text long.txt --out out --processes 3", "batch is 8 with 3 processes … a multiple of 3"),
+    # keys
+    ("train --show tiny --set seed=2 --seed 3", "seed is given by --set and by --seed"),
+    ("train --show tiny --set seed=2 --set seed=3", "--set seed=… is given twice"),
+    ("train --show tiny --steps 10 --set schedule.warmup_steps=100", "is 100; expected 0 to steps"),
+    ("train --show tiny --set steps=10 --set schedule.warmup_steps=100", "steps, which is 10"),
+    ("train tiny --set sead=2 --out out", "seed was probably meant"),
+]  # fmt: skip
+
+EXPORT = [
+    ("export nosuch --out out", "nosuch does not exist; give a run."),
+    ("export {ring} --out out", "is an artefact already; check it with"),
+    ("export {data} --out out", "is a dataset; give a … `xl-export train --data"),
+    ("export copy --out out", "model.safetensors is missing or damaged", {"copy/model.safetensors": None}),
+    ("export copy --out out", "model.safetensors is missing or damaged", {"copy/model.safetensors": "x" * 99}),
+    ("export copy --out out", "vocab.json has 256 symbols", {"copy/vocab.json": '{"kind": "byte"}'}),
+    ("export copy --out out", "the key 'model' is missing", {"copy/config.json": "{}"}),
+    ("export copy --out out", "is not a run", {"copy/config.json": None}),
+    *((f"export {{run}} --out out {options}", words) for options, words in (
+        ("--precision fp8", "leave "),
+        ("--text text.txt", "--text is the text on which a reduced precision"),
+        # engines
+        ("--target tensorrt --precision int8-stored", "leave "),
+        ("--target tensorrt --memory-precision fp16", "leave it out"),
+        ("--target tensorrt --memory-precision fp32", "writes memory in fp16, … leave it out"),
+        ("--target tensorrt --memory-precision int8", "leave it out"),
+        ("--target tensorrt --memory hidden", "engines have ring or shift memory … leave "),
+        ("--target tensorrt --memory ring --mask full", "where segments are cut … leave out --memory"),
+        ("--target tensorrt --memory ring --mem-len 0", "the model has no memory … which is then shift"),
+        ("--target tensorrt --memory ring --exporter trace", "--exporter trace writes across the end"),
+        ("--attention-as operators", "--attention-as is for --target tensorrt"),
+        ("--exporter trace --target tensorrt --attention-as node", "is for a graph that is written"),
+        *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")
+          for p in ("int8", "int4", "fp8")),
+        # memory in int8
+        ("--memory-precision int8 --memory shift", "and the memory is shift; give fp16"),
+        ("--memory-precision int8 --memory hidden", "and the memory is hidden; give fp16"),
+        ("--memory-precision int8 --target web", "WebGPU has no numbers of 8 bits; give fp16"),
+        ("--memory-precision int8 --exporter trace", "a traced step has no scales for it; give fp16"),
+        ("--target web --exporter trace", "--target web writes … leave one of them out"),
+        # single files
+        ("--ort --single-file", "leave out --single-file"),
+        ("--ort --target tensorrt", "--ort is for --target onnxruntime"),
+        ("--ort --precision int8-stored", "leave out --ort"),
+        ("--ort --triton models", "leave out --ort"),
+    )),
+]  # fmt: skip
+
+IMPORT = [
+    (f"import {BYTES}", "give --out RUN … --describe"),
+    (f"import {BYTES} --describe --out x", "--describe writes nothing and --out names the run x"),
+    (f"import {BYTES}/missing.pt --describe", "missing.pt does not exist"),
+    (f"import {DATA} --describe", "has no checkpoint by the names model.pt"),
+    (f"import {BYTES}/cache.pt --describe", "cache.pt is of no format … kimiyoung: model.pt"),
+    (f"import {BYTES}/expected.npz --describe", "is of no format"),
+    (f"import {BYTES} --describe --from nvidia", "is a checkpoint of kimiyoung/ … leave out --from nvidia"),
+    (f"import {BYTES} --describe --ramp 32", "ramp is set (option) … only mem_len, segment, mask, clamp_len"),
+    (f"import {BYTES} --describe --mem-len 0", "mem_len is 0 and the mask is same-length … --mask full"),
+    (f"import {BYTES} --describe --vocab {BYTES}/model.pt", "model.pt is not a vocabulary"),
+    (f"import {BYTES} --describe --vocab {DATA}/kimiyoung-wt103-large/cache.pt", "500 symbols and the"),
+    (f"import {DATA}/adaptive-span-enwik8 --describe --mem-len 5", "mem_len is set … only segment, ramp"),
+    (f"import {VARIANTS}/kimiyoung-shaw --describe", "has no cache.pt … --vocab FILE"),
+    (f"import {BYTES} --out {{run}} --force", "no import.json"),
+    ("import {ring} --describe", "is an artefact; give the run that it was made of"),
+    variant("kimiyoung-absolute", "--mem-len 4", "attn_type 2 with memory adds … --mem-len 0 --mask full"),
+    variant("kimiyoung-per-layer", "--mem-len 4", "attn_type 3 with memory adds positions"),
+    variant("kimiyoung-per-layer", "--mask same-length", "attn_type 3 with memory"),
+    variant("kimiyoung-per-layer", "--segment 13", "segment is 13 and this model has 12 positions"),
+    variant("kimiyoung-per-layer", "--clamp-len 3", "clamp_len is set"),
+    variant("kimiyoung-shaw", "--clamp-len 1", "clamp_len 1 leaves one vector"),
+    setting("{", "is not valid JSON"),
+    setting('{"attn_span": 3}', "unknown key 'attn_span' … segment … tgt_len"),
+    setting('{"mask": "none"}', "expected one of same-length, full"),
+    setting('{"segment": 0}', "segment is 0"),
+    setting('{"tgt_len": 3, "segment": 4}', "tgt_len is 3 and segment 4; give one of them"),
+    setting("[]", "expected a JSON object"),
+    setting('{"same_length": true, "mask": "full"}', "same_length is True and mask 'full'"),
+    setting('{"same_length": 1}', "expected true or false"),
+    setting('{"block_sz": "3"}', "'segment' … expected a whole number"),
+    setting('{"mem_len": 99999999999}', "mem_len is 99999999999"),
+    setting('{"ramp": 0}', "ramp is 0"),
+    checkpoint("model.pt is empty", model__pt=b""),
+    checkpoint("model.pt is a text; give the checkpoint", "source/model.pt", model__pt=b"Some notes on it\n"),
+    checkpoint("none does not exist", "none"),
+    checkpoint("has pytorch_model.bin and no config.json", pytorch_model__bin=b"0"),
+    checkpoint("has model.safetensors and no config.json", model__safetensors=b"0"),
+    ("import source/model.ckpt-0 --describe", "a TensorFlow check", {"source/model.ckpt-0.index": b"0"}),
+    ("import source --describe", "is a TensorFlow checkpoint and TensorFlow is not … make an .npz file of it",
+     {"source/model.ckpt-0.index": b"0", "source/model.ckpt-0.meta": b"0"}),
+    ("import source/model.ckpt-0.data-00000-of-00001 --describe", "is a TensorFlow checkpoint",
+     {"source/model.ckpt-0.data-00000-of-00001": b"0"}),
+    ("import source/checkpoint --describe", "a-1 is a TensorFlow",
+     {"source/checkpoint": 'model_checkpoint_path: "/x/a-1"', "source/a-1.index": b"0"}),
+]  # fmt: skip
+
+PREPARE = [
+    ("prepare token", "no command 'token'; tokens was probably meant"),
+    ("prepare enwik8 --from enwik8.zip --out out", "expected 100,000,000 bytes, found 5, … --unverified"),
+    ("prepare text8 --from enwik8.zip --out out", "enwik8.zip has no text8 … it looks like enwik8"),
+    ("prepare enwik8 --from none.zip --out out", "none.zip does not exist … --download"),
+    ("prepare enwik8 --from {data} --out out --unverified", "is a dataset … xl-export train --data"),
+    ("prepare tokens --train n.npy --vocab-size 3 --out out", "--train is … does not exist"),
+    ("prepare tokens --train text.txt --vocab-size 9 --out out", "as word 1 … `xl-export prepare text`"),
+    ("prepare tokens --train a.npz --vocab-size 9 --out out", "a.npz is an archive of arrays … numpy.save("),
+    ("prepare tokens --train folder --vocab-size 9 --out out", "is a folder; give each of its files",
+     {"folder/a": ""}),
+    ("prepare tokens --train {data} --vocab-size 9 --out out", "is a dataset already … train --data"),
+    ("prepare text --train text.txt --vocab char --max-size 9 --out out", "of words and max_size for"),
+    ("prepare vocab --kind bpe --text text.txt --out v.json", "give --size"),
+    ("prepare vocab --kind sentencepiece --size 300 --text text.txt --out v.json", "ends in .model"),
+    ("prepare vocab --kind word --text text.txt --out kept.json", "exists already", {"kept.json": ""}),
+]  # fmt: skip
+
+LOOK = [
+    ("check nosuch", "nosuch does not exist; give a run, an artefact or an engine."),
+    ("info nosuch", "nosuch does not exist; give a run, an artefact or an engine."),
+    *((f"{command} {{data}}", "is a dataset; give a … train --data") for command in ("check", "info")),
+    ("eval {run} --text {data}", "another vocabulary than the model"),
+    ("eval {ids} --text text.txt", "text.txt: this model takes token ids from 0 to 11 and no text; … --ids"),
+    ("generate {ids} --prompt a", "from 0 to 11 and no text; give ids with --prompt-ids, such as"),
+    ("generate {ids} --prompts text.txt", "line 1 of text.txt: … write each prompt as a list"),
+    ("web nosuch --out out", "nosuch does not exist; give an artefact."),
+    ("web {data} --out out", "is a dataset; give a … `xl-export train --data"),
+    *((f"recl {{run}} --text text.txt --lengths {options}", words) for options, words in (
+        ("8,4", "--lengths is '8,4' … ascending"),
+        ("8", "at least two"),
+        ("0,8", "--lengths is '0,8' … from 1 on"),
+        ("8,18", "--lengths goes to 18 … sees more than 17 … --mem-len"),
+        ("4,8 --positions 393", "400 tokens, 392 of them after 8 others … 393 are asked for"),
+        ("4,8 --r 0", "--r is 0 … above 0"),
+        ("4,8 --r nan", "--r is nan"),
+        ("4,8 --out recl.txt", "--out is recl.txt … .json"),
+        ("4,8 --out /dev/null/recl.json", "could not be written"),
+        ("4,8 --plot recl.svg", "--plot is recl.svg … .png"),
+    )),
+    ("recl {ring} --text text.txt --lengths 4,8 --mem-len 30", "--mem-len is 30 … exported with 16"),
+    ("recl {run} {reversed} --text text.txt --lengths 4,8", "reversed has another vocabulary"),
+    *((f"attention {{run}} --out out --text {options}", words) for options, words in (
+        ("text.txt --layer 2", "--layer is 2 … expected 0 to 1"),
+        ("text.txt --head 2", "--head is 2 … expected 0 to 1"),
+        ("text.txt --at 15", "--at is 15 … expected 16 to 384"),
+        ("text.txt --at 385", "--at is 385 … expected 16 to 384"),
+        ("text.txt --mem-len 390", "the text has 400 tokens, expected at least 406 for a memory of 390"),
+        ("none.txt", "none.txt could not be read"),
+        ("few.txt", "the text has 2 tokens … expected at least 32"),
+        ("odd.txt", "not among the"),
+    )),
+    ("attention {split} --text text.txt --out out --head 2", "--head is 2; expected 0 to 1, those"),
+    ("spans {ring}", "is an artefact"),
+    ("attention {ring} --text text.txt --out out", "is an artefact"),
+    ("spans none", "does not exist; give a run"),
+    ("spans {run}", "the model has no learned spans"),
+    ("spans {spans} --out spans.jpg", "ends in .png"),
+    ("runs folder", "neither a run nor a folder of runs … metrics.jsonl", {"folder/a": ""}),
+    ("runs none", "could not be read … give a run"),
+    ("demo --out text.txt/demo", "text.txt is a file, not a folder; give another --out"),
+    ("demo --out /proc/demo", "could not be written"),
+    ("demo --out out --steps 3", "give --train too"),
+]  # fmt: skip
+
+RTX = "build {shift} --out out --flavour rtx --compute-capability 8.6,12.0"
+BUILD = [
+    ("build nosuch --out out", "nosuch does not exist; give an artefact."),
+    ("build {shift} --out out --flavour rtx", "--compute-capability is not given … such as 8.6,8.9,12.0"),
+    ("build {shift} --out out --flavour rtx --compute-capability 9.0", "has 9.0 … 7.5, 8.0, 8.6"),
+    ("build {shift} --out out --compute-capability 8.6", "is for --flavour rtx"),
+    ("build {shift} --out out --timing-cache /nowhere/cache", "/nowhere/cache could not be written"),
+    ("build {shift} --out out --timing-cache /", "--timing-cache is /, which is a folder"),
+    ("build {shift} --out out --attention plugin --hardware ampere-plus", "embeds a kernel"),
+    ("build {shift} --out out --attention plugin --token-batch 1:2:4", "takes one size"),
+    ("build {ring} --out out --flavour rtx --compute-capability 8.6", "across its end … --target tensorrt"),
+    *((f"{RTX} {options}", words) for options, words in (
+        ("--attention plugin", "takes no plugins from Python … --attention native"),
+        ("--refit", "--refit needs a GPU while"),
+        ("--version-compatible", "--version-compatible is for --flavour tensorrt … leave it out"),
+        ("--hardware ampere-plus", "--hardware is for … leave it out"),
+        ("--timing-cache cache", "--timing-cache is for … leave it out"),
+        ("--batch 4:2:1", "--batch is 4:2:1 … least:usual:most in ascending order … such as 1:4:16"),
+        ("--token-batch 0", "--token-batch is 0:0:0"),
+        ("--batch " + "9" * 5000, "--batch is '999"),
+        ("--batch 99999999", "--batch is 99999999: … to 65536"),
+        ("--batch 1:2", "--batch is '1:2' … least:usual:most"),
+        ("--tokens 9", "--tokens is 9 … 1 to 8"),
+    )),
+]  # fmt: skip
+
+ROWS = [*TRAIN, *EXPORT, *IMPORT, *PREPARE, *LOOK, *BUILD]
+
+
+@pytest.fixture(scope="module")
+def place(
+    run: Path,
+    artefacts: dict[str, Path],
+    make_run: Callable[..., Path],
+    chain: Callable[[str], Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Path]:
+    """`place(name)`: what {name} is in a command. Commands must leave it as it is."""
+    folder = tmp_path_factory.mktemp("places")
+
+    @functools.cache
+    def make(name: str) -> Path:
+        if name == "run":
+            return run
+        if name in artefacts:
+            return artefacts[name]
+        if name in ("ids", "trained", "data"):
+            made = chain("ids")
+            return {"ids": made.artefact, "trained": made.run, "data": made.dataset}[name]
+        if name == "spans":
+            return make_run(**ARCHITECTURES["adaptive-span"])
+        if name == "split":
+            return make_run(**ALL_ATTENTION, sublayers="head-split", heads=4)
+        if name == "ptb":
+            source = make_source(folder / "corpus", "penn-treebank", "tar.gz")
+            prepare("penn-treebank", source, folder / name, unverified=True, progress=False)
+        elif name == "holder":
+            shutil.copytree(chain("ids").run, folder / name / "run")
+        elif name == "reversed":
+            shutil.copytree(run, folder / name)
+            vocab = json.loads((run / "vocab.json").read_text())
+            vocab["symbols"].reverse()
+            (folder / name / "vocab.json").write_text(json.dumps(vocab))
+        return folder / name
+
+    return make
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    paths = sorted(folder.rglob("*"))
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in paths}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].replace(str(DATA), "")[:100])
+def test_bad_input_is_one_sentence_and_changes_nothing(
+    row: tuple[Any, ...], place: Callable[[str], Path], text: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    command, words, files = (*row, {})[:3]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(text[:400], encoding="utf-8")
+    (tmp_path / "long.txt").write_text(text[:20_000], encoding="utf-8")
+    np.save("ids.npy", np.arange(9))
+    np.savez("a.npz", ids=np.arange(9))
+    make_source(tmp_path, "enwik8", "zip")
+    arguments = [word.format_map(Places(place)) for word in shlex.split(command)]
+    if "copy" in arguments:
+        shutil.copytree(place("run"), "copy")
+    for name, content in {**BAD_TEXTS, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    before = tree(tmp_path)
+    refused(xl(*arguments), *words.split(" … "))
+    assert tree(tmp_path) == before
+
+
+class Places(dict[str, Path]):
+    """The paths of `place`, made when they are asked for."""
+
+    def __init__(self, place: Callable[[str], Path]) -> None:
+        super().__init__()
+        self.place = place
+
+    def __missing__(self, name: str) -> Path:
+        return self.place(name)
