@@ -56,7 +56,9 @@ def wait_until_trained(process: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.01)
 
 
-def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make, tmp_path: Path) -> None:
+def test_two_processes_train_the_run_of_one_and_share_the_cpu(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The working folder holds files with the names of our packages, which must not be imported."""
     recipe = {"accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
     every = {"validate_every": 3, "checkpoint_every": 3}
@@ -64,10 +66,11 @@ def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make,
     write_json(tmp_path / "config.json", to_json(config))
     for name in ("trainer.py", "runtimes.py", "xl_export.py"):
         (tmp_path / name).write_text("raise SystemExit('this file of the user was imported')\n")
-    code, output, errors = ended(
-        "config.json", "--out", "shared", "--processes", "2", "--seed", "0", folder=tmp_path
-    )
-    assert code == 0, errors
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    result = xl("train", "config.json", "--out", "shared", "--processes", 2, "--seed", 0)
+    output, errors = capfd.readouterr()
+    assert result.exit_code == 0, result.output + errors
     assert output.splitlines()[-1] == "shared is trained; next: xl-export export shared --out artefact"
     assert output.count("is trained; next") == 1
     alone = train(config, tmp_path / "alone", progress=False)
@@ -89,9 +92,8 @@ def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make,
         torch.testing.assert_close(state[name], other[name], rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow  # four processes that import PyTorch one after the other
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_all_processes_and_says_how_to_resume(
     number: signal.Signals, code: int, make_config: Make, tmp_path: Path
 ) -> None:
@@ -128,13 +130,12 @@ def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) ->
     assert errors.count("\n") == 1, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"lr": 1e30, "warmup_steps": 0}, "became nan at step 2"),  # found by the first process
-        pytest.param(
-            {"text": "none.txt"}, "none.txt could not be read", marks=pytest.mark.slow
-        ),  # found by every process
+        ({"text": "none.txt"}, "none.txt could not be read"),  # found by every process
     ],
 )
 def test_a_mistake_that_the_processes_find_is_one_sentence(

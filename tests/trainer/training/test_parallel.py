@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from tests.nightly import every
+from tests.trainer.training.ranks import in_ranks
 from trainer.model.config import SpanConfig, VocabularyConfig
 from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
@@ -154,27 +154,14 @@ def test_processes_with_different_configurations_are_refused(make_config: Make, 
     """As on two machines of which one has an older file; without torchrun, which gives all of them the same
     arguments.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    processes = []
-    for rank in ("0", "1"):
-        write_json(tmp_path / f"{rank}.json", to_json(make_config(lr=0.01 * (1 + int(rank)))))
-        command = [
-            sys.executable,
-            "-m",
-            "xl_export",
-            "train",
-            str(tmp_path / f"{rank}.json"),
-            "--out",
-            str(tmp_path / "run"),
-        ]
-        environment = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
-        processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
-    said = [process.communicate(timeout=280)[1] for process in processes]
-    assert all(process.returncode for process in processes)
-    assert said[0].startswith("Error: the processes of this run have different configurations or texts")
-    assert said[1] == ""
+    commands: list[list[object]] = []
+    for rank in (0, 1):
+        write_json(tmp_path / f"{rank}.json", to_json(make_config(lr=0.01 * (1 + rank))))
+        commands.append(["train", tmp_path / f"{rank}.json", "--out", tmp_path / "run"])
+    first, second = in_ranks(tmp_path, commands)
+    assert 0 not in (first.code, second.code)
+    assert first.errors.startswith("Error: the processes of this run have different configurations or texts")
+    assert second.errors == ""
     assert not (tmp_path / "run").exists()
 
 
@@ -314,10 +301,10 @@ def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
     longer(folder / "shared", 7)
     script = folder / "sharded.py"
     script.write_text(SHARDED)
-    command = [*TORCHRUN[: TORCHRUN.index("xl_export") - 1], script, "train", "--resume", folder / "shared"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("half of every weight") == 2
+    command: list[object] = ["train", "--resume", folder / "shared"]
+    for ended in in_ranks(folder, [command, command], script=script):
+        assert ended.code == 0, ended.errors
+        assert "half of every weight" in ended.output
     tensors = load_file(folder / "shared/training.safetensors")
     assert len(tensors["random"]) == 2
     longer(folder / "shared", 9)

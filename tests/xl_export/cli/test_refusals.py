@@ -111,7 +111,7 @@ EXPORT = [
     ("export {ring} --out out", "is an artefact already; check it with"),
     ("export {data} --out out", "is a dataset; give a … `xl-export train --data"),
     ("export copy --out out", "model.safetensors is missing or damaged", {"copy/model.safetensors": None}),
-    ("export copy --out out", "model.safetensors is missing or damaged", {"copy/model.safetensors": "x" * 99}),
+    ("export copy --out out", "model.safetensors is missing or damaged", {"copy/model.safetensors": "x"}),
     ("export copy --out out", "vocab.json has 256 symbols", {"copy/vocab.json": '{"kind": "byte"}'}),
     ("export copy --out out", "the key 'model' is missing", {"copy/config.json": "{}"}),
     ("export copy --out out", "is not a run", {"copy/config.json": None}),
