@@ -68,10 +68,10 @@ def test_steps_are_measured_with_either_operators(case, operators, tiny, tmp_pat
         assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
 
 
-# The standard operators run all presets in the test of a trained run below, too.
+@pytest.mark.slow  # by default all presets are in the test of a trained run below
 @pytest.mark.parametrize(
     "operators",
-    [pytest.param("standard", marks=pytest.mark.slow), pytest.param("fused", marks=NEEDS_GCC)],
+    [pytest.param("standard"), pytest.param("fused", marks=NEEDS_GCC)],
 )
 def test_precision(operators, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
@@ -261,7 +261,7 @@ def test_a_run_and_a_size_exclude_each_other():
     assert "--run has a size of its own; leave out --config" in result.stderr
 
 
-def test_without_matplotlib(tiny, tmp_path, monkeypatch):
+def test_a_missing_matplotlib_is_named(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = call(
         "sliding-window",

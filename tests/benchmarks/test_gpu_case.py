@@ -74,10 +74,14 @@ def test_pytorch_and_training_are_compared_and_timed(work: Path, monkeypatch: py
     assert "differs from the CPU" in row.problem
 
 
-def test_a_side_is_a_process_and_its_crash_is_a_row(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow  # a process that imports PyTorch
+def test_a_side_is_a_process(work: Path) -> None:
     (row,) = gpu.in_process("rates", CONFIGS["small"], work, None)
     assert row.side == "rates"
     assert torch.cuda.is_available() or "CUDA" in row.problem
+
+
+def test_the_crash_of_a_side_is_a_row(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     (row,) = gpu.in_process("rates", CONFIGS["small"], work, None)
     assert row.problem == "its process ended with exit code 1"

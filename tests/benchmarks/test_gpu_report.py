@@ -66,6 +66,7 @@ def test_every_end_of_a_part_is_a_result_and_the_next_part_starts(tmp_path: Path
     assert {(member.uname, member.gname, member.uid) for member in members} == {("", "", 0)}
 
 
+@pytest.mark.slow  # it waits for a hang
 def test_tests_go_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_it.py").write_text(
         "import os, time\n"
@@ -261,6 +262,7 @@ def collected(folder: Path, words: list[str], missing: list[str]) -> subprocess.
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow  # pytest collects all tests without the packages that the guide does not install
 def test_tests_for_a_gpu_need_only_the_documented_packages(tmp_path: Path) -> None:
     missing = missing_modules()
     assert {"hypothesis", "pytest_timeout", "httpx", "yaml", "matplotlib"} <= set(missing)

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from benchmarks.__main__ import main
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.machine import checkout, commit, history_folder
+from tests.nightly import every
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -92,8 +93,17 @@ def test_a_csv_file_of_the_same_command_is_replaced(tiny: BenchmarkConfig, tmp_p
     assert table.read_text(encoding="utf-8").startswith("case,config,threads,precision,time,commit,cpu,")
 
 
-@pytest.mark.parametrize(("option", "name"), [("--csv", "mine.csv"), ("--plot", "mine.png")])
-@pytest.mark.parametrize("content", [b"", b"name,amount\nrent,5\n", b"\x89PNG\r\n\x1a\nsomebody's picture"])
+@pytest.mark.parametrize(
+    ("content", "option", "name"),
+    every(
+        2,
+        [
+            (content, f"--{kind}", f"mine.{suffix}")
+            for kind, suffix in (("csv", "csv"), ("plot", "png"))
+            for content in (b"name,amount\nrent,5\n", b"", b"\x89PNG\r\n\x1a\nsomebody's picture")
+        ],
+    ),
+)
 def test_a_file_of_another_kind_is_replaced_with_force_only(
     option: str, name: str, content: bytes, tiny: BenchmarkConfig, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
+from tests.nightly import matrix
 from trainer.model import attention as fast_attention
 from trainer.model import blocked
 from trainer.model.attention import Terms, relative_attention, shift
@@ -30,6 +31,14 @@ KINDS: dict[str, tuple[str, ...]] = {
     "all": ("position", "bias", "u", "v", "gate", "persistent_key", "persistent_value"),
     "absolute": (),
 }
+RULES: list[dict[str, Any]] = [
+    {},
+    {"mask": "full"},
+    {"initial_memory": "zeros"},
+    {"mask": "full", "initial_memory": "zeros"},
+    {"include_self": False},
+    {"include_self": False, "initial_memory": "zeros"},
+]
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -82,20 +91,7 @@ def visibility(rule: MemoryRule, positions: list[int], T: int) -> Tensor:
     return rule.visible(query - key, query, offset)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"mask": "full"},
-        {"initial_memory": "zeros"},
-        {"mask": "full", "initial_memory": "zeros"},
-        {"include_self": False},
-        {"include_self": False, "initial_memory": "zeros"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "sizes", "options"), matrix(tuple(KINDS), SIZES, RULES))
 def test_fast_attention_equals_naive_in_values_and_all_gradients(
     kind: str,
     sizes: tuple[int, int, int, int, int],

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runtimes.contract.rule import MemoryRule
+from tests.nightly import matrix
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 
@@ -70,10 +71,10 @@ def paper_logits(
     return np.stack([weights["vocabulary.table.0"] @ x + weights["vocabulary.output_bias.0"] for x in h])
 
 
-@pytest.mark.parametrize("mask", ["same-length", "full"])
-@pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
-@pytest.mark.parametrize("tie_biases", [False, True])
-@pytest.mark.parametrize("T", [1, 4, 5])
+@pytest.mark.parametrize(
+    ("T", "tie_biases", "initial_memory", "mask"),
+    matrix((1, 4, 5), (False, True), ("masked", "zeros"), ("same-length", "full")),
+)
 def test_the_model_reproduces_the_equations_of_the_paper(
     T: int, tie_biases: bool, initial_memory: str, mask: str
 ) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, StreamError, TextError
 from runtimes.contract.rule import MemoryRule
+from tests.nightly import every
 from tests.trainer.model.test_architectures import build
 from trainer.model import inspection
 from trainer.model.attention import NO_TERMS, Terms, attention_weights
@@ -114,7 +115,7 @@ def seen_by(name: str, stretch: range = range(20, 26), **options: Any) -> tuple[
     return observe(model, text(), rule, stretch=stretch, **options), rule
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", every(2, KINDS))
 def test_averages_and_the_stretch_are_those_of_one_query_and_key_at_a_time(name: str) -> None:
     seen, rule = seen_by(name)
     spy = spied(name, 5 if rule.mask == "same-length" else None)  # where cutting a stream changes nothing
@@ -143,7 +144,7 @@ def test_averages_and_the_stretch_are_those_of_one_query_and_key_at_a_time(name:
     assert seen.terms is None
 
 
-@pytest.mark.parametrize("name", ["transformer-xl", "transformer-xl-untied-pre-norm"])
+@pytest.mark.parametrize("name", every(2, ["transformer-xl-untied-pre-norm", "transformer-xl"]))
 def test_figure_7_averages_the_softmax_of_each_term_alone(name: str) -> None:
     seen, rule = seen_by(name, terms=True)
     spy = spied(name, 7)

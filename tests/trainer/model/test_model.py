@@ -5,7 +5,6 @@ The equations are in `test_equations.py`.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
+from tests.nightly import matrix
 from trainer.model.attention import AttentionFunction, relative_attention
 from trainer.model.config import ModelConfig, VocabularyConfig
 from trainer.model.model import LanguageModel, count_parameters, drop
@@ -57,11 +57,7 @@ def feed(
 
 @pytest.mark.parametrize(
     ("pre_norm", "tie_biases", "mask", "initial_memory", "clamp_len"),
-    [
-        *itertools.product(
-            (False, True), (False, True), ("same-length", "full"), ("masked", "zeros"), (None, 2)
-        )
-    ],
+    matrix((False, True), (False, True), ("same-length", "full"), ("masked", "zeros"), (None, 2)),
 )
 def test_fast_model_equals_naive_in_logits_memory_and_parameter_gradients(
     pre_norm: bool, tie_biases: bool, mask: str, initial_memory: str, clamp_len: int | None
@@ -124,7 +120,7 @@ def cuts_of(length: int, longest: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(1, longest), max_size=length).map(fill)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     cuts=cuts_of(17, 6),
     pre_norm=st.booleans(),

@@ -10,6 +10,7 @@ import torch
 
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES, RULE
+from tests.nightly import matrix
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.model.projected import ProjectedModel
@@ -24,8 +25,7 @@ SIZES = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 6, "d_ff": 20, "voc
 KINDS = {"plain": {}, "pre-norm": {"pre_norm": True}, "untied": {"tie_biases": False}, **ARCHITECTURES}
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rule"), matrix(tuple(KINDS), tuple(RULES), together=1))
 def test_both_memories_give_the_same_answers(kind: str, rule: str) -> None:
     """In segments of several lengths through three memories.
 

@@ -41,7 +41,7 @@ def load(data: Any) -> TrainConfig:
     return TrainConfig.from_json(data, where="config.json")
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     sizes=st.tuples(*[st.integers(1, 64)] * 5),
     dropout=st.floats(0, 0.99),

@@ -38,6 +38,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)
 """
 
 
+@pytest.mark.slow  # a process that imports PyTorch
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this C library has no mallopt")
 @pytest.mark.skipif(
     HUGE.is_file() and "[always]" in HUGE.read_text(),

@@ -15,6 +15,7 @@ from torch import Tensor
 import trainer.training.state
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import InitialMemory, MemoryRule
+from tests.nightly import matrix
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation
 from trainer.training.parallel import Ranks
@@ -29,8 +30,7 @@ def losses(training: Training, tokens_BN: np.ndarray, steps: int) -> list[float]
     return [float(training.advance(tokens_BN).nats) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize(("parts", "optimizer"), matrix((2, 4), ("adam", "adagrad"), together=1))
 def test_accumulating_parts_of_the_batch_is_training_on_all_of_it(
     make_config: Make, started: Started, parts: int, optimizer: str
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import shutil
 import signal
@@ -23,6 +22,7 @@ from runtimes.contract.reference import load_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import WEIGHTS, load_spec, save_spec
 from tests.commands import refused, xl
+from tests.nightly import every
 from tests.sealing import identity
 from xl_export.artefact import validate
 from xl_export.artefact.export import export
@@ -129,26 +129,21 @@ def test_the_clamp_of_the_command_reaches_the_spec(
 
 
 def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "xl_export", "export", str(run), "--out", str(tmp_path / "artefact")],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
-        # Compiled modules would be cut off too, and the next program could not load them.
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"Error: {tmp_path / 'artefact'} could not be written: File too large")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+    try:
+        result = xl("export", run, "--out", tmp_path / "artefact")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    refused(result, f"{tmp_path / 'artefact'} could not be written: File too large")
     assert list(tmp_path.iterdir()) == []
 
 
-# Each signal and each file by default; the other pairs are slow, each needs a process that imports PyTorch.
-KILLS = [
-    pytest.param(nth, how, marks=pytest.mark.slow if (nth - 1) != at else ())
-    for nth in (1, 2, 3)
-    for at, how in enumerate((signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
-]
+# One by default; each needs a process that imports PyTorch.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+KILLS = every(9, [(nth, how) for nth in (2, 1, 3) for how in SIGNALS])
 
 
 @pytest.mark.parametrize(("nth", "how"), KILLS)

@@ -31,14 +31,16 @@ from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import check
 from tests.commands import refused, xl
+from tests.nightly import matrix
 from xl_export.artefact.export import export
 from xl_export.artefact.validate import FailingCheckWarning
 from xl_export.cli.main import main
 from xl_export.graph import quantise
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("precision", "form"), matrix(("fp16", "int8-stored", "int8", "int4"), FORMS, together=1)
+)
 def test_an_export_measures_itself(
     precision: Precision, form: Any, calm_run: Callable[..., Path], tmp_path: Path
 ) -> None:

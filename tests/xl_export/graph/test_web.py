@@ -16,6 +16,7 @@ from runtimes.contract.tensors import FORMS, Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import check
 from tests.architectures import ARCHITECTURES
+from tests.nightly import every, matrix
 from tests.streams import answers_with_padding
 from trainer.run.checkpoint import load_run
 from trainer.run.session import TorchSession
@@ -64,15 +65,7 @@ ON_THE_GPU = {
 OF_SHAPES = {"Shape", "Range", "Mod", "Gather", "LogSoftmax", "ReduceLogSumExp"}
 
 
-# By default each architecture in one form; the other two are slow.
-CASES = [
-    pytest.param(kind, form, marks=() if k % len(FORMS) == f else pytest.mark.slow)
-    for k, kind in enumerate(ARCHITECTURES)
-    for f, form in enumerate(FORMS)
-]
-
-
-@pytest.mark.parametrize(("kind", "form"), CASES)
+@pytest.mark.parametrize(("kind", "form"), matrix(tuple(ARCHITECTURES), FORMS, together=1))
 def test_a_graph_for_the_web_computes_what_the_model_does(
     kind: str, form: Form, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
@@ -90,7 +83,7 @@ def test_a_graph_for_the_web_computes_what_the_model_does(
 
 
 @pytest.mark.parametrize(
-    ("precision", "memory"), [("int8-stored", "fp32"), ("fp16", "fp32"), ("int8", "fp16")]
+    ("precision", "memory"), every(3, [("int8", "fp16"), ("int8-stored", "fp32"), ("fp16", "fp32")])
 )
 def test_an_artefact_for_the_web_is_checked_and_keeps_two_rings(
     precision: Any, memory: Any, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from runtimes.contract.engine import BUILD, PLAN, load_engine, side_files
 from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from tests.commands import json_of, refused, xl
+from tests.nightly import every
 from tests.runtimes.tasks.references import read_reference
 from xl_export.artefact.export import export
 from xl_export.tensorrt import build as building
@@ -130,8 +132,7 @@ def test_running_an_engine_without_a_gpu_is_refused(
 def test_an_engine_is_replaced_only_with_force(
     built: tuple[Path, str], artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    out = tmp_path / "engine"
-    assert xl("build", artefacts["shift"], "--out", out, *RTX).exit_code == 0
+    out = Path(shutil.copytree(built[0], tmp_path / "engine"))
     first = load_engine(out)[0].identity
     refused(xl("build", artefacts["shift"], "--out", out, *RTX), "exists already")
     document = json_of(xl("build", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json"))
@@ -154,6 +155,7 @@ def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     names = ("torch", "onnxruntime", "onnx_ir", "trainer.model", "trainer.run.checkpoint", "safetensors")
@@ -174,7 +176,7 @@ def test_weights_of_few_bits_are_refused(make_run: Callable[..., Path], tmp_path
     assert "has int8 weights, whose operators only ONNX Runtime has; export it with" in result.output
 
 
-@pytest.mark.parametrize("moment", ["parse", "phase_start", "step_complete"])
+@pytest.mark.parametrize("moment", every(3, ["phase_start", "parse", "step_complete"]))
 def test_an_interrupted_build_leaves_nothing(
     moment: str, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

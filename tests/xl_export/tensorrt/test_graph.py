@@ -21,6 +21,7 @@ from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
 from tests.commands import xl
+from tests.nightly import every
 from xl_export.artefact.export import export
 from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME
 
@@ -59,8 +60,10 @@ def test_a_traced_graph_for_engines_keeps_the_epsilon(make_run: Callable[..., Pa
     assert check(traced).passed
 
 
+# Plugins by default for a third of the architectures; test_build_rtx.py builds the function bodies of others.
 @pytest.mark.parametrize(
-    ("name", "attention"), [(n, "plugin") for n in ARCHITECTURES] + [(n, "native") for n in NATIVE]
+    ("name", "attention"),
+    every(3, [(name, "plugin") for name in ARCHITECTURES]) + every(2, [(name, "native") for name in NATIVE]),
 )
 def test_every_architecture_exports_for_tensorrt(
     name: str, attention: str, make_run: Callable[..., Path], tmp_path: Path
@@ -139,6 +142,7 @@ def test_streams_are_saved_and_continued_in_float16(
     assert np.array_equal(*answers)
 
 
+@pytest.mark.slow  # it trains for some seconds; test_weights.py measures what fewer bits lose
 def test_bits_per_token_of_a_trained_model_stay_within_two_thousandths(tmp_path: Path) -> None:
     from trainer.run.config import TrainConfig
     from trainer.training.loop import train

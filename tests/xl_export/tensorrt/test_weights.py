@@ -16,6 +16,7 @@ from runtimes.contract.precision import Precision
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
+from tests.nightly import every
 from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export, finite_weights, make_spec
 from xl_export.graph.ops import save_model
@@ -148,7 +149,7 @@ def test_every_architecture_exports_in_fewer_bits(
     assert matrices(ir.load(folder / GRAPH))
 
 
-@pytest.mark.parametrize("precision", ["int4", "fp8", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", every(3, ["int4", "fp8", "int8"]))
 def test_tensorrt_rtx_builds_the_weights_as_they_are_stored(
     precision: Precision, artefacts_of: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runtimes.base.errors import UserError
 from tests.commands import json_of, refused, xl
+from tests.nightly import every, matrix
 from tests.xl_export.importers.oracles import DATA
 from tests.xl_export.importers.test_mutations import COUNTS, mutate
 from trainer.run.checkpoint import load_run
@@ -93,7 +94,7 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_a_bare_state_dict_gives_the_model_of_the_whole_checkpoint(name: str, tmp_path: Path) -> None:
     folder, state_of, vocab, options, settings = CASES[name]
     options = (*options, "--vocab", folder / vocab)
@@ -119,8 +120,10 @@ def test_a_bare_state_dict_gives_the_model_of_the_whole_checkpoint(name: str, tm
         assert name == "absolute" or torch.equal(tensor, theirs[key]), key
 
 
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-@pytest.mark.parametrize("format_", ["kimiyoung", "nvidia", "huggingface", "adaptive-span"])
+@pytest.mark.parametrize(
+    ("format_", "wrapping"),
+    matrix(("kimiyoung", "nvidia", "huggingface", "adaptive-span"), tuple(WRAPPINGS), together=1),
+)
 def test_every_wrapping_is_recognised(format_: str, wrapping: str, tmp_path: Path) -> None:
     folder, state_of, vocab, options, settings = CASES[format_]
     torch.save(WRAPPINGS[wrapping](state_of(folder)), tmp_path / "state.bin")

@@ -23,13 +23,7 @@ ROOT = Path(__file__).parents[4]
 
 
 # The interpreter takes seconds for each case, so the others are slow tests.
-BY_DEFAULT = (
-    "full-mask-clamped",
-    "persistent",
-    "span",
-    "ring-one-token",
-    "ring-segment-cut-at-the-end",
-)
+BY_DEFAULT = ("full-mask-clamped", "persistent", "ring-segment-cut-at-the-end")
 
 
 @pytest.fixture(scope="module")

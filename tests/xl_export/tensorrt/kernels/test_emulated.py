@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nightly import every
 from tests.ptx.driver import EmulatedDriver
 from tests.ptx.instructions import fused
 from tests.ptx.machine import KernelError
@@ -53,13 +54,14 @@ def check(
     assert np.abs(got.answer - naive_answer(case)).max() <= TOLERANCES[case.dtype]
 
 
-@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("name", every(2, TILES))
 def test_embedded_kernels_equal_the_naive_operator(name: str) -> None:
     """In the middle of a stream and at its beginning; the constants of a kernel are the same for both."""
     check(MIDDLE, TILES[name], 80)
     check(BEGINNING, TILES[name], 80, JOINS[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [90])
 def test_products_of_warp_groups_equal_the_naive_operator(capability: int) -> None:
     check(MIDDLE, TILES["segment_attention-64x64"], capability)
