@@ -14,6 +14,7 @@ import torch
 
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES, RULE
+from tests.nightly import every
 from trainer.model.attention import AttentionFunction, relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel, count_parameters, parameter_shapes
@@ -128,7 +129,7 @@ def losses_of(name: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", every(2, ARCHITECTURES))
 def test_golden_losses_of_twenty_steps(name: str) -> None:
     """A refactoring leaves every loss as it was.
 

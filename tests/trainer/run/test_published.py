@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.nightly import every
 from trainer.data.corpora import CORPORA
 from trainer.model.config import ModelConfig, SpanConfig
 from trainer.model.model import LanguageModel, parameter_shapes
@@ -99,7 +100,7 @@ def test_every_deviation_is_the_one_that_is_written_down(name: str) -> None:
     assert any(name in line and f"{here:.1f}M" in line for line in text.splitlines())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(3, NAMES))
 def test_every_published_configuration_takes_steps_at_a_small_size(name: str) -> None:
     """The same kind of model, objective and rules with everything that is large made small."""
     config = TrainConfig.load(name)

@@ -51,7 +51,7 @@ def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
 
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
     """SIGKILL to a real process: no clean-up code runs, and files may be half written."""
-    config = make_config(steps=90, checkpoint_every=3, validate_every=20, dropout=0.1)
+    config = make_config(steps=45, checkpoint_every=3, validate_every=20, dropout=0.1)
     whole = train(config, tmp_path / "whole", progress=False)
     assert kill_and_resume(config, tmp_path, kills=1) == 1, "it had to be killed while training"
     assert_same_run(tmp_path / "killed", whole)
