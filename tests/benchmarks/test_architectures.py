@@ -135,7 +135,7 @@ def test_the_budget_decides_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affordable(recipe("without recurrence", threads=1), 60.0) == 240
 
 
-def test_a_model_gets_the_time_of_another_one_on_a_machine_of_any_speed(
+def test_models_get_equal_time_at_any_speed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = [recipe(name, threads=1) for name in ("all-attention", "Transformer-XL")]
@@ -189,7 +189,7 @@ class TransformerSeq(nn.Module):
 
 
 @pytest.mark.slow
-def test_each_row_is_kept_when_it_is_known_and_measured_once(tmp_path: Path, text: str, quick: None) -> None:
+def test_each_row_is_measured_once(tmp_path: Path, text: str, quick: None) -> None:
     """The second call trains only the seed that is missing, with as many steps as the first seed."""
     content = text[:20_000].encode()
     with gzip.open(tmp_path / "text.gz", "wb") as stream:
@@ -224,7 +224,7 @@ def test_each_row_is_kept_when_it_is_known_and_measured_once(tmp_path: Path, tex
     assert rows[1]["parameters"] == 256 * 256
 
 
-def test_a_row_is_scored_as_it_was_trained_and_with_memory(tmp_path: Path, text: str, quick: None) -> None:
+def test_a_row_is_scored_without_and_with_memory(tmp_path: Path, text: str, quick: None) -> None:
     """Memory that training did not have changes the score, and both figures are those of `evaluate`."""
     (tmp_path / "text").write_text(text[:60_000], encoding="utf-8")
     (row,) = architectures.run(
@@ -247,7 +247,7 @@ def test_a_row_is_scored_as_it_was_trained_and_with_memory(tmp_path: Path, text:
     assert len({row.own, *row.stream.values()}) == 3
 
 
-def test_a_model_gets_the_time_of_one_whose_row_is_known(
+def test_a_model_gets_the_time_of_a_known_row(
     tmp_path: Path, text: str, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text").write_text(text[:60_000], encoding="utf-8")
@@ -264,7 +264,7 @@ def test_a_model_gets_the_time_of_one_whose_row_is_known(
     assert (row.steps, sizes) == (3, [(0, 64, 2)])
 
 
-def test_the_public_code_reads_the_tokens_that_this_project_reads_in_every_pass() -> None:
+def test_the_public_code_reads_the_same_tokens() -> None:
     """Both adapters are compared with `Training`, over three passes of lanes of three segments and a half."""
     config = recipe("without recurrence", threads=1)
     small = dataclasses.replace(config.model, layers=1, vocab_size=256)

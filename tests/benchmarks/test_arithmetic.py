@@ -73,7 +73,7 @@ def share(name: str, **changes: object) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in built_in() if TrainConfig.load(name).corpus])
-def test_validations_of_a_published_recipe_are_less_than_a_fiftieth_of_its_training(name: str) -> None:
+def test_validation_takes_less_than_a_fiftieth_of_training(name: str) -> None:
     assert share(name) < 0.02
 
 

@@ -81,7 +81,7 @@ def test_more_streams_read_more_memory_and_the_weights_once(tiny: BenchmarkConfi
     assert three["multiply_adds"] == 3 * one["multiply_adds"]
 
 
-def test_score_compares_with_each_text_alone_and_counts_the_same_tokens(
+def test_score_compares_with_each_text_alone(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = tmp_path / "history.jsonl"
@@ -226,7 +226,7 @@ def test_training_compares_with_the_naive_attention_first(
         training.run(tiny, threads=1)
 
 
-def test_the_picture_of_latency_says_how_many_tokens_it_leaves_out() -> None:
+def test_the_latency_picture_counts_omitted_tokens() -> None:
     Figure = pytest.importorskip("matplotlib.figure").Figure
     sides = [(1.0, 1.0, 1.0, 9.0, 5.0), (1.0, 1.0, 1.0, 2.0)]
     for milliseconds, what in ((sides, "2"), (sides[1:] * 2, None)):
@@ -248,9 +248,7 @@ def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_machine_without_a_gpu_skips_its_case_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_its_case_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "ask_driver", lambda: DriverFacts(fault="no NVIDIA driver is installed"))
     result = call("run", "gpu", "--history", tmp_path / "history.jsonl")
     assert result.exit_code == 0, result.output

@@ -36,7 +36,7 @@ def python(name: str, code: str, minutes: float = 1, silent: float | None = None
     return Part(name=name, command=(sys.executable, "-c", code), minutes=minutes, silent=silent)
 
 
-def test_every_end_of_a_part_is_a_result_and_the_next_part_starts(tmp_path: Path) -> None:
+def test_every_end_of_a_part_is_a_result(tmp_path: Path) -> None:
     parts = [
         python("right", "print('all is well')"),
         python("wrong", "raise SystemExit(3)"),
@@ -199,7 +199,7 @@ def test_what_is_taken_out_and_what_stays(text: str, expected: str) -> None:
     assert scrub(text) == expected
 
 
-def test_the_number_of_a_login_is_not_taken_out_of_figures() -> None:
+def test_a_login_number_is_not_scrubbed_from_figures() -> None:
     environment = {"XDG_SESSION_ID": "1234", "XDG_SESSION_CLASS": "user", "WEB_SESSION": "c00k1e"}
     scrub = private.scrubber({}, environment=environment)
     assert scrub("3.1234e-05 nats for each user, c00k1e") == "3.1234e-05 nats for each user, <environment>"
@@ -276,7 +276,7 @@ def test_tests_for_a_gpu_need_only_the_documented_packages(tmp_path: Path) -> No
     )
 
 
-def test_every_test_for_a_gpu_is_in_the_folder_that_the_report_runs() -> None:
+def test_the_report_runs_every_gpu_test() -> None:
     marked = "mark" + ".gpu"
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if marked in path.read_text("utf-8")]
     assert {path.parent for path in files} == {ROOT / "tests" / "gpu"}

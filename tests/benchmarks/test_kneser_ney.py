@@ -33,7 +33,7 @@ def test_probabilities_after_any_context_add_up_to_one():
     assert -np.log2(model.probabilities(text)).mean() < 2.5 < np.log2(20)
 
 
-def test_ngrams_that_do_not_fit_and_a_text_shorter_than_one_are_refused():
+def test_ngrams_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="the text has 4 tokens; 5-grams need a text of at least 5 tokens"):
         KneserNey(np.arange(4), vocab_size=9, order=5)
     with pytest.raises(ConfigError, match="do not fit into 64 bits"):

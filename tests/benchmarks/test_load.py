@@ -114,7 +114,7 @@ def drawn_by(*events: tuple[float, dict[str, Any]]) -> Drawn:
     return drawn
 
 
-def test_the_time_of_a_token_is_the_mean_over_all_after_the_first_piece() -> None:
+def test_the_time_of_a_token_excludes_the_first_piece() -> None:
     """Two ids came first and five until 4.0 s; the last one came with the end, which is not timed."""
     drawn = drawn_by(
         (1.0, {"object": "stream.chunk", "tokens": [5, 6]}),

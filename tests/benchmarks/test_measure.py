@@ -106,7 +106,7 @@ def test_limits_are_rates(tiny, clock, monkeypatch):
     )
 
 
-def test_the_buffer_that_is_read_is_twice_as_large_as_the_caches(tmp_path, tiny, monkeypatch):
+def test_the_buffer_is_twice_the_caches(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(machine, "CACHES", tmp_path)
     assert machine.cache_bytes() == 0  # a system that does not tell
     for index, size in enumerate(("48K\n", "3M\n", "none\n")):

@@ -72,7 +72,7 @@ def test_the_table_tells_artefact_parts_and_every_way(rows):
 @pytest.mark.parametrize(
     "line", ["[1, 140]", "[-1]", "[]", '"S60"', "[[1, 2]]", "{", "[1.5e400]", "[1.5, 2.0]", "[true]"]
 )
-def test_a_part_that_is_no_list_of_its_ids_is_refused(line, parts, tmp_path):
+def test_a_part_that_lists_no_ids_is_refused(line, parts, tmp_path):
     (tmp_path / "train.jsonl").write_text((parts / "train.jsonl").read_text())
     (tmp_path / "test.jsonl").write_text(line)
     with pytest.raises(TextError, match=r"test\.jsonl does not hold one list of token ids below 140"):

@@ -30,7 +30,7 @@ def test_in_a_checkout_the_history_is_that_of_the_checkout(monkeypatch: pytest.M
         assert history_folder() == ROOT / "benchmarks" / "history"
 
 
-def test_elsewhere_the_history_is_in_the_working_folder_and_this_is_said(
+def test_outside_a_checkout_the_history_is_local(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

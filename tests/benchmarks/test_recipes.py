@@ -32,7 +32,7 @@ TINY = (
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_reduced_recipe_is_smaller_and_keeps_what_it_does_not_name(name: str) -> None:
+def test_a_reduced_recipe_keeps_what_it_does_not_name(name: str) -> None:
     recipe = RECIPES[name]
     published, config = TrainConfig.load(recipe.base), configuration(recipe, None, threads=1)
     sizes = [count_parameters(dataclasses.replace(c.model, vocab_size=10_000)) for c in (config, published)]
@@ -58,7 +58,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> dict[str
     return {"minutes": 1, "threads": 1, "corpora": tmp_path / "corpora", "names": ["tiny"]}
 
 
-def test_a_stopped_run_goes_on_and_a_finished_row_is_not_trained_again(
+def test_a_stopped_run_continues_and_a_finished_row_stays(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*given: object, **options: object) -> float:
@@ -91,7 +91,7 @@ def test_a_stopped_run_goes_on_and_a_finished_row_is_not_trained_again(
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-def test_a_row_of_another_text_or_with_other_facts_is_trained_again(
+def test_a_row_with_other_facts_is_trained_again(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     def trained(job: Job, source: Path, data: Path, out: Path, progress: object) -> Row:
@@ -134,7 +134,7 @@ def test_the_command_takes_the_names_of_recipes(tmp_path: Path, monkeypatch: pyt
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_table_says_how_often_the_text_was_read_and_gives_words_a_perplexity() -> None:
+def test_the_table_has_passes_and_perplexities() -> None:
     row: dict[str, Any] = {
         "name": "a",
         "parameters": 3_000_000,
@@ -151,7 +151,7 @@ def test_the_table_says_how_often_the_text_was_read_and_gives_words_a_perplexity
     assert "perplexity 64.0" in table("recipes", History(tuple(runs)))[2]
 
 
-def test_an_unknown_recipe_and_a_folder_without_the_corpus_are_refused(tmp_path: Path) -> None:
+def test_unknown_recipes_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="enwik9 is not one of the recipes"):
         run(tmp_path, threads=1, names=["enwik9"])
     with pytest.raises(ConfigError, match="has no file named enwik8"):

@@ -103,7 +103,7 @@ def test_a_prompt_is_fed_once_and_in_pieces() -> None:
     assert session.fed == [([0], [4]), ([2], [1]), ([4], [2])]
 
 
-def test_the_rounds_of_a_loop_are_those_of_a_server_while_prompts_arrive() -> None:
+def test_rounds_of_the_loop_are_those_of_a_server() -> None:
     session = Recorder()
     seconds = baseline_between(cast(Session, session), 2, 4, at=9, prompts=2, pieces=2)
     assert [positions for positions, _ in session.fed] == [
@@ -234,7 +234,7 @@ def test_a_llama_has_about_as_many_bytes() -> None:
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], (2, 7)), (["--threads", "2"], (2, 2))])
-def test_the_server_has_the_threads_that_it_takes_by_itself_unless_some_are_given(
+def test_the_server_has_its_own_or_given_threads(
     words: list[str],
     expected: tuple[int, int],
     tiny: BenchmarkConfig,

@@ -147,7 +147,7 @@ def busy(facts: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "machine": {**facts["machine"], "busy_cpus": 0.5}}
 
 
-def test_the_newest_run_of_an_idle_machine_with_all_its_cpus_is_shown() -> None:
+def test_the_newest_run_of_an_idle_machine_is_shown() -> None:
     newer, newest = "2026-11-02T10:00:00+00:00", "2026-11-03T10:00:00+00:00"
     expected = document(time=newer)
     others = [
@@ -197,7 +197,7 @@ def test_runs_of_two_machines_are_both_described() -> None:
 PAIRED = "times reading"
 
 
-def test_a_run_with_pairs_shows_them_in_a_column_of_its_own() -> None:
+def test_pairs_have_a_column() -> None:
     facts = copy.deepcopy(PUBLISHED.newest("batch", "enwik8-base", operators="fused").document)
     for row in facts["rows"]:
         row["onnxruntime"]["reading"] = {"middle": 1.234, "low": 1.1, "high": 1.5, "gigabytes": 40.0}

@@ -37,7 +37,7 @@ def teller(make_run: Callable[..., Path], text: str) -> Path:
     return run
 
 
-def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller, tmp_path):
+def test_all_predictors_are_scored_on_the_same_bytes(teller, tmp_path):
     for part, stories in (("train", STORIES), ("test", STORIES[:5])):
         (tmp_path / f"{part}.txt").write_text("".join(story + "\n\n" for story in stories))
         (tmp_path / f"{part}.jsonl").write_text(
@@ -76,7 +76,7 @@ def test_ngrams_are_as_large_as_all_their_arrays():
     assert row.size_bytes == 8 * (5 * 14 + 4 * 21 + 1 * 3 + 5 * 4)
 
 
-def test_a_missing_artefact_is_one_sentence_with_the_command_that_makes_it(tmp_path, monkeypatch):
+def test_a_missing_artefact_comes_with_its_command(tmp_path, monkeypatch):
     monkeypatch.setattr(text_quality, "find_shipped", lambda artefact: None)
     with pytest.raises(
         ArtefactError, match="--out stories/tales`, and give --artefact stories/tales"

@@ -44,7 +44,7 @@ def test_the_least_that_must_be_read_and_multiplied() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_skips_the_case_and_says_why(tmp_path: Path) -> None:
+def test_without_a_gpu_the_case_is_skipped(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     result = CliRunner().invoke(main, ["triton-kernel", "--history", str(tmp_path / "history.jsonl")])
     assert result.exit_code == 0
@@ -82,7 +82,7 @@ def test_the_case_is_measured_and_kept_like_every_other(
     assert (change.row, change.timing) == ("shape B 2 H 3 T 5 M 12 K 16, side eager", "attention")
 
 
-def test_only_right_sides_are_timed_and_a_failure_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_right_sides_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> torch.Tensor:
         raise RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered")
 

@@ -33,7 +33,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "RECIPES", {"tiny": recipe})
 
 
-def test_both_costs_are_those_of_one_token_and_the_share_is_that_of_the_published_recipe(
+def test_both_costs_and_the_share_are_right(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
@@ -71,7 +71,7 @@ def test_a_validation_that_gives_another_score_is_not_timed(
         validation.run(threads=1, repeats=1)
 
 
-def test_a_recipe_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_an_unknown_recipe_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     arguments = ["run", "validation", "--only", "wt103", "--history", tmp_path / "h.jsonl"]
     done = CliRunner().invoke(main, [*map(str, arguments)])
     assert done.exit_code == 2

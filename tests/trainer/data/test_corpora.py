@@ -73,9 +73,7 @@ def texts(dataset: Dataset) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", [*FORMS, "file"])
-def test_enwik8_is_its_bytes_with_their_newlines_cut_90_5_5(
-    form: str, prepared: Prepare, tmp_path: Path
-) -> None:
+def test_enwik8_is_its_bytes_cut_90_5_5(form: str, prepared: Prepare, tmp_path: Path) -> None:
     (tmp_path / "enwik8-bare").write_bytes(ENWIK8)
     source = tmp_path / "enwik8-bare" if form == "file" else make_source(tmp_path / "in", "enwik8", form)
     dataset = prepared("enwik8", source)
@@ -111,9 +109,7 @@ def test_words_and_their_lines_come_back(
     assert dataset.train.dtype == np.uint8
 
 
-def test_wikitext_words_are_by_frequency_after_eos_ties_in_order_of_appearance(
-    prepared: Prepare, tmp_path: Path
-) -> None:
+def test_wikitext_words_are_ordered_by_frequency(prepared: Prepare, tmp_path: Path) -> None:
     vocab = prepared("wikitext-103", make_source(tmp_path / "in", "wikitext-103", "zip")).vocab
     assert isinstance(vocab, WordVocab)
     assert vocab.symbols[:5] == ["<eos>", "the", "film", "=", "Robert"]
@@ -122,9 +118,7 @@ def test_wikitext_words_are_by_frequency_after_eos_ties_in_order_of_appearance(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_billion_word_is_its_shards_in_order_with_a_boundary_around_each_sentence(
-    form: str, prepared: Prepare, tmp_path: Path
-) -> None:
+def test_one_billion_word_is_its_shards_in_order(form: str, prepared: Prepare, tmp_path: Path) -> None:
     dataset = prepared("one-billion-word", make_source(tmp_path / "in", "one-billion-word", form))
     assert isinstance(dataset.vocab, WordVocab)
     assert dataset.vocab.symbols == [
@@ -154,9 +148,7 @@ def test_the_names_that_the_public_script_leaves_are_known(
     assert len(prepared(name, source).valid) == len(parts["valid"].split()) + parts["valid"].count(b"\n")
 
 
-def test_the_archive_is_found_in_the_folder_that_the_public_script_leaves(
-    prepared: Prepare, tmp_path: Path
-) -> None:
+def test_the_archive_in_the_public_scripts_folder_is_found(prepared: Prepare, tmp_path: Path) -> None:
     source = make_folder(tmp_path / "in", {"train.txt": b"60 109", "valid.txt": b"60", "test.txt": b"60"})
     make_zip(source / "enwik8.zip", PUBLISHED["enwik8"])
     assert len(prepared("enwik8", source).train) == len(ENWIK8) * 90 // 100
@@ -175,9 +167,7 @@ LINES = st.lists(st.lists(WORDS, max_size=5).map(" ".join), min_size=2, max_size
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(lines=LINES, block=st.integers(1, 40))
-def test_any_words_come_back_however_the_file_is_cut_into_blocks(
-    lines: list[str], block: int, tmp_path_factory
-) -> None:
+def test_words_come_back_however_a_file_is_cut(lines: list[str], block: int, tmp_path_factory) -> None:
     folder, text = tmp_path_factory.mktemp("words"), "\n".join(lines) + "\n"
     source = make_folder(folder / "in", {f"ptb.{part}.txt": text.encode() for part in SPLITS})
     with pytest.MonkeyPatch.context() as patch:
@@ -190,7 +180,7 @@ def test_any_words_come_back_however_the_file_is_cut_into_blocks(
 
 
 @pytest.mark.parametrize("name", list(CORPORA))
-def test_a_file_that_is_not_the_published_one_is_refused_without_unverified(
+def test_unpublished_files_are_refused_without_unverified(
     name: str, prepared: Prepare, tmp_path: Path
 ) -> None:
     source = make_source(tmp_path / "in", name, "tar.gz")
@@ -325,7 +315,7 @@ def test_a_bare_file_is_no_corpus_of_three_files(prepared: Prepare, tmp_path: Pa
     refused(prepared, "wikitext-103", source / "wiki.train.tokens", r"has no wiki\.valid\.tokens")
 
 
-def test_text_that_is_not_utf_8_is_refused_with_its_place(
+def test_other_encodings_are_refused_with_their_place(
     prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer.data.published, "BLOCK", 4)

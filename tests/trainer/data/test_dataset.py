@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.bin", "valid.bin", "test.bin", "vocab.json"])
-def test_a_file_that_is_missing_or_of_another_size_is_refused(name: str, dataset: Path) -> None:
+def test_a_missing_or_cut_file_is_refused(name: str, dataset: Path) -> None:
     whole = (dataset / name).read_bytes()
     (dataset / name).write_bytes(whole[:-1])
     with pytest.raises(
@@ -156,15 +156,13 @@ def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None
         {"tokens": {"train": -5, "valid": 2, "test": 2}},
     ],
 )
-def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right(
-    change: dict[str, Any], dataset: Path
-) -> None:
+def test_a_contradictory_record_with_its_digest_is_refused(change: dict[str, Any], dataset: Path) -> None:
     save_facts(dataset, dataclasses.replace(open_dataset(dataset).facts, **change))
     with pytest.raises(ArtefactError, match="contradicts itself or has another schema"):
         open_dataset(dataset)
 
 
-def test_another_vocabulary_of_the_recorded_hash_must_have_the_recorded_size(dataset: Path) -> None:
+def test_the_vocabulary_has_the_recorded_size(dataset: Path) -> None:
     opened = open_dataset(dataset)
     save_facts(dataset, dataclasses.replace(opened.facts, vocab_size=opened.vocab.size + 1))
     with pytest.raises(

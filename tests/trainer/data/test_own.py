@@ -125,7 +125,7 @@ def test_names_and_sizes_must_fit(tmp_path: Path) -> None:
         (np.array([1] * 199 + [0]), 0, (180, 190), "at any token"),  # the only end leaves nothing
     ],
 )
-def test_held_out_parts_are_cut_off_after_a_document_where_one_ends(
+def test_held_out_parts_begin_after_a_document(
     stream: np.ndarray, end: int | None, cuts: tuple[int, int], note: str, tmp_path: Path
 ) -> None:
     train = write(tmp_path / "a.npy", stream)
@@ -142,7 +142,7 @@ def test_held_out_parts_are_cut_off_after_a_document_where_one_ends(
     )
 
 
-def test_an_id_that_the_vocabulary_lacks_is_never_written_as_another(tmp_path: Path) -> None:
+def test_an_unknown_id_is_never_written_as_another(tmp_path: Path) -> None:
     for wrong in (65_536, -1):
         with pytest.raises(
             TextError, match=f"gives the token id {wrong} for a text and has the ids 0 to 299"
@@ -198,7 +198,7 @@ def test_too_few_ids_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vocab", ["byte", "char", "word", "subword"])
-def test_a_text_in_blocks_has_the_ids_of_the_whole_text(
+def test_blocks_of_a_text_have_its_ids(
     vocab: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "BLOCK", 7)  # cuts words, lines and characters
@@ -292,7 +292,7 @@ def test_texts_that_cannot_be_used_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_symbol_that_the_vocabulary_lacks_is_told_with_file_and_place(tmp_path: Path) -> None:
+def test_an_unknown_symbol_is_named_with_its_place(tmp_path: Path) -> None:
     vocab = write(tmp_path / "vocab.json", json.dumps({"kind": "char", "symbols": ["a", "\n"]}))
     path = write(tmp_path / "a.txt", "aa\nab\n")
     files = OwnFiles(train=[path], valid=[path], test=[path])
@@ -314,7 +314,7 @@ def test_a_million_words_come_with_a_warning(
 
 
 @pytest.mark.parametrize("kind", SUBWORD_KINDS)
-def test_learned_subwords_are_the_same_each_time_and_give_the_text_back(kind: SubwordKind) -> None:
+def test_learned_subwords_are_deterministic_and_lossless(kind: SubwordKind) -> None:
     lines = SOME.splitlines(keepends=True)
     size = {"unigram": 25, "sentencepiece": 280}.get(kind, 300)
     first, second = (learn_subwords(kind, size, lambda: iter(lines)) for _ in range(2))
@@ -338,7 +338,7 @@ def test_learned_subwords_are_the_same_each_time_and_give_the_text_back(kind: Su
         ("sentencepiece", 2, "the size 2 could be made"),
     ],
 )
-def test_a_size_that_is_not_possible_is_told_in_a_sentence(kind: SubwordKind, size: int, words: str) -> None:
+def test_impossible_vocabulary_sizes_are_refused(kind: SubwordKind, size: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         learn_subwords(kind, size, lambda: iter([SOME]))
     assert "\n" not in str(caught.value)

@@ -42,12 +42,12 @@ def test_splits_of_ascii_are_exactly_90_5_5(tmp_path: Path) -> None:
     assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [180, 10, 10]
 
 
-def test_a_file_of_bytes_that_no_character_starts_with_is_still_split(tmp_path: Path) -> None:
+def test_continuation_bytes_are_still_split(tmp_path: Path) -> None:
     splits = split(tmp_path, b"\x80" * 1000, as_bytes=True)
     assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [903, 50, 47]
 
 
-def test_the_built_in_corpus_is_english_long_and_the_same_every_time() -> None:
+def test_the_built_in_corpus_is_long_english() -> None:
     data = built_in_corpus()
     assert data == built_in_corpus()
     text = data.decode("utf-8")
@@ -59,12 +59,12 @@ def test_the_built_in_corpus_is_english_long_and_the_same_every_time() -> None:
     assert splits.train + splits.valid + splits.test == data
 
 
-def test_the_whole_path_of_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}/none.txt could not be read"):
         load_splits(str(tmp_path / "none.txt"))
 
 
-def test_what_is_no_text_file_is_named_and_has_its_place(tmp_path: Path) -> None:
+def test_other_kinds_of_files_are_named(tmp_path: Path) -> None:
     def refused(path: Path, *words: str) -> None:
         with pytest.raises(TextError) as caught:
             load_splits(str(path))

@@ -155,7 +155,7 @@ def test_a_query_that_sees_nothing_answers_zero() -> None:
     assert torch.equal(answer, torch.zeros_like(answer))
 
 
-def test_a_closed_gate_is_the_same_as_being_out_of_sight() -> None:
+def test_a_closed_gate_hides_a_key() -> None:
     given = inputs(1, 3, 4, 2, 3, "span")
     visible = visibility(MemoryRule(mem_len=4, segment=3), [9], 3)
     given["gate"] = (torch.arange(7)[:, None] < 3).double().expand(7, 2)
@@ -215,7 +215,7 @@ def test_dropout_falls_on_the_weights_and_keeps_their_mean() -> None:
 
 
 @pytest.mark.parametrize("kind", ["span", "all-attention", "all"])
-def test_a_window_and_an_epsilon_mean_the_same_in_both_forms(kind: str) -> None:
+def test_window_and_epsilon_agree_in_both_forms(kind: str) -> None:
     """The softmax ends at the window, and the masked weights are divided by their sum plus the epsilon."""
     given = inputs(2, 7, 5, 3, 5, kind)
     visible = visibility(MemoryRule(mem_len=5, segment=7, include_self=False), [0, 9], 7)

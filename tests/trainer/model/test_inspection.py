@@ -116,7 +116,7 @@ def seen_by(name: str, stretch: range = range(20, 26), **options: Any) -> tuple[
 
 
 @pytest.mark.parametrize("name", every(2, KINDS))
-def test_averages_and_the_stretch_are_those_of_one_query_and_key_at_a_time(name: str) -> None:
+def test_observed_weights_equal_one_query_and_key_at_a_time(name: str) -> None:
     seen, rule = seen_by(name)
     spy = spied(name, 5 if rule.mask == "same-length" else None)  # where cutting a stream changes nothing
     assert seen.average.shape == (2, 1 if name == "head-split" else 2, rule.longest_distance + 1)
@@ -159,7 +159,7 @@ def test_figure_7_averages_the_softmax_of_each_term_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_weights_of_every_row_and_the_share_of_persistent_vectors_sum_to_1(name: str) -> None:
+def test_weights_and_persistent_share_sum_to_one(name: str) -> None:
     seen, _ = seen_by(name)
     np.testing.assert_allclose(
         seen.average.sum(-1) + (0 if seen.persistent is None else seen.persistent), 1, rtol=1e-12
@@ -217,7 +217,7 @@ def test_the_highest_fifth_of_what_precedes_each_target_is_marked() -> None:
     assert weights[0, 0] == 0.9, "the weights were changed"
 
 
-def test_the_widest_head_is_the_one_with_the_largest_mean_distance() -> None:
+def test_the_widest_head_has_the_largest_mean_distance() -> None:
     average = np.zeros((2, 2, 5))
     average[0, 0, 1] = average[0, 1, 3] = average[1, 0, 4] = (
         0.5  # half of the weight is of persistent vectors

@@ -95,7 +95,7 @@ def test_no_gradient_reaches_the_segment_before() -> None:
     assert torch.autograd.grad(logits.sum(), memory, allow_unused=True) == (None, None)
 
 
-def test_changing_memory_changes_the_logits_that_it_carries_no_gradient_to() -> None:
+def test_memory_changes_the_logits() -> None:
     """Guards the stop-gradient test: a model that ignored its memory would pass it."""
     model, rule, tokens = build(), MemoryRule(mem_len=4, segment=4), stream(1, 4)
     empty = model.start(1, rule)
@@ -221,7 +221,7 @@ def test_dropout_acts_only_while_training() -> None:
     assert not torch.equal(model(tokens, start, zero, rule)[0], model(tokens, start, zero, rule)[0])
 
 
-def test_variational_dropout_is_one_mask_for_all_positions_of_a_segment() -> None:
+def test_variational_dropout_shares_one_mask_along_a_segment() -> None:
     model = build(variational_dropout=True, dropout=0.5).train()
     torch.manual_seed(0)
     dropped = drop(torch.ones(3, 7, 50), 0.5, model.config, True)

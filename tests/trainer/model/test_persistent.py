@@ -78,7 +78,7 @@ def test_each_way_equals_its_definition(sublayers: str, attention: Any) -> None:
             torch.testing.assert_close(answer[0, i, h], definition(sublayers, module, q, k, v, i, h))
 
 
-def test_without_vectors_to_see_persistent_attention_is_the_softmax_of_the_paper() -> None:
+def test_persistent_attention_alone_is_the_softmax_of_the_paper() -> None:
     """Keys and values are stored divided by sqrt(K) and sqrt(N), so that a score is q·k of what is stored
     (section 5.1).
     """

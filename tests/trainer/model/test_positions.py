@@ -15,7 +15,7 @@ from trainer.model.config import ModelConfig
 
 
 @pytest.mark.parametrize("from_segment_end", [False, True])
-def test_absolute_positions_keep_a_short_table_and_compute_single_rows_of_a_vast_one(
+def test_absolute_positions_tabulate_only_short_contexts(
     monkeypatch: pytest.MonkeyPatch, from_segment_end: bool
 ) -> None:
     computed, sinusoids = [], positions.sinusoids

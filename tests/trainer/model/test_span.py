@@ -36,7 +36,7 @@ def build(shares: list[float], context: int = 101, **span: Any) -> AdaptiveSpan:
     return module
 
 
-def test_the_mask_is_one_within_the_span_and_falls_over_the_ramp() -> None:
+def test_the_mask_falls_over_the_ramp() -> None:
     mask = build([0.0, 0.1, 1.0], ramp=4).mask(102)
     # z = 0, 10, 100 tokens; m(d) = clamp((4 + z + 1 - d) / 4, 0, 1), and nothing beyond the maximum
     assert mask[:7, 0].tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.25, 0, 0])
@@ -47,9 +47,7 @@ def test_the_mask_is_one_within_the_span_and_falls_over_the_ramp() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(share=st.floats(0, 1, width=32), ramp=st.integers(1, 40), maximum=st.integers(1, 100))
-def test_the_longest_distance_has_a_weight_and_no_longer_one_has(
-    share: float, ramp: int, maximum: int
-) -> None:
+def test_no_distance_beyond_the_longest_has_a_weight(share: float, ramp: int, maximum: int) -> None:
     module = build([share], ramp=ramp, maximum=maximum)
     (longest,) = module.longest_distances()
     mask = module.mask(202)[:, 0]

@@ -128,13 +128,13 @@ def test_a_changed_bit_of_the_weights_is_noticed(trained: Path) -> None:
         load_run(trained)
 
 
-def test_a_run_whose_state_has_a_changed_bit_is_not_resumed(trained: Path) -> None:
+def test_a_changed_bit_of_the_state_is_noticed(trained: Path) -> None:
     flip_a_bit(trained / "training.safetensors")
     with pytest.raises(ArtefactError, match=r"training\.safetensors was altered: the SHA-256"):
         resume(trained, progress=False)
 
 
-def test_a_run_that_was_written_before_there_were_hashes_is_read(trained: Path) -> None:
+def test_a_run_without_hashes_is_read(trained: Path) -> None:
     path = trained / "model.safetensors"
     tensors = checkpoint.load_tensors(path, expected=load_run(trained).model.state_dict())[0]
     save_file(tensors, path, {"step": "2"})
@@ -234,7 +234,7 @@ def test_a_failure_while_saving_leaves_the_old_file(
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     """The real library on a file that may not grow: it raises an error of its own, not an OSError."""
     import resource
     import signal

@@ -105,7 +105,7 @@ def test_every_built_in_configuration_loads_by_name(name: str) -> None:
     assert load(json.loads(json.dumps(to_json(config)))) == config
 
 
-def test_every_folder_of_configurations_has_a_title_and_every_name_is_there_once() -> None:
+def test_every_configuration_is_listed_once_under_a_title() -> None:
     paths = list(BUILT_IN.rglob("*.json"))
     assert {path.parent for path in paths} == {BUILT_IN / folder for folder in TITLES}
     assert sorted(path.stem for path in paths) == sorted(built_in())
@@ -246,7 +246,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         {"training": {"mem_len": 1 << 24, "segment": 512}},
     ],
 )
-def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(
+def test_a_model_too_large_for_the_machine_is_refused(
     changes: dict[str, Any],
 ) -> None:
     config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
@@ -296,7 +296,7 @@ def test_an_unknown_name_gives_those_that_are_near(name: str, meant: str) -> Non
     assert str(caught.value).endswith("`xl-export train --list` shows all of them.")
 
 
-def test_the_list_says_which_configurations_are_for_the_data_set_of_an_example() -> None:
+def test_the_list_names_the_data_of_examples() -> None:
     data = {line.split()[0]: line[36:54].strip() for line in catalogue() if line.startswith("  ")}
     assert data["stories"] == "examples/stories"
     assert data["chorales"] == "examples/music"
@@ -332,7 +332,7 @@ def test_a_second_target_needs_a_second_token_in_every_segment(
         ("batch_size", "batch"),
     ],
 )
-def test_an_unknown_key_comes_with_the_one_that_was_probably_meant(key: str, meant: str) -> None:
+def test_an_unknown_key_suggests_the_probable_one(key: str, meant: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"unknown key '{key}'; '{meant}' was probably meant, and the known"
     ):

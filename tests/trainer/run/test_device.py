@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on, "Device", Stand)
 
 
-def test_a_run_moves_to_the_device_and_gives_the_same_answers(run: Path, gpu: None) -> None:
+def test_a_run_answers_alike_on_another_device(run: Path, gpu: None) -> None:
     cpu, moved = open_session(run, device="cpu"), open_session(run)
     assert isinstance(moved, TorchSession)
     assert moved.device.kind == "cuda"
@@ -41,7 +41,7 @@ def test_a_run_moves_to_the_device_and_gives_the_same_answers(run: Path, gpu: No
             np.testing.assert_array_equal(here.tensors[name], array)
 
 
-def test_a_device_with_other_answers_is_left_and_the_reason_said(
+def test_a_device_with_other_answers_is_not_used(
     run: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     move = TorchSession._moved
@@ -54,7 +54,7 @@ def test_a_device_with_other_answers_is_left_and_the_reason_said(
     )
 
 
-def test_a_gpu_on_which_pytorch_fails_is_left_by_auto_and_refused_by_name(
+def test_a_failing_gpu_is_skipped_or_refused(
     run: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(self: TorchSession, device: Device) -> TorchSession:
@@ -72,9 +72,7 @@ def spoilt(session: TorchSession) -> TorchSession:
     return session
 
 
-def test_a_device_that_pytorch_cannot_use_is_refused_with_the_reason(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_device_is_refused_with_the_reason(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(MissingPackageError, match="is built without CUDA; install what is missing"):

@@ -115,7 +115,7 @@ def test_steps_shorten_the_whole_recipe_as_the_option_does() -> None:
     assert (changed.steps, changed.schedule.fine_tune_steps) == (20_000, 7)
 
 
-def test_what_begins_at_a_step_begins_at_the_same_share_of_a_shorter_training() -> None:
+def test_schedules_shrink_with_the_steps() -> None:
     recipe = with_overrides(
         DEMO, ["steps=1000", "mem_len_schedule=[[500,9],[900,12]]", "averaging.start_step=800"]
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 import trainer.training.loop as loop
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import ConfigError
 from runtimes.tasks.evaluate import evaluate
 from trainer.run.checkpoint import load_metadata, load_run
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.optimizer_config import ScheduleConfig
 from trainer.run.session import TorchSession
 from trainer.training.loop import train
-from trainer.training.state import Training
 from trainer.training.validation import validate
 
 Make = Callable[..., TrainConfig]
@@ -58,7 +56,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_the_model_is_the_best_by_validation_and_the_state_the_last(
+def test_the_model_is_the_best_and_the_state_the_last(
     make_config: Make, tmp_path: Path, scores: Callable[..., None]
 ) -> None:
     best = weights_after(make_config, tmp_path / "best", 8)
@@ -75,7 +73,7 @@ def test_the_model_is_the_best_by_validation_and_the_state_the_last(
     )
 
 
-def test_the_best_weights_are_scored_on_the_whole_held_out_text_at_the_end(
+def test_the_best_weights_are_finally_scored_on_all_text(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are older than the last ones, which training still has after that score."""
@@ -154,31 +152,13 @@ def test_the_average_is_validated_and_exported(
     assert metrics(run, "best_step") == [10, 20]
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = weights_after(make_config, tmp_path / "good", 5)
-    advance = Training.advance
-
-    def spoiled(training: Training, *arguments: Any) -> float:
-        if training.step == 7:
-            training.model.vocabulary.output_bias["0"].data.fill_(math.nan)
-        return advance(training, *arguments)
-
-    monkeypatch.setattr(Training, "advance", spoiled)
-    with pytest.raises(UserError, match=r"loss became nan at step 8; the last checkpoint is kept"):
-        train(make_config(schedule="constant"), tmp_path / "run", progress=False)
-    assert same(load_file(tmp_path / "run/model.safetensors"), good)
-    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
-
-
-def test_a_size_of_the_vocabulary_that_is_not_the_texts_is_refused(make_config: Make, tmp_path: Path) -> None:
+def test_a_vocabulary_size_other_than_the_texts_is_refused(make_config: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.vocab_size is 500 and the text has \d+ symbols"):
         train(make_config(vocab_size=500), tmp_path / "run", progress=False)
     train(make_config(vocab_size=256, vocab="byte", steps=1), tmp_path / "run", progress=False)
 
 
-def test_too_little_held_out_text_is_said_once_and_the_model_is_then_the_last(
+def test_too_little_held_out_text_is_noted_once(
     make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.txt"

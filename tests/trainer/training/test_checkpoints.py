@@ -21,7 +21,7 @@ from trainer.training.state import Training
 Make = Callable[..., TrainConfig]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
+def test_training_goes_on_while_a_checkpoint_is_written(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint of step 5 is written only when step 8 is done; the run is stopped there."""
@@ -53,7 +53,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
 
 
 @pytest.mark.parametrize("number", [2, 5])  # a checkpoint on the way, and the last one
-def test_a_checkpoint_that_cannot_be_written_ends_training_with_its_sentence(
+def test_a_checkpoint_that_cannot_be_written_ends_training(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     save, states = snapshot.save_tensors, []
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_training_with_its_sentence(
     load_run(tmp_path / "run")
 
 
-def test_the_rate_is_that_since_the_last_report_without_what_is_paused() -> None:
+def test_the_rate_counts_no_pauses() -> None:
     now = [100.0]
     pace = Pace(lambda: now[0])
     pace.add(50)

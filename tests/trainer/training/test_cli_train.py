@@ -144,7 +144,7 @@ def test_a_configuration_takes_its_corpus_or_a_text(
     assert result.exit_code == 0, result.output
 
 
-def test_a_run_on_a_dataset_scores_the_datasets_test_part_and_its_own(
+def test_a_dataset_and_its_run_have_one_test_part(
     small: Make, dataset: Path, run: Path, tmp_path: Path
 ) -> None:
     assert train(small("penn-treebank"), "--data", dataset, "--out", tmp_path / "run").exit_code == 0

@@ -8,7 +8,7 @@ import torch
 from trainer.training.snapshot import loss_scale, set_loss_scale
 
 
-def test_the_state_of_the_scale_is_where_this_version_of_pytorch_keeps_it() -> None:
+def test_pytorch_still_keeps_the_loss_scale_there() -> None:
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     scaler.scale(torch.zeros(1))
     assert "_growth_tracker" in scaler.state_dict(), (

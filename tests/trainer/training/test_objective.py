@@ -66,7 +66,7 @@ def test_the_half_objective_counts_the_second_half_of_the_segment() -> None:
     assert loss.objective.item() == loss.nats.item() == pytest.approx(expected)
 
 
-def test_a_second_target_is_the_token_after_next_at_half_weight() -> None:
+def test_the_second_target_has_half_weight() -> None:
     model = build(objective=ObjectiveConfig(second_target=True))
     loss, tokens, targets = loss_of(model)
     logits = model.auxiliary["3_2"](outputs_of(model, tokens)[-1])
@@ -92,7 +92,7 @@ def test_intermediate_layers_predict_until_their_share_of_training_is_over(
     assert loss.objective.item() == pytest.approx(loss.nats.item() + sum(extra))
 
 
-def test_every_parameter_has_a_gradient_at_every_stage_as_distributed_training_needs() -> None:
+def test_every_parameter_has_a_gradient_at_every_stage() -> None:
     model = build(objective=ObjectiveConfig(intermediate=True, second_target=True))
     for progress in (0.0, 0.3, 1.0):
         model.zero_grad()

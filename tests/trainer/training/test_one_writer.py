@@ -26,7 +26,7 @@ with only_writer(Path(sys.argv[1]), doing="trained"):
 """
 
 
-def test_a_run_that_is_trained_elsewhere_is_neither_resumed_nor_replaced(
+def test_a_run_in_training_is_neither_resumed_nor_replaced(
     make_config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
     config, run = make_config(steps=20, checkpoint_every=5), tmp_path / "run"

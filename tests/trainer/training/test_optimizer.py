@@ -45,7 +45,7 @@ def stepped(config: TrainConfig, gradients: Gradients) -> tuple[Two, list[float]
 GRADIENTS: Gradients = [([0.3, 0.0], [[3.0, 4.0]]), ([-0.1, 0.2], [[0.0, 0.4]])]
 
 
-def test_adagrad_clips_the_step_of_each_tensor_and_sums_what_was_not_clipped(make_config: Make) -> None:
+def test_adagrad_clips_each_tensor_and_sums_unclipped_gradients(make_config: Make) -> None:
     model, norms, state = stepped(make_config(optimizer="adagrad"), GRADIENTS)
     assert norms == pytest.approx([(0.3**2 + 25) ** 0.5, (0.1**2 + 0.2**2 + 0.4**2) ** 0.5])
     # small: norms 0.3 and 0.22 are below the clip of 0.5

@@ -5,12 +5,6 @@ one is lost.
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,40 +25,6 @@ from trainer.training.loop import resume, train
 from trainer.training.parallel import Ranks, joined
 
 Make = Callable[..., TrainConfig]
-TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    "-m",
-    "xl_export",
-    "train",
-]
-
-
-def launched(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*TORCHRUN, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path.cwd(),
-        **options,
-    )
-
-
-def two(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit code and output of two processes that train."""
-    process = launched(*arguments)
-    output, errors = process.communicate(timeout=280)
-    return process.returncode, output, errors
-
-
-def sentences(errors: str) -> list[str]:
-    """What our processes said; torchrun adds its own report."""
-    return re.findall(r"Error: [^\n]*", re.sub(r"[^\n]*ChildFailedError[^\n]*", "", errors))
 
 
 def losses(run: Path) -> list[float]:
@@ -76,21 +36,19 @@ def longer(run: Path, steps: int) -> None:
     write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"steps": steps})
 
 
-@pytest.mark.slow  # by default test_launch.py compares whole runs, and sharded weights go to two and back
-def test_two_processes_reach_the_losses_of_one_and_go_on_where_it_stopped(
-    make_config: Make, tmp_path: Path
-) -> None:
+def test_two_processes_continue_the_run_of_one(make_config: Make, tmp_path: Path) -> None:
     """One, then two, then one again, with parts of the batch and lengths that change, against one from
-    beginning to end. Two from the beginning are in `test_launch.py`.
+    beginning to end.
     """
     recipe = {"batch": 8, "accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
     config = make_config(steps=6, validate_every=3, checkpoint_every=3, **recipe)
     train(config, tmp_path / "shared", progress=False)
     longer(tmp_path / "shared", 9)
-    code, output, errors = two("--resume", tmp_path / "shared")
-    assert code == 0, errors
-    assert output.count("is trained; next") == 1
-    assert output.count("step 9: validation") == 1
+    command: list[object] = ["train", "--resume", tmp_path / "shared"]
+    first, second = in_ranks(tmp_path, [command, command])
+    assert (first.code, second.code) == (0, 0), first.errors + second.errors
+    assert first.output.count("is trained; next") == first.output.count("step 9: validation") == 1
+    assert second.output == ""
     state = load_file(tmp_path / "shared/training.safetensors")
     assert len(state["random"]) == 2
     assert state["memory.0"].shape == (8, 11, 16), "the memory of all lanes"
@@ -109,45 +67,6 @@ def test_two_processes_reach_the_losses_of_one_and_go_on_where_it_stopped(
         torch.testing.assert_close(
             state[name], other[name], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-@pytest.mark.slow  # by default test_launch.py kills a process, and test_kill.py resumes what was killed
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
-def test_a_killed_process_ends_the_run_with_a_sentence_and_the_checkpoint_resumes(
-    make_config: Make, tmp_path: Path
-) -> None:
-    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3)))
-    run = tmp_path / "run"
-    process = launched(tmp_path / "config.json", "--out", run)
-    while process.poll() is None and not (
-        run.is_dir() and (run / "metrics.jsonl").read_bytes().count(b"\n") > 10
-    ):
-        time.sleep(0.01)
-    os.kill(children(process)[-1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=280)
-    assert process.returncode != 0
-    assert len(sentences(errors)) == 1, errors
-    assert re.search(
-        r"(was lost or does not answer|was told to end).*the last checkpoint is kept.*--resume RUN", errors
-    )
-    done = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    longer(run, done + 4)
-    resume(run, progress=False)
-    assert not list(run.glob(".*"))
-
-
-@pytest.mark.slow  # test_launch.py has the same mistake
-def test_a_mistake_is_one_sentence_of_the_first_process(make_config: Make, tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", to_json(make_config(lr=1e30, warmup_steps=0)))
-    code, _, errors = two(tmp_path / "config.json", "--out", tmp_path / "run")
-    assert code != 0
-    assert [
-        sentence.startswith("Error: the loss became nan at step 2") for sentence in sentences(errors)
-    ] == [True], errors
 
 
 def test_processes_with_different_configurations_are_refused(make_config: Make, tmp_path: Path) -> None:
@@ -197,7 +116,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     ("there", "count", "words"),
     [(False, 1, "PyTorch sees no such GPU; give --device cpu"), (True, 2, "the run has 2 processes")],
 )
-def test_an_apple_gpu_is_for_one_process_where_there_is_one(
+def test_an_apple_gpu_is_for_one_process(
     monkeypatch: pytest.MonkeyPatch, there: bool, count: int, words: str
 ) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
@@ -339,7 +258,7 @@ def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
     every(2, [{"checkpoint_activations": True, "autocast": "bf16"}, {}]),
     ids=["computed again in bf16", "plain"],
 )
-def test_sharded_weights_train_as_whole_ones_and_a_run_goes_from_one_to_the_other(
+def test_sharded_weights_train_as_whole_ones(
     make_config: Make, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     sharded_run(make_config, tmp_path, **change)

@@ -246,9 +246,7 @@ def test_the_state_of_another_model_is_refused(make_config: Make, stopped: Stopp
         resume(run, progress=False)
 
 
-def test_the_best_model_is_needed_if_it_is_older_than_the_checkpoint(
-    make_config: Make, trained: Trained, stopped: Stopped
-) -> None:
+def test_the_best_model_is_needed_to_resume(make_config: Make, trained: Trained, stopped: Stopped) -> None:
     run = stopped(make_config(), 17)
     best = (run / "model.safetensors").read_bytes()
     assert checkpoint.load_metadata(run / "model.safetensors") == {"step": "10"}

@@ -39,7 +39,7 @@ def test_constant(make_config: Make) -> None:
     assert rates(make_config, warmup_steps=2, schedule="constant") == pytest.approx([0.2, *[0.4] * 11])
 
 
-def test_the_last_steps_fine_tune_at_a_tenth_of_the_rate(make_config: Make) -> None:
+def test_fine_tuning_has_a_tenth_of_the_rate(make_config: Make) -> None:
     constant = rates(make_config, warmup_steps=0, schedule="constant", fine_tune_steps=3)
     assert constant == pytest.approx([*[0.4] * 9, *[0.04] * 3])
     cosine, plain = (rates(make_config, warmup_steps=0, min_lr=0.1, fine_tune_steps=n) for n in (3, 0))

@@ -53,7 +53,7 @@ def gradients(training: Training) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
-def test_short_spans_give_the_loss_and_the_gradients_of_the_whole_memory(epsilon: float) -> None:
+def test_short_spans_train_as_the_whole_memory(epsilon: float) -> None:
     """Also while spans grow beyond a multiple of 64."""
     tokens_BN = torch.randint(0, 11, (2, 1000), generator=torch.Generator().manual_seed(1)).numpy()
     short, whole = (Training.start(config("adam", epsilon=epsilon)) for _ in range(2))
@@ -77,7 +77,7 @@ def test_short_spans_give_the_loss_and_the_gradients_of_the_whole_memory(epsilon
 
 
 @pytest.mark.parametrize(("kind", "clip"), [("adam", 1e9), ("adamw", 1e9), ("adagrad", 0.1)])
-def test_spans_never_grow_faster_than_the_bound_and_can_nearly_reach_it(kind: str, clip: float) -> None:
+def test_spans_grow_no_faster_than_the_bound(kind: str, clip: float) -> None:
     """The worst gradients for Adam grow by the factor β₂ / β₁ in each step."""
     closest = 0.0
     for pattern in (lambda i: -0.1, lambda i: -((0.999 / 0.9) ** i), lambda i: -(10.0 ** (i % 7))):
@@ -113,7 +113,7 @@ def test_spans_are_read_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= len(reads) <= 30 * 8 * 1e-3 * SPAN / span_lengths.ROOM + 1
 
 
-def test_spans_are_read_anew_after_a_checkpoint_as_in_a_run_that_resumes_from_it(tmp_path: Path) -> None:
+def test_spans_are_read_anew_after_a_checkpoint(tmp_path: Path) -> None:
     training = Training.start(config("adam"))
     tokens_BN = torch.randint(0, 11, (2, 1000)).numpy()
     training.advance(tokens_BN)
@@ -124,9 +124,7 @@ def test_spans_are_read_anew_after_a_checkpoint_as_in_a_run_that_resumes_from_it
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(0.0, 64), (47.5, 64), (48.0, 128), (1000.0, SPAN)])
-def test_lengths_hold_the_span_its_ramp_and_the_first_distance_without_weight(
-    tokens: float, length: int
-) -> None:
+def test_lengths_hold_span_ramp_and_one_more(tokens: float, length: int) -> None:
     span = Training.start(config("adam")).model.spans()[0]
     assert length_for(span, tokens) == length
     assert length_for(span, float("nan")) == SPAN

@@ -31,7 +31,7 @@ def losses(training: Training, tokens_BN: np.ndarray, steps: int) -> list[float]
 
 
 @pytest.mark.parametrize(("parts", "optimizer"), matrix((2, 4), ("adam", "adagrad"), together=1))
-def test_accumulating_parts_of_the_batch_is_training_on_all_of_it(
+def test_accumulated_parts_train_as_the_whole_batch(
     make_config: Make, started: Started, parts: int, optimizer: str
 ) -> None:
     whole, tokens_BN = started(make_config(optimizer=optimizer))
@@ -66,7 +66,7 @@ def test_a_batch_that_cannot_be_shared_out_is_refused(make_config: Make) -> None
 
 
 @pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
-def test_every_so_many_steps_all_lanes_begin_with_an_empty_memory(
+def test_memory_is_emptied_every_so_many_steps(
     make_config: Make, started: Started, initial_memory: InitialMemory
 ) -> None:
     rule = MemoryRule(mem_len=8, segment=4, initial_memory=initial_memory)
@@ -105,9 +105,7 @@ def test_half_precision_trains_nearly_as_fp32(make_config: Make, started: Starte
     assert {tensor.dtype for tensor in [*half.model.parameters(), *half.memories[0]]} == {torch.float32}
 
 
-def test_fp16_leaves_out_a_step_that_is_out_of_range_and_lowers_its_scale(
-    make_config: Make, started: Started
-) -> None:
+def test_fp16_skips_an_overflowing_step_and_lowers_its_scale(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config(autocast="fp16"))
     training.scaler.load_state_dict(training.scaler.state_dict() | {"scale": 2.0**40})
     before = training.model.vocabulary.table["0"].detach().clone()
@@ -176,7 +174,7 @@ def test_lanes_wrap_around_where_the_next_segment_does_not_fit(
 
 
 @pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
-def test_memory_that_grows_holds_what_it_held_and_nothing_new_is_seen(
+def test_growing_memory_keeps_what_it_held(
     make_config: Make, started: Started, monkeypatch: pytest.MonkeyPatch, initial_memory: str
 ) -> None:
     rule = MemoryRule(mem_len=8, segment=4, mask="full", initial_memory=initial_memory)
@@ -214,7 +212,7 @@ def test_memory_that_shrinks_keeps_its_newest_part(
     assert feed.positions == [32, 40, 48, 56]
 
 
-def test_the_average_is_the_mean_of_the_weights_after_its_start(make_config: Make, started: Started) -> None:
+def test_the_average_is_the_mean_since_its_start(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config(averaging=Averaging(start_step=3)))
     seen = []
     for step in range(1, 9):
@@ -227,7 +225,7 @@ def test_the_average_is_the_mean_of_the_weights_after_its_start(make_config: Mak
         torch.testing.assert_close(average.double(), mean, rtol=1e-5, atol=1e-6)
 
 
-def test_the_average_can_wait_for_a_validation_that_is_no_better(make_config: Make, started: Started) -> None:
+def test_the_average_can_wait_for_a_worse_validation(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config(averaging=Averaging(patience=0)))
     losses(training, tokens_BN, 2)
     training.validations = [Validation(step=1, bits_per_token=4.0), Validation(step=2, bits_per_token=3.0)]

@@ -58,7 +58,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_validation_is_the_score_of_evaluate_in_as_many_lanes(kind: str) -> None:
+def test_validation_equals_evaluate_in_as_many_lanes(kind: str) -> None:
     """Alone, in parts, and shared out to processes; also with fewer tokens than lanes."""
     options = {**SIZES, **ARCHITECTURES[kind.replace("-epsilon", "")]}
     rule = options.pop("rule", RULE)
@@ -95,7 +95,7 @@ class Share(Ranks):
         return rows
 
 
-def test_progress_reaches_the_number_of_tokens_and_memory_is_as_short_as_the_spans(
+def test_validation_memory_is_as_short_as_the_spans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options, lengths, done = SIZES | ARCHITECTURES["adaptive-span"] | {"vocab_size": 90}, set(), []
@@ -150,7 +150,7 @@ def test_decays_are_those_of_the_librarys_plateau_schedule(scores: list[int], pa
     assert 0.5 ** decays(history(*scores), patience) == optimizer.param_groups[0]["lr"]
 
 
-def test_the_average_starts_where_it_is_told_to_or_at_the_first_validation_worse_than_older_ones() -> None:
+def test_the_average_starts_at_its_step_or_trigger() -> None:
     assert average_start(Averaging(start_step=7), []) == 7
     trigger = Averaging(patience=2)
     assert (

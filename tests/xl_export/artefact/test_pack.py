@@ -45,7 +45,7 @@ def seal(folder: Path, spec: Spec, *names: str) -> None:
 
 
 @pytest.mark.parametrize("storage", FILES)
-def test_the_file_is_whole_and_computes_what_the_two_files_compute(
+def test_one_file_computes_what_two_compute(
     storage: str, packed: dict[str, Path], artefacts: dict[str, Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     folder = packed[storage]
@@ -80,7 +80,7 @@ def test_the_file_is_whole_and_computes_what_the_two_files_compute(
     ("kind", "storage", "precision"),
     [("transformer-xl", "ort", "int8"), ("adaptive-softmax", "single-file", "fp32")],
 )
-def test_a_packed_artefact_of_another_kind_computes_what_the_folder_computes(
+def test_other_packed_kinds_compute_what_the_folder_computes(
     kind: str,
     storage: Any,
     precision: Any,
@@ -111,7 +111,7 @@ def test_weights_are_inside_and_the_facts_still_there(packed: dict[str, Path]) -
     assert {entry.key: entry.value for entry in model.metadata_props}["xl_export.form"] == "ring"
 
 
-def test_the_list_of_operators_is_for_a_build_of_onnx_runtime(packed: dict[str, Path]) -> None:
+def test_the_operators_of_an_ort_file_are_listed(packed: dict[str, Path]) -> None:
     lines = (packed["ort"] / OPERATORS).read_text().splitlines()
     operators = {name for line in lines for name in line.split(";")[2].split(",")}
     assert {"Attention", "TensorScatter", "MatMul"} <= operators
@@ -128,7 +128,7 @@ def test_what_needs_another_file_is_refused(packed: dict[str, Path], tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_more_than_a_file_can_hold_is_refused_early_and_late(
+def test_more_than_a_file_can_hold_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_a_file_that_computes_something_else_is_never_written(
 
 
 @pytest.mark.parametrize("name", [b"Loop", b"Scan", b"EPContext"])
-def test_an_ort_file_with_a_loop_or_compiled_code_or_other_bytes_is_refused(
+def test_an_ort_file_with_foreign_content_is_refused(
     name: bytes, packed: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(packed["ort"], tmp_path / "artefact"))

@@ -74,9 +74,7 @@ def test_what_is_measured_is_what_evaluation_says(calm_run: Callable[..., Path],
     assert abs(evaluate(open_session(run), tokens).bits_per_token - measured.fp32_bits_per_token) < 1e-4
 
 
-def test_a_run_without_text_of_its_own_is_measured_on_what_is_given(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_run_without_text_is_measured_on_a_given_one(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = make_run()
     assert load_spec(export(run, tmp_path / "none", precision="int8")).measured is None
     text = tmp_path / "text.txt"

@@ -68,9 +68,7 @@ def test_info_shows_vocabulary_and_training(kind: str, chain: Callable[..., Any]
     assert "training    step 4 of 4, best validation" in xl("info", made.run, "--all").stdout
 
 
-def test_a_run_on_a_text_takes_a_tokenizer_along_and_is_resumed_without_the_file(
-    chain: Callable[..., Any], tmp_path: Path, text: str
-) -> None:
+def test_a_run_keeps_its_tokenizer(chain: Callable[..., Any], tmp_path: Path, text: str) -> None:
     tokenizer = tmp_path / "mine.json"
     shutil.copy(chain("subword").dataset / "tokenizer.json", tokenizer)
     (tmp_path / "a.txt").write_text(text[:20_000], encoding="utf-8")
@@ -108,7 +106,7 @@ def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[.
     assert "Warning: vocab is byte in" in result.stderr
 
 
-def test_the_test_part_of_a_dataset_is_not_read_into_memory(chain: Callable[..., Any]) -> None:
+def test_the_test_part_is_mapped_into_memory(chain: Callable[..., Any]) -> None:
     made = chain("ids")
     source = load_source(TrainConfig.load(made.run / "config.json"))
     assert isinstance(source.files["test.npy"], np.memmap)

@@ -58,7 +58,7 @@ def make_run(folder: Path, lines: list[dict[str, Any]] = LINES, **changes: Any) 
     return folder
 
 
-def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None:
+def test_the_table_of_runs_begins_with_the_best(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     best = {"step": 7, "validation_bits_per_token": 3.125, "validation_bits_per_byte": 1.125}
     make_run(tmp_path / "b", [best], steps=7)
@@ -99,7 +99,7 @@ def test_other_texts_and_units_are_not_ranked_in_silence(tmp_path: Path) -> None
     assert [line.split()[0] for line in said.stdout.splitlines()] == ["run", "d", "a"], "by unit"
 
 
-def test_the_held_out_text_of_a_dataset_does_not_depend_on_its_vocabulary(tmp_path: Path) -> None:
+def test_vocabularies_do_not_change_the_held_out_text(tmp_path: Path) -> None:
     bits = [{"step": 7, "validation_bits_per_token": 1.125, "validation_bits_per_byte": 1.125}]
     texts = {"train": "some words " * 40, "a": "held out text " * 9, "b": "another text " * 9}
     for name, text in texts.items():
@@ -121,7 +121,7 @@ def test_the_held_out_text_of_a_dataset_does_not_depend_on_its_vocabulary(tmp_pa
     assert not xl("runs", runs / "1").stderr
 
 
-def test_a_run_keeps_the_hash_of_the_text_that_it_was_validated_on(tmp_path: Path) -> None:
+def test_a_run_keeps_the_hash_of_its_held_out_text(tmp_path: Path) -> None:
     """Of a run from before that the text is read which is there now."""
     (tmp_path / "train.txt").write_text("some words " * 40)
     for name in "ab":
@@ -148,7 +148,7 @@ def test_a_run_keeps_the_hash_of_the_text_that_it_was_validated_on(tmp_path: Pat
     assert "is not there any more" in xl("runs", tmp_path / "runs").stderr
 
 
-def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tmp_path: Path) -> None:
+def test_validated_tokens_are_at_most_those_of_the_text(tmp_path: Path) -> None:
     length = len(VALID)  # each character is a token
     for limit, validated in ((100, 100), (1 << 19, length - 1), (None, length - 1)):
         run = make_run(tmp_path / str(limit), validate_tokens=limit)

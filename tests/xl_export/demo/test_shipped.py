@@ -11,7 +11,7 @@ from runtimes.sessions.open import open_session
 from xl_export.demo import shipped
 
 
-def test_a_trained_model_is_found_below_the_working_folder_or_not_at_all(tmp_path, monkeypatch):
+def test_trained_models_are_found_below_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shipped.find_shipped(Path("examples/none")) is None
     (tmp_path / "examples/none").mkdir(parents=True)
@@ -30,7 +30,7 @@ def test_a_stream_is_written_and_measured(make_run, capsys):
     assert min(flat.first, flat.last) > 0
 
 
-def test_music_is_written_by_the_program_of_the_example_and_its_error_is_told(tmp_path, capsys):
+def test_music_is_written_by_the_examples_program(tmp_path, capsys):
     music = shipped.find_shipped(shipped.MUSIC)
     assert music is not None
     (tmp_path / "tune.mid").touch()

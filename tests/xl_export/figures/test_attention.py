@@ -125,7 +125,7 @@ def test_any_symbol_can_be_drawn_without_a_warning(tmp_path: Path) -> None:
     assert_picture(tmp_path / "6.png", at_least=(200, 1500))
 
 
-def test_white_space_and_what_the_font_lacks_are_shown_by_signs() -> None:
+def test_blanks_and_missing_glyphs_are_shown_by_signs() -> None:
     shown = [
         pictures.legible(text)
         for text in (" ", "\n", "\t", "a b", "中", "\x07", "é", "twelve chars", "thirteen char")

@@ -19,7 +19,5 @@ from xl_export.figures.canvas import short_names
         (["."], ["."]),
     ],
 )
-def test_curves_are_named_by_as_little_of_a_path_as_tells_them_apart(
-    paths: list[str], names: list[str]
-) -> None:
+def test_curves_have_the_shortest_distinct_names(paths: list[str], names: list[str]) -> None:
     assert short_names(paths) == names

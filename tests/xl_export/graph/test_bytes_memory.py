@@ -116,9 +116,7 @@ def test_it_computes_what_the_naive_memory_computes(
         assert lost.mean() > 10 * apart.mean()  # so what is equal is the memory in bytes
 
 
-def test_its_tensors_are_in_the_spec_and_take_half_of_halves(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_int8_memory_takes_half_of_fp16_memory(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run, command = make_run(head_dim=32), ["--segment", "8", "--memory-precision"]
     said = [
         CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / name), *command, name]).output
@@ -148,7 +146,7 @@ def test_its_tensors_are_in_the_spec_and_take_half_of_halves(
     assert report.against == "PyTorch with int8 memory"
 
 
-def test_memory_that_is_a_tenth_too_large_is_found_by_the_export_and_by_the_check(
+def test_export_and_check_find_a_wrong_int8_memory(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(d_model=48, heads=2, head_dim=20, d_ff=64)

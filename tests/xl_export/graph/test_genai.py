@@ -26,7 +26,7 @@ def greedy(artefact: Path, prompt: str) -> list[int]:
     return [piece.token for piece in pieces]
 
 
-def test_genai_generates_the_same_tokens_far_beyond_the_capacity_of_the_ring(
+def test_genai_generates_the_same_tokens_beyond_the_ring(
     artefacts: dict[str, Path],
 ) -> None:
     session = open_session(artefacts["ring"])
@@ -76,7 +76,7 @@ def assert_same_tokens(folder: Path, texts: tuple[str, ...]) -> None:
         assert "".join(stream.decode(token) for token in ids) == text
 
 
-def test_genai_has_the_tokens_of_subwords_and_ends_at_the_end_of_a_document(
+def test_genai_reads_subwords_and_ends_with_a_document(
     chain: Callable[..., Any],
 ) -> None:
     folder = chain("subword").artefact

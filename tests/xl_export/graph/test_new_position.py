@@ -97,7 +97,7 @@ def test_a_new_kind_exports_for_tensorrt(
     assert np.abs(answer - expected).max() < 0.05  # float16
 
 
-def test_the_fast_and_the_naive_model_agree_on_a_bias_without_position_vectors() -> None:
+def test_fast_and_naive_agree_on_a_bias_alone() -> None:
     from trainer.model.attention import relative_attention
     from trainer.model.naive import naive_attention
 

@@ -48,7 +48,7 @@ def test_cutting_a_stream_never_changes_a_same_length_score(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_full_rule_equals_the_naive_model_cut_the_same_way(
+def test_the_full_rule_equals_the_naive_model(
     form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     rule = MemoryRule(mem_len=16, segment=8, mask="full")

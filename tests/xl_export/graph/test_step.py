@@ -38,14 +38,14 @@ def test_batch_and_segment_are_dynamic_and_nothing_else(artefact: Path) -> None:
     assert [value.name for value in graph.input] == [tensor.name for tensor in load_spec(artefact).inputs]
 
 
-def test_a_ring_tensor_has_one_reader_so_that_it_may_be_bound_in_place(artefacts: dict[str, Path]) -> None:
+def test_a_ring_tensor_has_one_reader(artefacts: dict[str, Path]) -> None:
     graph = onnx.load(artefacts["ring"] / GRAPH, load_external_data=False).graph
     for state in load_spec(artefacts["ring"]).state:
         readers = [node.op_type for node in graph.node for name in node.input if name == state.name]
         assert readers == ["TensorScatter"], state.name
 
 
-def test_large_tensors_are_in_the_external_file_and_the_embedding_once(artefact: Path) -> None:
+def test_large_tensors_are_stored_once_in_the_external_file(artefact: Path) -> None:
     graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
     outside = [i for i in graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL]
     assert {entry.value for i in outside for entry in i.external_data if entry.key == "location"} == {
@@ -67,7 +67,7 @@ def test_large_tensors_are_in_the_external_file_and_the_embedding_once(artefact:
     ],
     ids=str,
 )
-def test_the_position_table_ends_at_the_longest_distance_or_the_clamp(
+def test_the_position_table_ends_at_the_longest_distance(
     rule: MemoryRule, expected: int, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     graph = onnx.load(export(make_run(rule=rule), tmp_path / "a") / GRAPH, load_external_data=False).graph

@@ -89,7 +89,7 @@ def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str])
         ),
     ],
 )
-def test_a_checkpoint_that_is_not_what_it_says_is_refused_by_name(
+def test_a_contradictory_checkpoint_is_refused_by_name(
     change: Callable[[dict[str, Any], dict[str, Any]], Any], words: list[str], tmp_path: Path
 ) -> None:
     refuse(*nvidia(change), tmp_path, words)
@@ -143,7 +143,7 @@ SECOND = "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask."
         (lambda w: nan(w, "module.in_emb.weight"), ["module.in_emb.weight holds NaN"]),
     ],
 )
-def test_spans_that_are_not_what_they_say_are_refused_by_name(
+def test_contradictory_spans_are_refused_by_name(
     change: Callable[[dict[str, Any]], Any], words: list[str], tmp_path: Path
 ) -> None:
     weights = read_pickle(SPAN)["model"]
@@ -151,7 +151,7 @@ def test_spans_that_are_not_what_they_say_are_refused_by_name(
     refuse({"model": weights}, SPAN.parent / "corpus.pt", tmp_path, words)
 
 
-def test_weights_that_are_not_finite_are_taken_when_that_is_asked_for(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_imported_on_request(tmp_path: Path) -> None:
     content, vocab = nvidia(lambda c, w: nan(w, "r_r_bias"))
     torch.save(content, tmp_path / "checkpoint.pt")
     result = xl(
@@ -195,7 +195,7 @@ def test_shared_output_projections_are_those_of_the_input(damage: bool, tmp_path
     state = shared(dict(kimiyoung.module_tensors(read_pickle(source / "model.pt"), source)))
     if damage:
         state["crit.shared_out_projs.2"] += 1
-    names = (
+    names = [
         "n_token",
         "n_layer",
         "n_head",
@@ -205,8 +205,8 @@ def test_shared_output_projections_are_those_of_the_input(damage: bool, tmp_path
         "div_val",
         "attn_type",
         "tie_projs",
-    )
-    config = {name: model[name] for name in names}
+    ]
+    config = {name: model[name] for name in [*names, "tie_projs"]}
     config |= {
         "cutoffs": model["cutoffs"],
         "tie_weight": True,

@@ -101,7 +101,7 @@ def test_the_published_settings_are_the_default(tmp_path: Path) -> None:
     assert again["sizes"] == sizes | {"vocab_size": 83}
 
 
-def test_options_go_before_the_settings_file_and_that_before_the_rest(tmp_path: Path) -> None:
+def test_options_override_the_settings_file(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"mem_len": 30, "segment": 7, "mask": "full"}')
     options = ("--settings", tmp_path / "settings.json", "--mem-len", 20, "--clamp-len", -1)
     record = json_of(xl("import", BYTES, "--describe", "--json", *options))
@@ -178,7 +178,7 @@ def checkpoint_of(folder: Path) -> Checkpoint:
     return formats.FORMATS[formats.recognise(opened)].read(opened, ImportOptions())
 
 
-def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: Path) -> None:
+def test_a_pickle_posing_as_a_configuration_is_no_format(tmp_path: Path) -> None:
     for content in (
         {"model_type": "transfo-xl"},
         {"model": {}, "evaluation": {}},
@@ -283,9 +283,7 @@ def test_published_settings_are_those_of_the_scripts(script: str) -> None:
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dataset", ["enwik8", "text8", "wt103", "lm1b"])
-def test_every_published_evaluation_is_compared_with_the_sizes_of_its_model(
-    dataset: str, large: bool
-) -> None:
+def test_published_evaluations_are_compared_with_the_models_sizes(dataset: str, large: bool) -> None:
     """A model of another size may have been evaluated otherwise, and only its owner knows how."""
     facts: Any = SimpleNamespace(d_model=1024 if large else 512, cutoffs=())
     for settings in (

@@ -32,7 +32,7 @@ CONTENT = program(tensor(storage(4), (2, 2), (2, 1)))
 NUMBERS = struct.pack("<4f", 1, 2, 3, 4)
 
 
-def test_the_forged_containers_are_good_when_nothing_is_wrong_with_them(tmp_path: Path) -> None:
+def test_forged_containers_are_readable(tmp_path: Path) -> None:
     of_legacy = program(tensor(storage(4, more=b"N"), (2, 2), (2, 1)))  # PyTorch reads only such there
     for data in (zip_container(CONTENT, {"0": NUMBERS}), legacy_container(of_legacy, {"0": (4, NUMBERS)})):
         (tmp_path / "file").write_bytes(data)
@@ -94,7 +94,7 @@ def test_a_truncated_bare_pickle_is_refused(tmp_path: Path) -> None:
         refused(tmp_path / "file", whole[:keep], "the pickle")
 
 
-def test_zip_members_must_be_there_stored_and_of_the_right_size(tmp_path: Path) -> None:
+def test_zip_members_must_be_stored_with_the_right_size(tmp_path: Path) -> None:
     path = tmp_path / "file"
     refused(path, zip_container(CONTENT), "lacks the member forged/data/0")
     refused(path, zip_container(CONTENT, {"1": NUMBERS}), "lacks the member forged/data/0")

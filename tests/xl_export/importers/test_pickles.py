@@ -84,7 +84,7 @@ TRUSTING = types.SimpleNamespace(
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".pt")])
-def test_the_files_of_other_projects_are_read_as_pytorch_reads_them(name: str) -> None:
+def test_files_are_read_as_pytorch_reads_them(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch misses the source of the stubs
         theirs = torch.load(DATA / name, map_location="cpu", weights_only=False, pickle_module=TRUSTING)
@@ -99,7 +99,7 @@ def test_a_vocabulary_of_transformers_is_read() -> None:
     assert "transformers.tokenization_utils.Trie" in names, names
 
 
-def test_tensors_of_every_type_and_stride_are_read_from_both_containers(tmp_path: Path) -> None:
+def test_tensors_of_every_type_and_stride_are_read(tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = torch.randn(5, 7) * 50
     types = (
@@ -134,7 +134,7 @@ def test_tensors_of_every_type_and_stride_are_read_from_both_containers(tmp_path
         )  # as in the file
 
 
-def test_a_state_dict_an_optimizer_and_a_whole_module_are_read(tmp_path: Path) -> None:
+def test_state_dicts_optimizers_and_modules_are_read(tmp_path: Path) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4), torch.nn.Embedding(5, 4)
     )

@@ -111,7 +111,7 @@ def test_storages_are_described_once_and_within_the_file(tmp_path: Path) -> None
         refused(tmp_path / "file", zip_container(program(flat), FOUR), "has a storage")
 
 
-def test_views_of_one_storage_are_not_more_than_a_few_times_the_file(tmp_path: Path) -> None:
+def test_views_hold_few_times_the_bytes_of_a_file(tmp_path: Path) -> None:
     one = tensor(b"h\x00", (1 << 16,), (1,))
     for count in (3, 6):
         data = program(storage(1 << 16) + b"q\x00(" + one * count + b"t")

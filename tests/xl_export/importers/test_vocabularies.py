@@ -49,7 +49,7 @@ def test_ids_mean_what_they_mean_in_the_oracle(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["kimiyoung-enwik8", "adaptive-span-enwik8", "kimiyoung-wt103-large", "kimiyoung-ptb-full-mask"]
 )
-def test_a_text_gets_the_ids_that_the_projects_own_corpus_has(name: str) -> None:
+def test_a_text_gets_the_ids_of_its_project(name: str) -> None:
     """The test split as its project stored it, decoded to text and encoded again by our vocabulary."""
     corpus = read_pickle(DATA / name / FILES[name]).state
     size = json.loads((DATA / name / "config.json").read_text())["vocab_probe"]["size"]
@@ -72,7 +72,7 @@ def test_characters_have_a_blank_for_the_underscore() -> None:
     assert vocab.encode("a b\n").tolist() == [1, 0, 2, 3]
 
 
-def test_symbols_that_would_become_one_character_or_no_byte_are_words() -> None:
+def test_ambiguous_symbols_are_words() -> None:
     for symbols in (["_", " "], ["<eos>", "\n"], ["1" * 5000, "2"], ["256", "2"]):
         assert isinstance(translated(symbols, lower_case=False).vocab, WordVocab)
 
@@ -86,13 +86,13 @@ def test_words_keep_their_case_unless_the_project_did_not() -> None:
     assert translated(["<eos>", "<unk>", "the"], lower_case=False).vocab.encode("The\n").tolist() == [1, 0]
 
 
-def test_the_billion_word_benchmark_has_a_symbol_on_both_sides_of_a_line() -> None:
+def test_one_billion_word_marks_both_sides_of_a_line() -> None:
     vocab = translated(["<S>", "<UNK>", "the"], lower_case=False).vocab
     assert vocab.encode("the cat\nthe\n").tolist() == [0, 2, 1, 0, 0, 2, 0]
     assert decode(vocab, [0, 2, 1, 0, 0, 2, 0]) == "the <UNK>\nthe\n"
 
 
-def test_a_list_of_words_is_read_as_these_projects_read_it(tmp_path: Path) -> None:
+def test_a_list_of_words_is_read_as_projects_do(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("<UNK> 12\n the 3\n<S>\n")
     vocab = read_vocabulary(tmp_path / "vocab.txt", size=3).vocab
     assert isinstance(vocab, WordVocab)

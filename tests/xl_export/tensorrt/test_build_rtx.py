@@ -131,7 +131,7 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
 
 
 @pytest.mark.slow
-def test_a_ring_has_fewer_layers_than_shift_memory_and_half_of_its_bytes(graphs: Callable) -> None:
+def test_a_ring_has_fewer_layers_and_half_the_bytes(graphs: Callable) -> None:
     """The memory is long against the segment, as in use. Both plans have two profiles."""
     sizes = {}
     for form in ("ring", "shift"):
@@ -232,7 +232,7 @@ def test_a_library_that_does_not_start_is_said_so(graphs: Callable, monkeypatch:
         parsed_network(folder)
 
 
-def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -> None:
+def test_a_plugin_needs_a_node_in_the_graph(graphs: Callable) -> None:
     _, folder = graphs("transformer-xl", "native")
     with pytest.raises(
         ConfigError,
@@ -241,7 +241,7 @@ def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -
         parse(trt, fresh_log(trt), folder, attention="plugin", name="TensorRT")
 
 
-def test_shapes_that_the_network_cannot_have_are_refused_with_tensorrts_reason(graphs: Callable) -> None:
+def test_impossible_shapes_are_refused_with_tensorrts_reason(graphs: Callable) -> None:
     spec, folder = graphs("transformer-xl", "native")
     broken = dataclasses.replace(spec.state[0], shape=("batch", 2, 16, 17))
     wrong = dataclasses.replace(spec, inputs=(*spec.inputs[:2], broken, *spec.inputs[3:]))

@@ -68,7 +68,7 @@ def test_an_engine_folder_is_whole_and_says_what_it_is(
     assert facts.files[PLAN].num_bytes > 100_000
 
 
-def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
+def test_build_prints_the_plan_and_trtexecs_command(
     built: tuple[Path, str], artefacts: dict[str, Path]
 ) -> None:
     folder, said = built
@@ -143,7 +143,7 @@ def test_an_engine_is_replaced_only_with_force(
 
 
 @pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", ".[tensorrt]"), ("rtx", ".[tensorrt-rtx]")])
-def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
+def test_a_missing_tensorrt_comes_with_its_installation(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str
 ) -> None:
     # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_steps_are_timed_where_no_ring_ends() -> None:
     assert full_position(2312, {512 + 45 * number + number**2 for number in range(1, 41)}) == 0
 
 
-def test_the_command_that_builds_an_engine_again_is_one_that_is_taken(
+def test_the_suggested_build_command_works(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")

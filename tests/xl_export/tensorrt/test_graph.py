@@ -143,7 +143,7 @@ def test_streams_are_saved_and_continued_in_float16(
 
 
 @pytest.mark.slow  # it trains for some seconds; test_weights.py measures what fewer bits lose
-def test_bits_per_token_of_a_trained_model_stay_within_two_thousandths(tmp_path: Path) -> None:
+def test_fp16_loses_at_most_two_thousandths_of_a_bit(tmp_path: Path) -> None:
     from trainer.run.config import TrainConfig
     from trainer.training.loop import train
 
@@ -177,7 +177,7 @@ def test_the_command_names_form_and_tolerance(run: Path, tmp_path: Path) -> None
     assert "tolerance 0.05" in result.output
 
 
-def test_a_graph_that_is_off_in_the_mean_is_not_written(
+def test_a_graph_wrong_in_the_mean_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PRESETS, "fp16", dataclasses.replace(PRESETS["fp16"], mean_tolerance=1e-9))

@@ -48,9 +48,7 @@ both_forms = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signatu
 
 @needs_bindings
 @both_forms
-def test_they_are_registered_with_the_attributes_that_are_on_the_nodes(
-    answers: dict[str, Any], signature: Signature
-) -> None:
+def test_plugins_have_the_attributes_of_the_nodes(answers: dict[str, Any], signature: Signature) -> None:
     every = {**asdict(Attributes.of(RULE)), "mem_len": RULE.mem_len}
     values = {name: every[name] for name in signature.attributes}
     node = onnx.helper.make_node(signature.name, signature.inputs, ["answer"], domain=DOMAIN, **values)
@@ -144,7 +142,7 @@ def test_capabilities_are_numbers() -> None:
     assert Gpu(name="", compute_capability="12.0").capability == 120
 
 
-def test_what_the_kernel_cannot_serve_is_refused_before_tensorrt_is_asked(artefacts: dict[str, Path]) -> None:
+def test_models_that_the_kernel_lacks_are_refused_early(artefacts: dict[str, Path]) -> None:
     spec = load_spec(artefacts["shift"])
     refuse_unfit(spec, Gpu(name="A GPU", compute_capability="8.7"))
     with pytest.raises(ConfigError, match=r"Old has compute capability 6\.1.* give --attention native"):

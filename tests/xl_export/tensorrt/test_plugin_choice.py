@@ -76,16 +76,14 @@ def signature(artefact: Path) -> Signature:
     return SIGNATURES[load_spec(artefact).form == "ring"]
 
 
-def test_the_body_is_taken_unless_the_plugins_are_chosen_though_they_are_registered(
-    artefact: Path, creators: list[Creator]
-) -> None:
+def test_the_body_is_used_unless_plugins_are_chosen(artefact: Path, creators: list[Creator]) -> None:
     parsed = parse(trt, fresh_log(trt), artefact, attention="native", name="TensorRT-RTX")
     assert parsed.plugin_layers == 0
     assert "PLUGIN_V3" not in parsed.layers
     assert [creator.asked for creator in creators] == [0, 0, 0]
 
 
-def test_the_plugin_is_asked_for_with_every_attribute_where_it_is_chosen(
+def test_a_chosen_plugin_gets_every_attribute(
     artefact: Path, creators: list[Creator], signature: Signature
 ) -> None:
     with pytest.raises(ArtefactError, match=rf"node .* {signature.parts} "):  # since ours makes none
@@ -95,9 +93,7 @@ def test_the_plugin_is_asked_for_with_every_attribute_where_it_is_chosen(
     assert asked.fields == set(signature.attributes)
 
 
-def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(
-    artefact: Path, signature: Signature
-) -> None:
+def test_missing_plugins_are_an_error(artefact: Path, signature: Signature) -> None:
     with pytest.raises(ArtefactError, match=rf"node .* {signature.parts} "):
         parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
 

@@ -70,7 +70,7 @@ def test_an_export_for_engines_in_fewer_bits_measures_itself(
 
 
 @pytest.mark.parametrize("precision", FORMATS)
-def test_the_answers_are_those_of_the_float16_graph_over_rounded_weights(
+def test_answers_are_those_of_rounded_weights(
     precision: Precision, artefacts_of: dict[str, Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     whole, model = (ir.load(artefacts_of[name] / GRAPH) for name in ("fp16", precision))

@@ -30,9 +30,7 @@ def events(run: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_tensorboard_shows_the_metrics_of_a_run_that_was_stopped_and_resumed(
-    make_config: Make, tmp_path: Path
-) -> None:
+def test_tensorboard_shows_the_metrics_of_a_resumed_run(make_config: Make, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from trainer.training.state import Training
 
@@ -102,7 +100,7 @@ class StubRun:
         self.finished += 1
 
 
-def test_weights_and_biases_gets_the_metrics_of_one_run_that_was_resumed(
+def test_weights_and_biases_sees_one_run_after_a_resume(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[dict[str, Any]] = []
@@ -152,7 +150,7 @@ def test_a_missing_library_of_weights_and_biases_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_of_weights_and_biases_is_one_sentence_and_the_run_can_go_on(
+def test_an_error_of_weights_and_biases_leaves_a_resumable_run(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init(**_: Any) -> None:

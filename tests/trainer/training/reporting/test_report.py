@@ -143,7 +143,7 @@ def test_a_sample_is_what_generate_writes(make_config: Make, sizes: dict[str, An
     assert [int(word) for word in text.split()] == drawn
 
 
-def test_the_peak_of_a_gpu_is_looked_up_by_its_name() -> None:
+def test_the_peak_of_a_gpu_follows_from_its_name() -> None:
     assert peak_of("NVIDIA H100 80GB HBM3", halves=True) == 989.4
     assert peak_of("NVIDIA H100 80GB HBM3", halves=False) == 66.9
     assert peak_of("NVIDIA H100 PCIe", halves=True) == 756.5
@@ -165,7 +165,7 @@ def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make) -> None:
 
 
 @pytest.mark.parametrize("again", [1e15, 1.0], ids=["a higher peak", "the same peak"])
-def test_a_peak_that_was_measured_on_a_busy_cpu_is_measured_again(
+def test_a_peak_of_a_busy_cpu_is_measured_again(
     again: float, make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peaks = iter([1.0, *[again] * 9])

@@ -95,7 +95,7 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", every(2, CASES))
-def test_a_bare_state_dict_gives_the_model_of_the_whole_checkpoint(name: str, tmp_path: Path) -> None:
+def test_a_state_dict_gives_the_model_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     folder, state_of, vocab, options, settings = CASES[name]
     options = (*options, "--vocab", folder / vocab)
     wrapping = list(WRAPPINGS)[list(CASES).index(name) % len(WRAPPINGS)]
@@ -142,9 +142,7 @@ def test_a_safetensors_file_without_its_configuration_is_a_state_dict(tmp_path: 
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_names_without_the_prefix_of_hugging_face_are_its_own_all_the_same(
-    tied: bool, tmp_path: Path
-) -> None:
+def test_hugging_face_names_need_no_prefix(tied: bool, tmp_path: Path) -> None:
     """As kimiyoung's, the clusters would be reversed and the first memory masked, without a word."""
     state = {name.removeprefix("transformer."): tensor for name, tensor in of_huggingface(HF).items()}
     if tied:  # without untie_r, the code lists one u and v outside of the layers and in each of them
@@ -214,7 +212,7 @@ def test_one_tensor_under_two_wrapped_names_is_refused(tmp_path: Path) -> None:
     refused(xl("import", tmp_path / "state.pt", *options), "has the tensor module.r_w_bias under two names")
 
 
-def test_tensors_of_a_model_that_is_not_known_are_called_so(tmp_path: Path) -> None:
+def test_tensors_of_an_unknown_model_are_refused(tmp_path: Path) -> None:
     torch.save({"model": {"h.0.attn.c_attn.weight": torch.zeros(2)}}, tmp_path / "model.pt")
     refused(
         xl("import", tmp_path / "model.pt", "--describe"),

@@ -80,7 +80,7 @@ def check_model(source: Path, run: Path, out: Path) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_prefix_a_file_and_a_folder_give_the_same_model(run: Path, tmp_path: Path) -> None:
+def test_prefix_file_and_folder_give_the_same_model(run: Path, tmp_path: Path) -> None:
     prefix = write(tmp_path / "source", variables_of(run))
     check_model(prefix, run, tmp_path / "out")
     assert '"data 1"' in (tmp_path / "out" / "import.json").read_text()

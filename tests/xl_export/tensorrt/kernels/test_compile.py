@@ -173,7 +173,7 @@ def test_every_tactic_fits_a_small_gpu(capability: int, head_dim: int, spilled: 
         assert found.barriers <= barriers, tactic
 
 
-def test_segments_have_their_own_kernel_where_it_can_use_tensor_cores() -> None:
+def test_segments_have_a_kernel_for_tensor_cores() -> None:
     for compute_capability, dtype, expected in ((75, "float16", False), (80, "float16", True)):
         kernels = {tactic.kernel for tactic in tactics(64, compute_capability, dtype)}
         assert ("segment_attention" in kernels) == expected
@@ -189,7 +189,7 @@ def test_gpus_with_tensor_memory_get_the_tiles_that_fit_them(capability: int) ->
 
 
 @pytest.mark.slow
-def test_a_tile_beyond_the_shared_memory_of_a_block_is_refused() -> None:
+def test_a_tile_beyond_shared_memory_is_refused() -> None:
     """Tiles of keys that are loaded long before they are used all take shared memory."""
     (tile,) = (tactic for tactic in tactics(64, 80) if (tactic.block_t, tactic.block_j) == (16, 32))
     with pytest.raises(UserError, match=rf"needs \d+ bytes .* every GPU has {SHARED_MEMORY};"):
@@ -231,7 +231,7 @@ def test_what_cannot_be_compiled_is_refused(
         ("float16", "build with --attention native"),
     ],
 )
-def test_a_kernel_that_needs_more_shared_memory_than_granted_is_refused(
+def test_a_kernel_beyond_shared_memory_is_refused(
     dtype: Type, mend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The advice is one that the user has not followed yet: only a graph in float32 can become float16."""

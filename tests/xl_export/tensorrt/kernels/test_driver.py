@@ -160,9 +160,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 @pytest.mark.parametrize("slot", [(), (20, 3)], ids=["memory", "ring"])
-def test_the_ptx_is_launched_as_an_engine_launches_it_and_compared(
-    fake: FakeDriver, slot: tuple[int, ...]
-) -> None:
+def test_the_ptx_is_launched_as_engines_do(fake: FakeDriver, slot: tuple[int, ...]) -> None:
     case = fake.case = dataclasses.replace(CASE, slot=slot, spare=2 * len(slot))
     (tried,) = try_kernels({"a case": case}, repeats=2)
     assert isinstance(tried, Tried)

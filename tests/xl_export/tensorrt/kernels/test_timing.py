@@ -155,7 +155,7 @@ def test_without_a_right_kernel_nothing_is_chosen(fake: Timed) -> None:
         choose([shape(24)], GPU)
 
 
-def test_what_was_timed_is_kept_by_gpu_driver_code_and_shape(
+def test_timings_are_kept_by_gpu_driver_code_and_shape(
     fake: Timed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, shapes = tmp_path / "tactics.json", [shape(24), shape(1, profile="token")]
