@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -11,7 +12,9 @@ from xl_export.cli.main import main
 
 
 def xl(*arguments: object) -> Result:
-    """`xl("check", path)` → the result of the command."""
+    """`xl("check", path)`, or `xl(f"check {path}")` → the result of the command."""
+    if len(arguments) == 1:
+        arguments = tuple(shlex.split(str(arguments[0])))
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 

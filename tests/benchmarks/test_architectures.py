@@ -135,9 +135,7 @@ def test_the_budget_decides_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affordable(recipe("without recurrence", threads=1), 60.0) == 240
 
 
-def test_models_get_equal_time_at_any_speed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_get_equal_time_at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [recipe(name, threads=1) for name in ("all-attention", "Transformer-XL")]
     for speed in (1.0, 4.0):
         clock(monkeypatch, 0.5 * speed, 0.25 * speed)

@@ -180,13 +180,7 @@ def step_model(form):
         parameters=count_parameters(MODEL),
     )
     spec = Spec(
-        model=facts,
-        rule=RULE,
-        form=form,
-        precision="fp32",
-        opset=OPSETS[form],
-        producer={},
-        source={},
+        model=facts, rule=RULE, form=form, precision="fp32", opset=OPSETS[form], producer={}, source={}
     ).completed()
     return step_graph(spec, MODEL, random_weights(MODEL)), spec
 

@@ -43,6 +43,9 @@ BAD = [
 
 
 def call(*arguments):
+    """`call("list")`, or a command in one text."""
+    if len(arguments) == 1:
+        arguments = arguments[0].split()
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
@@ -69,25 +72,11 @@ def test_steps_are_measured_with_either_operators(case, operators, tiny, tmp_pat
 
 
 @pytest.mark.slow  # by default all presets are in the test of a trained run below
-@pytest.mark.parametrize(
-    "operators",
-    [pytest.param("standard"), pytest.param("fused", marks=NEEDS_GCC)],
-)
+@pytest.mark.parametrize("operators", [pytest.param("standard"), pytest.param("fused", marks=NEEDS_GCC)])
 def test_precision(operators, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call(
-        "precision",
-        "--config",
-        "tiny",
-        "--threads",
-        1,
-        "--history",
-        history,
-        "--mem-len",
-        300,
-        "--operators",
-        operators,
-    )
+    options = f"--config tiny --threads 1 --mem-len 300 --operators {operators} --history {history}"
+    result = call(f"precision {options}")
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
     assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
@@ -191,18 +180,8 @@ def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, ti
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(tiny, ring_claim=7.0))
     run = lambda **_: [form_row("ring", 1), form_row("hidden", hidden)]  # noqa: E731
     monkeypatch.setattr(memory_forms, "CASE", dataclasses.replace(memory_forms.CASE, run=run))
-    result = call(
-        "run",
-        "memory-forms",
-        "--config",
-        "tiny",
-        "--threads",
-        1,
-        "--mem-len",
-        mem_len,
-        "--history",
-        tmp_path / "h.jsonl",
-    )
+    options = f"--config tiny --threads 1 --mem-len {mem_len} --history {tmp_path}/h.jsonl"
+    result = call(f"run memory-forms {options}")
     assert result.exit_code == 0, result.output
     assert ("Claim: " in result.stdout) == (verdict is not None)
     assert verdict is None or verdict in result.stdout
@@ -263,15 +242,8 @@ def test_a_run_and_a_size_exclude_each_other():
 
 def test_a_missing_matplotlib_is_named(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = call(
-        "sliding-window",
-        "--config",
-        "tiny",
-        "--history",
-        tmp_path / "h.jsonl",
-        "--plot",
-        tmp_path / "result.png",
-    )
+    options = f"--config tiny --history {tmp_path}/h.jsonl --plot {tmp_path}/result.png"
+    result = call(f"sliding-window {options}")
     assert result.exit_code == 2
     assert "pip install '.[bench]'" in result.stderr
 
@@ -349,11 +321,6 @@ def form_row(form, milliseconds):
         multiply_adds=1,
         difference=0.0,
     )
-
-
-def test_table_9_has_the_lengths_that_are_measured():
-    assert sliding_window.TABLE_9 == {3800: 1874, 2800: 1409, 1800: 773, 800: 363}
-    assert set(CONFIGS["enwik8-base"].attention_lengths) == set(sliding_window.TABLE_9)
 
 
 def test_help_is_cheap():

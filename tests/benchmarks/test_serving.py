@@ -19,7 +19,6 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases import CASES
 from benchmarks.cases.serving import baseline_server, llama, parts, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt, timing
 from benchmarks.cases.serving.events import LoadError
@@ -182,12 +181,7 @@ def test_other_tokens_than_those_of_generate_are_not_measured(
             return {"texts": [[" 1", " 3"]], "window": {}}
 
     with pytest.raises(ArtefactError, match="stream 0 has other tokens through the server"):
-        parts._window(
-            Wrong(),
-            bench_of(tiny),
-            [[0]],
-            [["1", "2"]],
-        )
+        parts._window(Wrong(), bench_of(tiny), [[0]], [["1", "2"]])
 
 
 def test_the_table_shows_targets_and_what_was_skipped() -> None:
@@ -264,11 +258,6 @@ def test_the_default_threads_are_those_of_the_server(
     for short, expected in ((True, 4), (False, 5)):
         monkeypatch.setattr(models, "has_short_steps", lambda session, short=short: short)
         assert serve._default_threads(artefacts["ring"]) == expected
-
-
-def test_rows_of_other_threads_are_not_compared() -> None:
-    """A run of another default would look like a change of the code."""
-    assert "threads" in CASES["serve"].keys
 
 
 def test_the_baseline_server_reads_a_body_in_parts() -> None:

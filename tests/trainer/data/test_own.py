@@ -12,7 +12,7 @@ import pytest
 
 from runtimes.base.errors import ConfigError, TextError, UserError
 from runtimes.contract.vocabulary import SubwordVocab, Vocab, WordVocab, decode, load_vocab, vocab_from_file
-from trainer.data import own, own_ids, own_text, published, subwords
+from trainer.data import own_ids, own_text, published, subwords
 from trainer.data.dataset import Dataset, open_dataset, write_part
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
@@ -360,10 +360,3 @@ def test_a_vocabulary_of_words_is_written_too(tmp_path: Path) -> None:
     vocab: Vocab = learn_vocab("word", [path], tmp_path / "v.json", size=4, min_count=2, progress=False)
     assert vocab.to_json() == load_vocab(tmp_path / "v.json").to_json()
     assert vocab.to_json()["symbols"] == ["<unk>", "<eos>", "b", "a"]
-
-
-def test_blocks_are_what_is_held_in_memory() -> None:
-    """The sizes on which the promise rests that a file may be larger than memory."""
-    assert own.CHECKED * 8 <= 1 << 26
-    assert published.BLOCK <= 1 << 24
-    assert subwords.LONGEST_SENTENCE <= 1 << 16

@@ -246,9 +246,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         {"training": {"mem_len": 1 << 24, "segment": 512}},
     ],
 )
-def test_a_model_too_large_for_the_machine_is_refused(
-    changes: dict[str, Any],
-) -> None:
+def test_a_model_too_large_for_the_machine_is_refused(changes: dict[str, Any]) -> None:
     config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
     with pytest.raises(
         ConfigError, match=r"takes about [\d,]+ GiB and this machine has \d+ GiB; reduce layers"

@@ -41,8 +41,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)
 @pytest.mark.slow  # a process that imports PyTorch
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this C library has no mallopt")
 @pytest.mark.skipif(
-    HUGE.is_file() and "[always]" in HUGE.read_text(),
-    reason="all pages are huge here, so they are few",
+    HUGE.is_file() and "[always]" in HUGE.read_text(), reason="all pages are huge here, so they are few"
 )
 def test_a_training_step_takes_its_memory_from_the_process() -> None:
     answer = subprocess.run(

@@ -87,8 +87,7 @@ def test_the_step_is_one_graph_and_computes_the_same(backend: str, kind: str) ->
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=() if k == "relative" else pytest.mark.slow) for k in KINDS],
+    "kind", [pytest.param(k, marks=() if k == "relative" else pytest.mark.slow) for k in KINDS]
 )
 def test_training_compiles_graphs_without_breaks_while_lengths_change(
     kind: str, monkeypatch: pytest.MonkeyPatch

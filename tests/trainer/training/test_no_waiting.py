@@ -61,16 +61,6 @@ def training(optimizer: str, **model: Any) -> tuple[Training, np.ndarray]:
     return Training.start(config), np.random.default_rng(0).integers(0, 11, (2, 400))
 
 
-def test_the_counter_sees_what_waits() -> None:
-    with Waits() as waits:
-        number = torch.ones(3, requires_grad=True).sum()
-        number.item()
-        torch.ones(3).nonzero()
-        torch.ones(3)[torch.tensor([True, False, True])]
-        torch.ones(3)[torch.tensor([1, 2])]
-    assert waits.seen == ["_local_scalar_dense", "nonzero", "index by a mask"]
-
-
 def waits_of_three_steps(optimizer: str, **model: Any) -> list[str]:
     trained, tokens = training(optimizer, **model)
     trained.advance(tokens)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.vocabulary import load_vocab
+from tests.commands import xl
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.model.model import count_parameters
@@ -26,7 +26,6 @@ from trainer.training import loop
 from trainer.training import plan as planning
 from trainer.training.loop import resume, train
 from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_data, plan_tuning
-from xl_export.cli.main import main
 
 Make = Callable[..., TrainConfig]
 
@@ -98,18 +97,7 @@ def test_train_plans_a_text_without_a_configuration(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "MEASURED", 0.01)
-    command = [
-        "train",
-        "--text",
-        text_file,
-        "--minutes",
-        "0.1",
-        "--set",
-        "steps=4",
-        "--out",
-        tmp_path / "run",
-    ]
-    result = CliRunner().invoke(main, [str(word) for word in command])
+    result = xl(f"train --text {text_file} --minutes 0.1 --set steps=4 --out {tmp_path}/run")
     assert result.exit_code == 0, result.output
     assert "The plan: characters as tokens; 2 layers of 64" in result.stdout
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -135,20 +123,10 @@ def test_train_plans_a_dataset_without_a_configuration(
 ) -> None:
     monkeypatch.setattr(planning, "MEASURED", 0.01)
     (tmp_path / "ids.jsonl").write_text("[1, 2, 3, 4, 5, 6, 7]\n" * 400)
-    prepare = [
-        "prepare",
-        "tokens",
-        "--train",
-        tmp_path / "ids.jsonl",
-        "--vocab-size",
-        8,
-        "--end-of-document",
-        0,
-    ]
-    train = ["train", "--data", tmp_path / "data", "--minutes", "0.1", "--set", "steps=4"]
-    for command in ([*prepare, "--out", tmp_path / "data"], [*train, "--out", tmp_path / "run"]):
-        result = CliRunner().invoke(main, [str(word) for word in command])
-        assert result.exit_code == 0, result.output
+    options = f"--train {tmp_path}/ids.jsonl --vocab-size 8 --end-of-document 0 --out {tmp_path}/data"
+    assert xl(f"prepare tokens {options}").exit_code == 0
+    result = xl(f"train --data {tmp_path}/data --minutes 0.1 --set steps=4 --out {tmp_path}/run")
+    assert result.exit_code == 0, result.output
     assert "The plan: 2 layers of 64" in result.stdout
 
 

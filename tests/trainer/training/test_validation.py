@@ -95,9 +95,7 @@ class Share(Ranks):
         return rows
 
 
-def test_validation_memory_is_as_short_as_the_spans(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_validation_memory_is_as_short_as_the_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     options, lengths, done = SIZES | ARCHITECTURES["adaptive-span"] | {"vocab_size": 90}, set(), []
     rule = options.pop("rule")
     model = random_model(ModelConfig(**options))

@@ -81,12 +81,7 @@ def test_one_file_computes_what_two_compute(
     [("transformer-xl", "ort", "int8"), ("adaptive-softmax", "single-file", "fp32")],
 )
 def test_other_packed_kinds_compute_what_the_folder_computes(
-    kind: str,
-    storage: Any,
-    precision: Any,
-    calm_run: Callable[..., Path],
-    tokens: np.ndarray,
-    tmp_path: Path,
+    kind: str, storage: Any, precision: Any, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     run = calm_run(kind)
     both = [export(run, tmp_path / name, storage=name, precision=precision) for name in ("external", storage)]

@@ -16,14 +16,7 @@ from click.testing import CliRunner
 
 from runtimes import open_session
 from runtimes.base.errors import ConfigError, TextError
-from runtimes.contract.precision import (
-    MEMORY_LIMITS,
-    PRESETS,
-    Measured,
-    MemoryPrecision,
-    Precision,
-    sentence,
-)
+from runtimes.contract.precision import MEMORY_LIMITS, PRESETS, Measured, MemoryPrecision, Precision, sentence
 from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS, load_spec
 from runtimes.contract.tensors import FORMS
 from runtimes.contract.vocabulary import load_vocab

@@ -13,35 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from matplotlib import image
 
 from runtimes.base.files import read_npz
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ALL_ATTENTION, ARCHITECTURES, SPAN
+from tests.commands import refused, xl
 from tests.nightly import every
 from tests.xl_export.figures.test_attention import assert_picture
 from trainer.model.config import SpanConfig
 from trainer.model.inspection import observe
 from trainer.run.checkpoint import load_run, load_tensors, save_tensors
-from xl_export.cli.main import main
 
 MakeRun = Callable[..., Path]
-
-
-def call(*arguments: str | Path | int) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    """Exit code 2, and one sentence on standard error without a traceback."""
-    assert result.exit_code == 2, (result.output, result.exception)
-    assert isinstance(result.exception, SystemExit)
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
 
 
 @pytest.fixture
@@ -61,20 +45,7 @@ def test_attention_writes_three_pictures_and_their_numbers(
     run: Path, text_file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "pictures"
-    result = call(
-        "attention",
-        run,
-        "--text",
-        text_file,
-        "--out",
-        out,
-        "--tokens",
-        100,
-        "--layer",
-        1,
-        "--at",
-        40,
-    )
+    result = xl(f"attention {run} --text {text_file} --out {out} --tokens 100 --layer 1 --at 40")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     assert "Figure 6 is of layer 1, head " in result.stdout
@@ -127,7 +98,7 @@ def test_attention_writes_three_pictures_and_their_numbers(
 def test_figure_7_is_left_out_with_a_sentence(
     sizes: dict, positions: str, make_run: MakeRun, text_file: Path, tmp_path: Path
 ) -> None:
-    result = call("attention", make_run(**sizes), "--text", text_file, "--out", tmp_path / "out")
+    result = xl("attention", make_run(**sizes), "--text", text_file, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert (
         f"figure-7.png is left out, because {positions} positions have no terms (a) to (d)" in result.stdout
@@ -154,13 +125,13 @@ def test_existing_folders_are_kept_unless_forced(run: Path, text_file: Path, tmp
     out.mkdir()
     (out / "precious").write_text("mine")
     options = ("attention", run, "--text", text_file, "--out", out)
-    assert_refused(call(*options), "holds other things", "attention.json")
-    assert_refused(call(*options, "--force"), "holds other things", "attention.json")
+    refused(xl(*options), "holds other things", "attention.json")
+    refused(xl(*options, "--force"), "holds other things", "attention.json")
     assert (out / "precious").read_text() == "mine"
     (out / "precious").unlink()
     (out / "attention.json").write_text("earlier")
-    assert_refused(call(*options), "exists already", "--force")
-    assert call(*options, "--force").exit_code == 0
+    refused(xl(*options), "exists already", "--force")
+    assert xl(*options, "--force").exit_code == 0
     assert (out / "figure-5.png").is_file()
 
 
@@ -169,19 +140,8 @@ def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, 
     tokens = opened.vocab.encode(text_file.read_bytes())[:100]
     for mem_len in (0, 40):
         out = tmp_path / f"pictures-{mem_len}"
-        result = call(
-            "attention",
-            run,
-            "--text",
-            text_file,
-            "--out",
-            out,
-            "--tokens",
-            100,
-            "--mem-len",
-            mem_len,
-            "--json",
-        )
+        options = f"--text {text_file} --out {out} --tokens 100 --mem-len {mem_len} --json"
+        result = xl(f"attention {run} {options}")
         facts = json.loads(result.stdout)
         assert (facts["rule"]["mem_len"], facts["rule"]["segment"], facts["positions"]) == (
             mem_len,
@@ -202,7 +162,7 @@ def test_another_memory_serves_other_architectures(
     name: str, make_run: MakeRun, text_file: Path, tmp_path: Path
 ) -> None:
     run = make_run(**ARCHITECTURES[name])
-    result = call(
+    result = xl(
         "attention", run, "--text", text_file, "--out", tmp_path / "pictures", "--tokens", 60, "--mem-len", 5
     )
     assert result.exit_code == 0, result.output
@@ -211,7 +171,7 @@ def test_another_memory_serves_other_architectures(
 def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_path: Path) -> None:
     from xl_export.artefact.export import export
 
-    result = call("spans", span_run, "--out", tmp_path / "spans.png")
+    result = xl("spans", span_run, "--out", tmp_path / "spans.png")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "span in tokens (at most 200) → largest distance that has any weight"
@@ -221,7 +181,7 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
         ["1", "2.0", "→", "6", "200.0", "→", "200"],
     ]
     assert len({len(line) for line in lines[1:4]}) == 1
-    document = json.loads(call("spans", span_run, "--json").stdout)
+    document = json.loads(xl("spans", span_run, "--json").stdout)
     assert document["maximum"] == 200
     np.testing.assert_allclose(document["spans"], [[2, 200]] * 2, rtol=1e-6)
     assert document["reaches"] == [[6, 200]] * 2
@@ -230,28 +190,28 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     assert document["bytes_saved"] == {"ring": 2 * 2 * 194 * 6 * 4, "shift": 2 * 2 * 194 * 6 * 4, "hidden": 0}
     assert "an artefact with memory 200 saves 18,624 bytes (ring)" in lines[4]
     assert image.imread(tmp_path / "spans.png").shape[:2] == (720, 1350)
-    info = call("info", export(span_run, tmp_path / "artefact"), "--json")
+    info = xl("info", export(span_run, tmp_path / "artefact"), "--json")
     assert json.loads(info.stdout)["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
 
 
 def test_a_picture_of_spans_is_replaced_only_with_force(span_run: Path, tmp_path: Path) -> None:
     kept = tmp_path / "spans.png"
     kept.write_bytes(b"kept")
-    assert_refused(
-        call("spans", span_run, "--out", kept), "exists already; give another --out, or --force to replace it"
+    refused(
+        xl("spans", span_run, "--out", kept), "exists already; give another --out, or --force to replace it"
     )
     assert kept.read_bytes() == b"kept"
-    assert call("spans", span_run, "--out", kept, "--force").exit_code == 0
+    assert xl("spans", span_run, "--out", kept, "--force").exit_code == 0
     assert kept.read_bytes().startswith(b"\x89PNG")
 
 
 def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_path: Path) -> None:
-    assert_refused(call("spans", run), "the model has no learned spans")
-    assert_refused(call("spans", span_run, "--out", tmp_path / "spans.jpg"), "ends in .png")
+    refused(xl("spans", run), "the model has no learned spans")
+    refused(xl("spans", span_run, "--out", tmp_path / "spans.jpg"), "ends in .png")
     damaged = tmp_path / "damaged"
     shutil.copytree(span_run, damaged)
     tensors, _ = load_tensors(damaged / "model.safetensors", expected=load_run(damaged).model.state_dict())
     tensors["blocks.1.span.share"] = torch.tensor([0.5, float("nan")])
     save_tensors(damaged / "model.safetensors", tensors)
-    assert_refused(call("spans", damaged), "not between 0 and 1 times")
-    assert_refused(call("info", damaged), "not between 0 and 1 times")
+    refused(xl("spans", damaged), "not between 0 and 1 times")
+    refused(xl("info", damaged), "not between 0 and 1 times")

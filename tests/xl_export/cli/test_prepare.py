@@ -104,16 +104,8 @@ def test_a_download_that_is_there_is_not_fetched_again(
         "trainer.data.download.download", lambda name, path: make_source(path.parent, name, "zip")
     )
     for _ in range(2):
-        result = run(
-            "enwik8",
-            "--from",
-            tmp_path / "enwik8.zip",
-            "--out",
-            tmp_path / "out",
-            "--download",
-            "--unverified",
-            "--force",
-        )
+        options = f"--from {tmp_path}/enwik8.zip --out {tmp_path}/out --download --unverified --force"
+        result = xl(f"prepare enwik8 {options}")
         assert result.exit_code == 0, result.output
         monkeypatch.setattr("trainer.data.download.download", lambda *_: pytest.fail("fetched again"))
 
@@ -124,18 +116,8 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxruntime', 'safetensors']));"
         "from xl_export.cli.main import main; main()"
     )
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "prepare",
-        "penn-treebank",
-        "--from",
-        source,
-        "--out",
-        tmp_path / "out",
-        "--unverified",
-    ]
+    options = f"prepare penn-treebank --from {source} --out {tmp_path}/out --unverified"
+    command = [sys.executable, "-c", code, *options.split()]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
@@ -148,18 +130,8 @@ def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path
     (tmp_path / "in").mkdir()
     with open(tmp_path / "in/enwik8", "wb") as stream:
         stream.truncate(900 << 20)  # takes seconds
-    command = [
-        sys.executable,
-        "-m",
-        "xl_export",
-        "prepare",
-        "enwik8",
-        "--from",
-        "in/enwik8",
-        "--out",
-        "out",
-        "--unverified",
-    ]
+    options = "prepare enwik8 --from in/enwik8 --out out --unverified"
+    command = [sys.executable, "-m", "xl_export", *options.split()]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
     while not list(tmp_path.glob(".out.*")) and process.poll() is None:
         time.sleep(0.01)

@@ -26,9 +26,7 @@ def greedy(artefact: Path, prompt: str) -> list[int]:
     return [piece.token for piece in pieces]
 
 
-def test_genai_generates_the_same_tokens_beyond_the_ring(
-    artefacts: dict[str, Path],
-) -> None:
+def test_genai_generates_the_same_tokens_beyond_the_ring(artefacts: dict[str, Path]) -> None:
     session = open_session(artefacts["ring"])
     assert 2 * session.rule.slots < LENGTH
     generator = og.Generator(model := og.Model(str(artefacts["ring"])), og.GeneratorParams(model))
@@ -76,9 +74,7 @@ def assert_same_tokens(folder: Path, texts: tuple[str, ...]) -> None:
         assert "".join(stream.decode(token) for token in ids) == text
 
 
-def test_genai_reads_subwords_and_ends_with_a_document(
-    chain: Callable[..., Any],
-) -> None:
+def test_genai_reads_subwords_and_ends_with_a_document(chain: Callable[..., Any]) -> None:
     folder = chain("subword").artefact
     assert_same_tokens(folder, (*TEXTS, "caf\u00e9 \U0001f600 \u65e5\u672c"))
     vocab = open_session(folder).vocab

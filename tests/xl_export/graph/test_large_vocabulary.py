@@ -38,9 +38,7 @@ print(json.dumps({"peak": peak, "memory": held, "mean": mean, "vocabulary": logi
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which Linux has")
 @pytest.mark.timeout(1800)
-def test_scoring_wikitext_103_takes_at_most_1_5_gib(
-    tmp_path: Path,
-) -> None:
+def test_scoring_wikitext_103_takes_at_most_1_5_gib(tmp_path: Path) -> None:
     from benchmarks.models import random_weights, write_run
     from runtimes.base.files import write_json
     from runtimes.contract.rule import MemoryRule

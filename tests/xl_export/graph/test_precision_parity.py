@@ -7,7 +7,6 @@ tokens makes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import pytest
 from runtimes.contract.precision import PRESETS, QUANTISED, MemoryPrecision, Precision
 from runtimes.contract.tensors import Form
 from tests.architectures import ARCHITECTURES
-from tests.nightly import every, matrix
+from tests.nightly import matrix
 from tests.streams import answers_with_padding
 from tests.xl_export.graph import rounding
 from tests.xl_export.graph.rounding import rounded
@@ -108,17 +107,3 @@ def test_a_preset_computes_what_its_rounded_weights_do(
         assert difference.max() > 2e-6  # it is in use
     assert difference.max() < spec.tolerance
     assert difference.mean() < spec.mean_tolerance
-
-
-@pytest.mark.parametrize("kind", every(7, ARCHITECTURES))
-def test_tolerances_find_rounding_and_a_short_memory(
-    kind: str, runs: Callable[[str], Run], truth: Truth, tokens: np.ndarray
-) -> None:
-    run, exact = runs(kind), truth(kind, "fp32")
-    fp16, int8, int4 = (np.abs(truth(kind, name) - exact).mean() for name in ("fp16", "int8", "int4"))  # type: ignore[arg-type]
-    assert 0 < fp16 < int8 < int4 / 4
-    rule = run.config.evaluation
-    if rule.mem_len:
-        short = TorchSession(run.model, run.vocab, dataclasses.replace(rule, mem_len=4), identity=kind)
-        found = np.abs(answers_with_padding(short, tokens) - exact).max()
-        assert found > max(40 * IN_HALF, WORST_IN_INT8 * int4)

@@ -373,10 +373,7 @@ def other(name: str) -> Foreign:
         (lambda m: m.state.update(_parameters=3), "is not a module that PyTorch pickled"),
         (lambda m: setattr(m, "state", 3), "the model is not a module"),
         (lambda m: part(m, "word_emb").update(cutoffs=[60, 150, 350]), "word_emb.cutoffs end at"),
-        (
-            lambda m: part(m, "word_emb").update(div_val=2),
-            "crit.div_val is 4, expected 2",
-        ),
+        (lambda m: part(m, "word_emb").update(div_val=2), "crit.div_val is 4, expected 2"),
         (
             lambda m: part(m, "layers", "1", "pos_ff").update(pre_lnorm=True),
             "its layers have different LayerNorms",

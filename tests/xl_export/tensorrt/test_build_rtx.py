@@ -48,11 +48,7 @@ OF_LOGARITHMS = {
 BUILT = (("transformer-xl", "native"), ("all-attention-groups", "native"), ("adaptive-softmax", "plugin"))
 BODIES_BUILT = ("transformer-xl", "adaptive-softmax", "all-attention-groups")
 GRAPHS = [
-    pytest.param(
-        name,
-        attention,
-        marks=() if (name, attention) in BUILT else pytest.mark.slow,
-    )
+    pytest.param(name, attention, marks=() if (name, attention) in BUILT else pytest.mark.slow)
     for name in ARCHITECTURES
     for attention in ("native", "plugin")
 ]

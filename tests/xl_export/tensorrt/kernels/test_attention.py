@@ -79,12 +79,6 @@ def test_row_i_moves_by_i_columns(T: int, J: int, interpreted: dict[str, np.ndar
     assert (interpreted[f"skew-{T}-{J}"] == (i + (T + j - i) / 1024).astype(np.float32)).all()
 
 
-def test_cases_reach_what_they_are_for() -> None:
-    """A query that sees nothing at all, and inputs whose tables hold -inf."""
-    assert (truth(CASES["not-itself"])[0, :, 0] == 0).all()
-    assert np.isneginf(CASES["span"].inputs()["bias_table"]).any()
-
-
 @pytest.mark.parametrize("multiprocessors", [16, 132])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 1), (32, 1), (1, 17), (1, 128), (3, 33), (8, 512)])
 def test_keys_are_divided_until_the_gpu_is_busy(B: int, T: int, multiprocessors: int) -> None:
