@@ -245,6 +245,7 @@ def test_a_row_is_scored_without_and_with_memory(tmp_path: Path, text: str, quic
     assert len({row.own, *row.stream.values()}) == 3
 
 
+@pytest.mark.slow  # it trains twice
 def test_a_model_gets_the_time_of_a_known_row(
     tmp_path: Path, text: str, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
