@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.nightly import every
 from tests.ptx.driver import EmulatedDriver
 from xl_export.tensorrt.kernels.cases import CASES, Case
 from xl_export.tensorrt.kernels.compile import JOINS, PTX_VERSIONS, Tactic, tactics
@@ -28,6 +27,7 @@ BEGINNING = dataclasses.replace(MIDDLE, first=(0,))
 RING = dataclasses.replace(MIDDLE, slot=(120,), spare=5)
 # Where `sm_80` has the largest tiles for heads of up to 64.
 TILES = {f"{t.kernel}-{t.block_t}x{t.block_j}": t for t in tactics(16, 80)}
+BY_DEFAULT = ("token_attention-1x64", "segment_attention-64x64")
 MULTIPROCESSORS = 1  # few programs, with several tiles of keys each
 
 
@@ -51,7 +51,9 @@ def check(
     assert np.abs(got.answer - naive_answer(case)).max() <= TOLERANCES[case.dtype]
 
 
-@pytest.mark.parametrize("name", every(2, TILES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in TILES]
+)
 def test_embedded_kernels_equal_the_naive_operator(name: str) -> None:
     """In the middle of a stream and at its beginning; the constants of a kernel are the same for both."""
     check(MIDDLE, TILES[name], 80)
