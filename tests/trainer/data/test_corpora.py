@@ -252,7 +252,7 @@ def test_a_missing_shard_is_refused(publish, prepared: Prepare, tmp_path: Path) 
 NAMES = list(CORPORA)
 
 
-@pytest.mark.parametrize(("given", "name"), zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True))
+@pytest.mark.parametrize(("given", "name"), list(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True)))
 def test_another_corpus_is_refused_by_its_members_and_named(
     given: str, name: str, prepared: Prepare, tmp_path: Path
 ) -> None:

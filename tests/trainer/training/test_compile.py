@@ -97,9 +97,10 @@ def test_training_compiles_graphs_without_breaks_while_lengths_change(
         SIZES | {"positions": "relative" if kind == "adaptive softmax" else kind} | KINDS[kind]
     )
     far = {"context": 257, "span": SpanConfig(maximum=256)} if kind == "learned" else {}
+    few = {} if far else {"layers": 1}
     rule = MemoryRule(mem_len=256 if far else 8, segment=8)
     plain = TrainConfig(
-        model=ModelConfig(**(sizes | far)),
+        model=ModelConfig(**(sizes | far | few)),
         training=rule,
         evaluation=rule,
         vocab="byte",

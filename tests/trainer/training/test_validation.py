@@ -16,6 +16,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.vocabulary import ByteVocab
 from runtimes.tasks.evaluate import evaluate
 from tests.architectures import ARCHITECTURES, RULE
+from tests.nightly import every
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.run.config import Averaging, TrainConfig
@@ -57,7 +58,7 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every(2, KINDS))
 def test_validation_equals_evaluate_in_as_many_lanes(kind: str) -> None:
     """Alone, in parts, and shared out to processes; also with fewer tokens than lanes."""
     options = {**SIZES, **ARCHITECTURES[kind.replace("-epsilon", "")]}

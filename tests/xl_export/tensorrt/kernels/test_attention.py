@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[4]
 
 
 # The interpreter takes seconds for each case, so the others are slow tests.
-BY_DEFAULT = ("persistent", "ring-segment-cut-at-the-end")
+BY_DEFAULT = ("ring-segment-cut-at-the-end",)
 
 
 @pytest.fixture(scope="module")
