@@ -76,15 +76,12 @@ def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
         assert np.abs(rounded - exact).mean() > 3 * np.abs(quantised_ - rounded).mean()
 
 
+WRONG = [("a scale", "int4"), ("a column", "int8-stored"), ("a table", "int8")]
+WRONG_TOO = [("a scale", "int8-stored"), ("a scale", "int8")]
+
+
 @pytest.mark.parametrize(
-    ("wrong", "precision"),
-    [
-        ("a scale", "int8-stored"),
-        ("a scale", "int8"),
-        ("a scale", "int4"),
-        ("a column", "int8-stored"),
-        ("a table", "int8"),
-    ],
+    ("wrong", "precision"), [*WRONG, *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG_TOO)]
 )
 def test_weights_with_a_wrong_scale_are_never_written(
     wrong: str, precision: Precision, calm_run: Callable[..., Path], tmp_path: Path

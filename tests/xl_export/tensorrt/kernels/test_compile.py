@@ -62,7 +62,7 @@ def rows_of_the_table() -> list[str]:
 
 
 # The GPU, the tile and the form of memory of the rows that run by default; their heads are 64 wide.
-CHEAP = {(75, 1, 64, "shift"), (120, 16, 32, "ring")}
+CHEAP = {(120, 16, 32, "ring")}
 
 
 def marked(row: tuple[int, Tactic, int, Form]) -> Any:
