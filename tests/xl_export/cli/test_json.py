@@ -47,10 +47,18 @@ ELSEWHERE = {"build", "refit", "web", "fused-kernel", "demo", "prepare CORPUS"}
 
 @pytest.fixture
 def place(
-    artefacts: dict[str, Path], run: Path, make_run, text: str, tmp_path: Path, request: pytest.FixtureRequest
+    artefacts: dict[str, Path],
+    run: Path,
+    make_run,
+    text: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Path]:
     """The paths that a command of the table names."""
     command: str = request.node.callspec.params["command"]
+    for name in ("draw_average", "draw_stretch", "draw_terms"):  # which take seconds
+        monkeypatch.setattr(f"xl_export.figures.attention.{name}", lambda *what, **options: None)
     places = {name: tmp_path / name for name in ("new", "text", "ids", "stream", "trained")}
     places |= {"artefact": artefacts["ring"], "run": run}
     if "{spans}" in command:

@@ -37,9 +37,7 @@ def test_the_trained_models_write_and_play_without_pytorch(
     # The titles say with which seeds the texts can be written again.
     seeds = re.findall(r"^== (a trained model writes|a story|music): .*\bseed (\d+)\b", ended.stderr, re.M)
     assert [step for step, _ in seeds] == ["a trained model writes", "a story", "music"]
-    drawn = ("--seed", seeds[1][1], "--tokens", demo.STORY_TOKENS)
     assert "(seed 41, temperature 0.8, top-k 40, top-p 0.9)" in ended.stderr
-    assert xl("generate", demo.STORIES, "--prompt", demo.STORY, *drawn).stdout == story
     refused(xl("demo", "--out", tmp_path / "demo"), "exists already; give another --out, or --force")
 
 

@@ -57,7 +57,7 @@ def test_the_full_rule_equals_the_naive_model(
     for cut in ([5, 8, 1, 7, 8, 8, 3, 8], [8] * 6):
         stream = rows(tokens, 2, sum(cut))
         answer, _ = feed(session, stream, cut)
-        assert np.abs(answer - naive_answers(run, stream, cut)).max() < 1e-4
+        assert np.abs(answer - exact_answers(run, stream, cut, naive=True)).max() < 1e-4
         ones, _ = feed(session, stream, [1] * stream.shape[1])
         assert np.abs(ones - answer).max() > 1e-3  # under this rule the cut matters
 
@@ -94,12 +94,17 @@ def test_every_option_of_model_and_rule_exports(
 CUT = [T, 1, 7, T, T, 3, T]
 
 
-def naive_answers(run: Path, stream: np.ndarray, cut: list[int], *, padding: int = 0) -> np.ndarray:
-    """The naive model's log-probabilities in float64; the second row begins with padding."""
+def exact_answers(
+    run: Path, stream: np.ndarray, cut: list[int], *, naive: bool = False, padding: int = 0
+) -> np.ndarray:
+    """PyTorch's log-probabilities in float64; the second row begins with padding."""
     import torch
 
+    from trainer.model.attention import relative_attention
     from trainer.model.naive import naive_attention
     from trainer.run.checkpoint import load_run
+
+    attention = naive_attention if naive else relative_attention
 
     loaded = load_run(run)
     model, rule = loaded.model.double().eval(), loaded.config.evaluation
@@ -107,7 +112,7 @@ def naive_answers(run: Path, stream: np.ndarray, cut: list[int], *, padding: int
     with torch.no_grad():
         for length in cut:
             piece = torch.from_numpy(stream[:, at : at + length])
-            logits, state = model(piece, state, positions, rule, attention=naive_attention)
+            logits, state = model(piece, state, positions, rule, attention=attention)
             truth.append(logits.log_softmax(-1).numpy())
             positions, at = positions + length, at + length
     return np.concatenate(truth, axis=1)
@@ -118,9 +123,9 @@ def naive_answers(run: Path, stream: np.ndarray, cut: list[int], *, padding: int
 def test_every_architecture_exports(
     name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    """Against the naive model in float64, one row beginning with padding, through many memory lengths."""
+    """Against the model in float64, one row beginning with padding, beyond the end of the ring."""
     run, stream = make_run(**ARCHITECTURES[name]), rows(tokens, 2, sum(CUT))
-    expected = naive_answers(run, stream, CUT, padding=9)
+    expected = exact_answers(run, stream, CUT, padding=9)
     session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
     memory = session.start(2)
     memory.positions[1] = -9
