@@ -1,4 +1,4 @@
-"""Compiles programs against the headers in cpp/ and the library in ONNX Runtime's wheel, and talks to one."""
+"""Compiles programs against the headers in cpp/ and the library in ONNX Runtime's wheel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.sealing import sealed
+
 ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "cpp"
+DRIVER = ROOT / "tests" / "parity" / "driver.cpp"
 BUILD = ROOT / "build" / "cpp"  # what was compiled stays there, under a hash of what it was compiled from
 STRICT = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
 SANITIZED = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -56,38 +59,12 @@ def compiled(source: Path, *flags: str, compiler: str = "g++", library: Path | N
     return program
 
 
-class Driver:
-    """A running `driver.cpp`. Sessions stay open in it from one question to the next."""
-
-    def __init__(self, program: Path, *before: str) -> None:
-        self._process = subprocess.Popen(
-            [*before, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, verb: str, folder: Path, **more: Any) -> dict[str, Any]:
-        """The answer to a question; it has the key `error` where the library refused."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps({"do": verb, "folder": str(folder), **more}), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        assert line, f"the program ended with {self._process.wait()} at {verb} {folder} {more!s:.200}"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def refusal(self, verb: str, folder: Path, **more: Any) -> str:
-        """The sentence with which a question is refused."""
-        answer = self.ask(verb, folder, **more)
-        sentence: str = answer["error"]
-        assert sentence
-        assert "\n" not in sentence
-        assert len(sentence) < 1000
-        return sentence
-
-    def close(self) -> int:
-        """Ends the program; returns its exit code."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        code = self._process.wait()
-        self._process.stdout.close()
-        return code
+def with_vocabulary(artefact: Path, folder: Path, vocabulary: dict[str, Any], **files: bytes) -> Path:
+    """A copy of an artefact with another vocabulary, its hashes and its digest right."""
+    shutil.copytree(artefact, folder)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    spec = json.loads((folder / "spec.json").read_text())
+    (folder / "spec.json").write_bytes(sealed(spec, folder, *spec["files"]))
+    return folder

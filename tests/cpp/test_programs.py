@@ -15,8 +15,7 @@ import pytest
 
 from runtimes import check, open_session
 from runtimes.contract.checks import load_memory
-from tests.cpp.program import CPP, ROOT, onnxruntime_library
-from tests.cpp.test_vocabularies import with_vocabulary
+from tests.cpp.program import CPP, ROOT, onnxruntime_library, with_vocabulary
 from tests.docs.pages import blocks, difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cpp.program import Driver
+from tests.parity.operations import Program
 from tests.web.npm import copied_module, run_node
 
 BEGINNING, AFTER = "A stream that goes on elsewhere", [5, 9, 2, 31, 7, 7, 12, 40]
@@ -48,7 +49,7 @@ console.log(JSON.stringify(found));
 
 @pytest.mark.slow
 def test_a_stream_changes_sides_between_the_page_and_cpp(
-    driver: Driver, artefacts: dict[str, Path], tmp_path: Path
+    cpp: Program, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
     module = copied_module(tmp_path / "web")
     (module / "sides.mjs").write_text(PROGRAM)
@@ -60,26 +61,35 @@ def test_a_stream_changes_sides_between_the_page_and_cpp(
         }
         for form, folder in artefacts.items()
     }
-    greedy = {"tokens": TOKENS, "temperature": 0.0}
-    written = {
-        form: driver.ask(
-            "generate", artefacts[form], prompt=BEGINNING, save=folders[form]["other"], **greedy
-        )["ids"]
-        for form in artefacts
-    }
+
+    def generated(form: str, **given: Any) -> list[int]:
+        question = {"stream": "a", "max_tokens": TOKENS, "temperature": 0}
+        return list(cpp.ask("generate", **question, **given)["tokens"])
+
+    def opened(form: str, file: str | None = None) -> None:
+        cpp.ask("open", model=str(artefacts[form]))
+        cpp.ask("start", stream="a") if file is None else cpp.ask("load", stream="a", file=file)
+
+    written = {}
+    for form in artefacts:
+        opened(form)
+        written[form] = generated(form, text=BEGINNING)
+        cpp.ask("save", stream="a", file=folders[form]["other"])
     asked = {"folders": folders, "beginning": BEGINNING, "after": AFTER, "tokens": TOKENS}
     found = json.loads(run_node("sides.mjs", json.dumps(asked), cwd=module))
-    for form, folder in artefacts.items():
+    for form in artefacts:
         page = found[form]
         assert page["ids"][len(BEGINNING) :] == written[form]
-        question = {"ids": AFTER, "lengths": [len(AFTER) - 1]}
-        alone = np.array(driver.ask("steps", folder, **question)["scores"])
+        opened(form)
+        alone = np.array(cpp.ask("score", stream="a", tokens=[AFTER])["log_probs"][1:])
         for read, file in (("mine", "saved"), ("theirs", "other")):
             path = folders[form][file]
-            expected = driver.ask("generate", folder, ids=AFTER, load=path, **greedy)["ids"]
+            opened(form, path)
+            expected = generated(form, tokens=AFTER)
             assert len(expected) == TOKENS
             assert page[read]["ids"] == expected, (form, file)
             # With random weights the likeliest token hardly depends on the memory; its log-probability does.
-            scores = np.array(driver.ask("steps", folder, load=path, **question)["scores"])
+            opened(form, path)
+            scores = np.array(cpp.ask("score", stream="a", tokens=[AFTER])["log_probs"][1:])
             assert np.abs(page[read]["scores"] - scores).max() < NATS, (form, file)
             assert np.abs(alone - scores).max() > 20 * NATS, "what comes next follows from the memory"

@@ -1,23 +1,15 @@
-"""The ES module in web/ computes in Node what Python computes, and refuses what Python refuses.
-
-The answers come from Python; the tests are those of web/test/, which Node runs.
-"""
+"""The tests of web/test/, which Node runs. tests/parity compares what the module computes with Python."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from runtimes.contract.checks import load_memory
-from runtimes.sessions.onnx_runtime import OrtSession
-from tests.runtimes.contract.test_spec import in_place_cases
-from tests.sampling import range_cases, read_cases
+from runtimes.contract.vocabulary import save_vocab
 from tests.web import cases
 from tests.web.npm import copied_module, node, packages, run_node
 
@@ -30,28 +22,20 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def given(
-    module: Path,
-    artefacts: dict[str, Path],
-    padded_artefact: Path,
-    make_run: Callable[..., Path],
-    text: str,
-    tmp_path_factory: Any,
+    module: Path, artefacts: dict[str, Path], text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What the tests in Node are given: artefacts, and Python's answers."""
-    scratch = tmp_path_factory.mktemp("scratch")
-    folders = artefacts | cases.artefacts_of_kinds(make_run, scratch)
+    """What the tests in Node are given: artefacts, vocabularies and texts."""
+    scratch, vocabularies = tmp_path_factory.mktemp("scratch"), []
+    for name, vocab in cases.vocabularies(text).items():
+        (folder := scratch / f"vocabulary-{name}").mkdir()
+        save_vocab(folder, vocab)
+        texts = [*cases.random_texts(20), "the cat naïve 🙂", "THE CAT\n\nthe\n", "a\0b", ""]
+        vocabularies.append({"name": name, "folder": str(folder), "texts": texts})
     return {
         "scratch": str(scratch),
         "chunks": cases.long_text(),
-        "padded": str(padded_artefact),
-        "sampling": read_cases(),
-        "ranges": range_cases(),
-        "inPlace": in_place_cases(),
-        "cases": [cases.model_case(name, folder, scratch) for name, folder in folders.items()],
-        "vocabularies": [
-            cases.vocabulary_case(name, vocab, scratch / f"vocabulary-{name}")
-            for name, vocab in cases.vocabularies(text).items()
-        ],
+        "folders": {name: str(folder) for name, folder in artefacts.items()},
+        "vocabularies": vocabularies,
     }
 
 
@@ -61,18 +45,8 @@ def run_tests(module: Path, given: dict[str, Any], *names: str, **environment: s
     return run_node("test/all.js", *names, cwd=module, XL_EXPORT_CASES=str(path), **environment)
 
 
-def test_the_module_computes_what_python_computes(module: Path, given: dict[str, Any]) -> None:
-    printed = run_tests(module, given)
-    for case in given["cases"]:
-        assert f"{case['name']} on wasm gives Python's answers" in printed
-        session = OrtSession.open(Path(case["folder"]), threads=1, kernel="standard")
-        streams = list(Path(given["scratch"]).glob(f"{case['name']}-*.stream"))
-        assert streams
-        for stream in streams:  # which the module has written
-            memory = load_memory(stream, session)
-            assert memory.positions.tolist() == [len(case["prompt"])]
-            logits, _ = session.predict(np.array([case["next"]]), memory)
-            assert np.abs(logits[0] - case["logits"]).max() < 1e-3
+def test_the_tests_of_the_module_pass(module: Path, given: dict[str, Any]) -> None:
+    assert "# fail 0" in run_tests(module, given)
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { captured } from "../src/engine/capture.js";
 import { open } from "../src/index.js";
-import { caseOf, counted, devices } from "./setup.js";
+import { folderOf, counted, devices } from "./setup.js";
 
 const [TOKENS, RESTARTS] = [10_000, 100];
 
 for (const device of devices) {
   test(`10,000 tokens on ${device} take no more memory than the first ones`, async () => {
-    const model = await open(caseOf("ring").folder, { device: /** @type {any} */ (device) });
+    const model = await open(folderOf("ring"), { device: /** @type {any} */ (device) });
     const held = device === "wasm" ? counted(captured()) : () => null;
     const memory = await model.start();
     let checked = 0;

@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { ownSha256 } from "../src/files/sha256.js";
 import { XLExportError, open } from "../src/index.js";
 import { Random } from "../src/text/random.js";
-import { all, caseOf } from "./setup.js";
+import { all, folderOf } from "./setup.js";
 
 const COUNT = 60;
 const VALUES = [
@@ -25,7 +25,7 @@ const VALUES = [
   '"batch"',
 ];
 const READ = ["step.onnx", "weights.bin", "vocab.json", "reference.json", "reference.bin"];
-const { folder } = caseOf("shift");
+const folder = folderOf("shift");
 const whole = Object.fromEntries(
   readdirSync(folder).map((name) => [name, new Uint8Array(readFileSync(join(folder, name)))]),
 );

@@ -9,11 +9,11 @@ import { createSession } from "../src/engine/session.js";
 import { newMemory } from "../src/memory.js";
 import { loadReference } from "../src/reference.js";
 import { readSpec } from "../src/spec.js";
-import { caseOf, counted } from "./setup.js";
+import { folderOf, counted } from "./setup.js";
 
 const NOTHING = { buffers: 0, tensors: 0, options: 0 };
 const read = async (/** @type {string} */ name) =>
-  new Uint8Array(readFileSync(join(caseOf("ring").folder, name)));
+  new Uint8Array(readFileSync(join(folderOf("ring"), name)));
 
 test("a module whose steps do nothing, fail or answer elsewhere is not used", async () => {
   const { spec } = await readSpec(await read("spec.json"), "spec.json");

@@ -1,5 +1,5 @@
 /**
- * What the tests share: the artefacts and right answers that Python has written, and which devices run here.
+ * What the tests share: the artefacts and vocabularies that Python has written, and which devices run here.
  */
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -10,16 +10,8 @@ if (!path)
 
 /**
  * @type {{
- *   scratch: string, chunks: string[], padded: string,
- *   cases: {name: string, folder: string, prompt: number[], greedy: number[], pieces: string[], draw: object,
- *     drawn: number[], scored: number[], nats: number[], stream: string, next: number[], logits: number[]}[],
- *   vocabularies: {name: string, folder: string, texts: {text: string, ids: number[] | null}[],
- *     decoded: {ids: number[], pieces: string[]}[]}[],
- *   sampling: {logits: number[], settings: Record<string, number>, prompt: number[], generated: number[],
- *     uniform: number, token: number}[],
- *   ranges: {name: string, value: number, expected: string | null}[],
- *   inPlace: {form: string, target: string, expected: boolean}[],
- *   old: {name: string, folder: string, prompt: string, continued: string, stream: string}[],
+ *   scratch: string, chunks: string[], folders: Record<string, string>,
+ *   vocabularies: {name: string, folder: string, texts: string[]}[],
  * }}
  */
 export const given = JSON.parse(readFileSync(path, "utf-8"));
@@ -51,10 +43,10 @@ export function furthest(a, b) {
   return worst;
 }
 
-/** A case by its name. @param {string} name */
-export function caseOf(name) {
-  const found = given.cases.find((each) => each.name === name);
-  if (!found) throw new Error(`no case is named ${name}`);
+/** The folder of an artefact. @param {string} name */
+export function folderOf(name) {
+  const found = given.folders[name];
+  if (!found) throw new Error(`no artefact is named ${name}`);
   return found;
 }
 

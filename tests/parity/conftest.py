@@ -1,0 +1,65 @@
+"""Every implementation, started once for each test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes.contract.vocabulary import ByteVocab, IdsVocab, Vocab, WordVocab, save_vocab
+from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
+from tests.cpp.program import compiled
+from tests.parity.operations import Program
+from tests.web.cases import byte_level, subwords
+from tests.web.npm import copied_module, node, packages
+from xl_export.artefact.export import export
+
+
+@pytest.fixture(scope="session")
+def cpp() -> Iterator[Program]:
+    running = Program(compiled(Path(__file__).with_name("driver.cpp"), "-O0"), tolerance=1e-5)
+    yield running
+    assert running.close() == 0
+
+
+@pytest.fixture(scope="session")
+def javascript(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """The module in Node, on WebAssembly."""
+    node(), packages()
+    module = copied_module(tmp_path_factory.mktemp("module") / "web")
+    # Code that WebAssembly's second compiler makes pays only in programs that run for long.
+    running = Program(node(), "--liftoff-only", "test/driver.js", tolerance=1e-3, goes_on=True, cwd=module)
+    yield running
+    assert running.close() == 0
+
+
+@pytest.fixture(scope="session")
+def model(
+    artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """`model(name)` → an artefact: of each form, of other architectures and vocabularies, of bytes."""
+    made = dict(artefacts)
+    words = WordVocab(["<unk>", "<eos>", *(f"w{number}" for number in range(78))])
+    kinds: dict[str, tuple[Vocab, dict[str, Any], dict[str, Any]]] = {
+        "words, adaptive softmax": (words, ARCHITECTURES["adaptive-softmax"], {"memory": "shift"}),
+        "bytes, groups of heads": (ByteVocab(), ARCHITECTURES["all-attention-groups"], {}),
+        "subwords, zeros": (subwords(byte_level()), {"rule": UNSEEN}, {}),
+        "empty weights": (IdsVocab(SMALLEST["vocab_size"]), SMALLEST, {}),
+        "empty weights, hidden": (IdsVocab(SMALLEST["vocab_size"]), SMALLEST, {"memory": "hidden"}),
+    }
+
+    def make(name: str) -> Path:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("model") / "artefact"
+            if name == "memory of bytes":
+                made[name] = export(make_run(), folder, memory_precision="int8")
+            else:
+                vocab, sizes, options = kinds[name]
+                run = make_run(**{**sizes, "vocab_size": vocab.size})
+                save_vocab(run, vocab)
+                made[name] = export(run, folder, **options)
+        return made[name]
+
+    return make
