@@ -1,8 +1,8 @@
 """Every command and snippet of the documents runs, and prints what the document shows.
 
-The tutorial runs first, in an empty folder. Every other page starts in a copy of the folder that the tutorial
-leaves: `run` and `artefact` are there. `tests/docs/pages.py` says how outputs are compared, and how a
-block is marked that does not run.
+The pages in `QUICK` start in an empty folder, all others in a copy of the folder that the tutorial leaves:
+`run` and `artefact` are there. `tests/docs/pages.py` says how outputs are compared, and how a block is marked
+that does not run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ TUTORIAL = "docs/tutorial.md"
 RUNS = [
     page for page in PAGES if any(b.language in ("console", "python") and not b.reason for b in blocks(page))
 ]
+# They need no model of the tutorial, which trains for half a minute. All others run nightly.
+QUICK = ("README.md", "docs/index.md", "docs/guides/install.md", "docs/guides/sizing.md")
 SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
+
+
+def link_sources(folder: Path) -> None:
+    for name in ("tests", "examples"):
+        (folder / name).symlink_to(ROOT / name)
 
 
 @pytest.fixture(scope="session")
@@ -37,45 +44,27 @@ def after_tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the tutorial leaves, made once for all processes of the test run."""
 
     def follow(folder: Path) -> None:
-        (folder / "tests").symlink_to(ROOT / "tests")
-        (folder / "examples").symlink_to(ROOT / "examples")
+        link_sources(folder)
         run_page(TUTORIAL, folder)
 
     return made_once(tmp_path_factory, "tutorial", follow)
 
 
-# Their commands take half a minute and more each.
-LONG = tuple(
-    f"docs/guides/{name}.md"
-    for name in (
-        "benchmarks",
-        "measure",
-        "memory-and-segment",
-        "own-checkpoint",
-        "own-model",
-        "precision",
-        "tensorrt",
-        "text",
-        "tokens",
-        "training",
-        "transfo-xl-wt103",
-        "triton-server",
-    )
-)
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in RUNS]
+    "page", [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in RUNS]
 )
 def test_commands_and_snippets_print_what_the_page_shows(
-    page: str, after_tutorial: Path, tmp_path: Path
+    page: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    if page == TUTORIAL:
-        return  # it ran, and its outputs were compared, for the folder that the other pages start with
     folder = tmp_path / "page"
-    shutil.copytree(after_tutorial, folder, symlinks=True)
-    run_page(page, folder)
+    if page in QUICK:
+        folder.mkdir()
+        link_sources(folder)
+    else:
+        shutil.copytree(request.getfixturevalue("after_tutorial"), folder, symlinks=True)
+    if page != TUTORIAL:  # it ran, and its outputs were compared, for the folder of the others
+        run_page(page, folder)
 
 
 @pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.name)
