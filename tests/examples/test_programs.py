@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import io
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import runtimes
+from runtimes.contract.vocabulary import ByteVocab, IdsVocab, save_vocab
 from xl_export.artefact.export import export
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TALES = EXAMPLES / "stories" / "tales"
 
 
-def run(name: str, *words: object, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+@dataclass(frozen=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(name: str, *words: object, text: str | bytes = "") -> Ended:
+    """Runs a program in this process, which has imported what it needs."""
+    stdin = io.TextIOWrapper(io.BytesIO(text if isinstance(text, bytes) else text.encode()))
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [name, *map(str, words)])
+        patch.setattr(sys, "stdin", stdin)
+        try:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -55,38 +76,31 @@ def test_a_folder_that_holds_an_artefact_is_no_artefact_and_names_it() -> None:
         runtimes.open_session(EXAMPLES / "stories")
 
 
-def test_a_checkpoint_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
-    ended = run("own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made")
+def test_a_missing_checkpoint_leaves_no_folder_and_an_old_one_is_kept(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made"]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1, ended.stderr
     assert not (tmp_path / "made").exists()
-
-
-def test_a_folder_that_was_made_before_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "made" / "run").mkdir(parents=True)
-    ended = run("own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made")
-    assert ended.returncode == 2
     made = tmp_path / "made" / "run"
-    assert ended.stderr == f"Error: {made} exists; give another FOLDER, or move this one away.\n"
+    made.mkdir(parents=True)
+    again = run("own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made")
+    assert again.returncode == 2
+    assert again.stderr == f"Error: {made} exists; give another FOLDER, or move this one away.\n"
 
 
 def test_a_line_that_is_no_utf8_is_read_or_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    from runtimes.contract.vocabulary import ByteVocab, save_vocab
-
     folder = make_run(vocab_size=256)
     save_vocab(folder, ByteVocab())
     artefact = export(folder, tmp_path / "artefact")
     for model, code, said in ((artefact, 0, ""), (TALES, 2, "Error: ")):
-        command = [sys.executable, str(EXAMPLES / "score_stream.py"), str(model)]
-        ended = subprocess.run(command, input=b"a\xff\xfeb\n", capture_output=True, check=False)
+        ended = run("score_stream.py", model, text=b"a\xff\xfeb\n")
         assert ended.returncode == code, ended.stderr
-        assert ended.stderr.decode().startswith(said)
-        assert ended.stderr.count(b"\n") == code // 2
+        assert ended.stderr.startswith(said)
+        assert ended.stderr.count("\n") == code // 2
 
 
 def test_the_lines_of_a_model_of_ids_are_numbers(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    from runtimes.contract.vocabulary import IdsVocab, save_vocab
-
     folder = make_run(vocab_size=50)
     save_vocab(folder, IdsVocab(50))
     artefact = export(folder, tmp_path / "artefact")
