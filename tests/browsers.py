@@ -21,6 +21,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--autoplay-policy=no-user-gesture-required",
+    "--js-flags=--liftoff-only",  # a second compiler of WebAssembly pays only in pages that are open for long
 )
 FIREFOX = "firefox"  # in place of flags of Chromium
 SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")

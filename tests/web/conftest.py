@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ def node_modules() -> Path:
     return packages()
 
 
-@pytest.fixture
-def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
-    """`open_page(site, "?model=…")` → the page, ready. At the end there must have been no error in it.
+@contextmanager
+def opening(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """`open_one(site, "?model=…")` → the page, ready. At the end there must have been no error in it.
 
     link: what is behind the `#`; by default an empty text. isolated: whether the server sends the headers for
     threads. flags: of the browser. faulty: whether errors are expected.
@@ -56,6 +56,12 @@ def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
         for page, faulty in opened:
             assert page.foreign == []
             assert faulty or page.errors == []
+
+
+@pytest.fixture
+def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    with opening(browsers) as open_one:
+        yield open_one
 
 
 @pytest.fixture(scope="session")

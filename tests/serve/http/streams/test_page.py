@@ -27,9 +27,9 @@ LISTED = "[...document.querySelectorAll('#streams button')].map((each) => each.t
 Open = Callable[..., Page]
 
 
-@pytest.fixture
-def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
-    """`open_page(server, …)` → its page, ready, with an empty text. At the end there must have been no error
+@contextmanager
+def opening(browsers: Callable[..., Any]) -> Iterator[Open]:
+    """`open_one(server, …)` → its page, ready, with an empty text. At the end there must have been no error
     in it, and no request to anywhere else.
     """
     with ExitStack() as stack:
@@ -47,6 +47,27 @@ def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
         for page, faulty in opened:
             assert page.foreign == []
             assert faulty or page.errors == []
+
+
+@pytest.fixture
+def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
+    with opening(browsers) as open_one:
+        yield open_one
+
+
+@pytest.fixture(scope="module")
+def opened(kept: Running, browsers: Callable[..., Any]) -> Iterator[Page]:
+    """A page of the server that some tests share. Its server refuses some of what it sends."""
+    with opening(browsers) as open_one:
+        yield open_one(kept, faulty=True)
+
+
+@pytest.fixture
+def page(opened: Page) -> Page:
+    """The shared page with a new stream."""
+    opened.page.click("#new")
+    opened.until("page.work.stream.position === 0 && !page.work.running")
+    return opened
 
 
 def position(server: Running, page: Page) -> int:
@@ -95,8 +116,7 @@ def stopped(page: Page, server: Running, goes_on: threading.Event) -> None:
     page.calm()
 
 
-def test_the_position_moves_while_tokens_arrive(kept: Running, open_page: Open) -> None:
-    page = open_page(kept)
+def test_the_position_moves_while_tokens_arrive(kept: Running, page: Page) -> None:
     page.write("The cat")
     page.page.fill("#count", "30")
     listed = "document.querySelector('#streams [aria-current=true] small').textContent"
@@ -112,8 +132,7 @@ def test_the_position_moves_while_tokens_arrive(kept: Running, open_page: Open) 
     assert position(kept, page) == 37
 
 
-def test_the_page_says_why_generation_stopped(kept: Running, open_page: Open) -> None:
-    page = open_page(kept)
+def test_the_page_says_why_generation_stopped(kept: Running, page: Page) -> None:
     page.write("The cat")
     continued(page, 30)
     assert page.text("why").startswith("Stopped after 30 tokens")
@@ -129,19 +148,9 @@ def test_the_page_says_why_generation_stopped(kept: Running, open_page: Open) ->
     assert page.page.is_hidden("#why")
 
 
-def test_the_page_works_without_a_state_folder(keeping: Keeping, open_page: Open) -> None:
-    with keeping(None) as server:
-        page = open_page(server)
-        page.write("The cat")
-        continued(page, 30)
-        page.until("document.getElementById('streams-note').textContent.includes('until this server stops')")
-        assert page.text("status").startswith("0 generating, 0 reading, 0 waiting")
-
-
-def test_a_link_makes_the_same_text_on_another_server(
-    kept: Running, keeping: Keeping, open_page: Open
+def test_a_link_makes_the_same_text_on_a_server_without_a_state_folder(
+    page: Page, keeping: Keeping, open_page: Open
 ) -> None:
-    page = open_page(kept)
     page.write("The cat")
     page.page.fill("#seed", "5")
     continued(page, 40)
@@ -149,18 +158,14 @@ def test_a_link_makes_the_same_text_on_another_server(
     with keeping(None) as server:
         again = open_page(server, link=link[1:])
         assert again.do("page.work.stream.text") == page.do("page.work.stream.text")
+        again.until("document.getElementById('streams-note').textContent.includes('until this server stops')")
+        again.until("document.getElementById('status').textContent.startsWith('0 generating, 0 reading, 0 ')")
+        again.page.goto("about:blank")
 
 
-def test_a_text_that_nobody_typed_in_leaves_no_stream(kept: Running, open_page: Open) -> None:
-    count = len(kept.get("/v1/streams").json()["data"])
-    page = open_page(kept, link="")
-    assert page.do("page.work.stream.ids.length") > 100
-    page.page.goto("about:blank")
-    assert comes_true(lambda: len(kept.get("/v1/streams").json()["data"]) == count)
-
-
-def test_a_stream_that_was_renamed_is_kept(kept: Running, open_page: Open) -> None:
-    named, other = (open_page(kept, link="text=The cat&tokens=5&seed=1") for _ in range(2))
+def test_a_stream_that_nobody_typed_in_or_renamed_is_deleted(kept: Running, open_page: Open) -> None:
+    named, other = (open_page(kept, link=link) for link in ("text=The cat&tokens=5&seed=1", ""))
+    assert other.do("page.work.stream.ids.length") > 100
     ids = [page.do("page.work.stream.handle.id") for page in (named, other)]
     named.page.once("dialog", lambda dialog: dialog.accept("Mine"))
     named.page.click("#rename")
@@ -243,9 +248,7 @@ def test_a_reload_shows_the_text_of_this_tab(kept: Running, open_page: Open) -> 
     assert page.text("state").startswith("position ")
 
 
-@pytest.mark.slow
-def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
-    page = open_page(kept, faulty=True)
+def test_stop_and_sentences(kept: Running, page: Page) -> None:
     page.write("The cat")
     page.page.fill("#count", "2000")
     with paused(kept, after=20) as goes_on:  # else a fast engine is done before a busy browser says stop
@@ -261,8 +264,7 @@ def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
     assert page.page.input_value("#text") == "日", "what was typed is not lost"
 
 
-def test_what_another_client_appends_is_not_taken_back(kept: Running, open_page: Open) -> None:
-    page = open_page(kept, faulty=True)
+def test_what_another_client_appends_is_not_taken_back(kept: Running, page: Page) -> None:
     page.write("The cat")
     path = f"/v1/streams/{page.do('page.work.stream.handle.id')}"
     assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
@@ -316,20 +318,20 @@ def test_music_has_a_piano_roll(open_page: Open) -> None:
         page.until("page.work.organ.context.state === 'suspended'")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(360, 740), (390, 844), (1280, 900)])
-def test_screens_hold_everything(
-    kept: Running, open_page: Open, scheme: str, width: int, height: int
-) -> None:
+def test_screens_of_every_size_hold_everything(kept: Running, opened: Page) -> None:
     for _ in range(12):
         kept.post("/v1/streams", {"text": TEXT}).raise_for_status()
-    page = open_page(kept, color_scheme=scheme, viewport={"width": width, "height": height})
-    page.until("document.getElementById('status').textContent !== ''")
-    assert page.do("document.documentElement.scrollWidth") <= width
-    column = page.do("[document.querySelector('aside')].map((a) => [a.scrollHeight, a.clientHeight])[0]")
-    assert column[0] <= column[1]
-    if width > 1000:
-        assert page.do("document.documentElement.scrollHeight") <= height
+    page = opened
+    page.page.reload()
+    page.ready().until("document.getElementById('status').textContent !== ''")
+    for width, height, scheme in ((360, 740, "dark"), (390, 844, "light"), (1280, 900, "light")):
+        page.page.set_viewport_size({"width": width, "height": height})
+        page.page.emulate_media(color_scheme=scheme)
+        assert page.do("document.documentElement.scrollWidth") <= width
+        column = page.do("[document.querySelector('aside')].map((a) => [a.scrollHeight, a.clientHeight])[0]")
+        assert column[0] <= column[1]
+        if width > 1000:
+            assert page.do("document.documentElement.scrollHeight") <= height
     unnamed = page.do(
         """[...document.querySelectorAll('button, input, select, textarea')].filter((each) =>
              !each.labels?.length && !each.textContent.trim() && !each.ariaLabel
