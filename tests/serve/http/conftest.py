@@ -23,6 +23,10 @@ from xl_export.serve.http.base.models import Source, sources_of
 from xl_export.serve.http.base.server import Log, Server
 from xl_export.serve.http.serving import Address, Web, serve
 
+# A connection for each request. `httpx.post` would also read the certificates of the machine each time.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+HTTP = httpx.Client(verify=False, trust_env=False, timeout=60, limits=LIMITS)
+
 
 @dataclass(kw_only=True)
 class Running:
@@ -41,10 +45,10 @@ class Running:
     def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
         """The answer to a JSON body, or to bytes as they are."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(self.at + path, timeout=60, **content, **options)
+        return HTTP.post(self.at + path, **content, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.at + path, timeout=60, **options)
+        return HTTP.get(self.at + path, **options)
 
     @cached_property
     def server_description(self) -> dict[str, Any]:
@@ -54,7 +58,7 @@ class Running:
     @cached_property
     def client(self) -> httpx.Client:
         """A client that keeps its connection."""
-        return httpx.Client(timeout=60)
+        return httpx.Client(verify=False, trust_env=False, timeout=60)
 
     def end(self) -> None:
         """What a SIGTERM does; nothing where the server has ended."""
@@ -134,10 +138,12 @@ def session(artefacts: dict[str, Path]):
     return open_session(artefacts["ring"], threads=1, device="cpu")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def openai(served: Running):
     """OpenAI's own client."""
     import openai
 
-    with openai.OpenAI(base_url=f"{served.at}/v1", api_key="none", max_retries=0) as client:
+    http = httpx.Client(verify=False, trust_env=False)
+    address = f"{served.at}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0, http_client=http) as client:
         yield client

@@ -17,7 +17,12 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encodin
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("leaves", None), ("waits", b"408"), ("too large", b"413"), ("no JSON", b"400")]
+    ("end", "status"),
+    [
+        ("leaves", None),
+        ("too large", b"413"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("waits", b"408"), ("no JSON", b"400"))),
+    ],
 )
 def test_a_body_that_comes_to_nothing_leaves_no_memory(
     artefacts: dict[str, Path], end: str, status: bytes | None

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.conftest import HTTP, Running, running, sources
 from xl_export.serve.http.base.limits import Limits
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
@@ -33,7 +33,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of the greatest resident m
 def small(artefacts: dict[str, Path]) -> Iterator[Running]:
     """Two rows, four places in the queue, and little patience."""
     limits = Limits(
-        max_tokens=1_000_000, header_seconds=0.5, body_seconds=0.5, stalled_seconds=2, body_bytes=1 << 22
+        max_tokens=1_000_000, header_seconds=0.5, body_seconds=0.5, stalled_seconds=1, body_bytes=1 << 22
     )
     with running(sources(("m", artefacts["ring"]), rows=2, queue=4, unread=8), limits=limits) as server:
         # Connections inherit it. By default the kernel takes megabytes before it shows that a client reads
@@ -140,7 +140,7 @@ def test_a_crawling_body_is_answered_and_cut(small: Running) -> None:
 
 
 def test_a_connection_serves_request_after_request(small: Running) -> None:
-    with httpx.Client() as client:
+    with httpx.Client(verify=False, trust_env=False) as client:
         for _ in range(3):
             body = {"prompt": "a", "max_tokens": 2}
             assert client.post(small.at + "/v1/completions", json=body).status_code == 200
@@ -229,7 +229,7 @@ class Crowd:
     wrong: list[str] = field(default_factory=list)
 
     def ask(self, server: Running, times: int) -> None:
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(verify=False, trust_env=False, timeout=60) as client:
             for _ in range(times):
                 answer = client.post(server.at + "/v1/completions", json=self.body)
                 self.counts[answer.status_code] += 1
@@ -257,6 +257,7 @@ def together(calls: Sequence[Callable[[], None]]) -> None:
             future.result()
 
 
+@pytest.mark.slow  # what it measures needs an idle machine
 def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None:
     """As many tokens in a step as with the load that fits, and no memory that grows with the requests."""
     body = {"prompt": "abcdefghijkl", "max_tokens": 40, "seed": 1}
@@ -319,7 +320,7 @@ class Stranger:
         body = {**LONG, "stream": False, "seed": 0}
         with contextlib.suppress(httpx.TimeoutException):
             patience = self.chance.uniform(0.01, 0.2)
-            answer = httpx.post(self.server.at + "/v1/completions", json=body, timeout=patience)
+            answer = HTTP.post(self.server.at + "/v1/completions", json=body, timeout=patience)
             if answer.status_code != 429:
                 self.wrong.append(answer.text)
 
@@ -331,7 +332,7 @@ class Stranger:
             time.sleep(self.chance.uniform(0, 0.3))
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_disconnects_and_timeouts_change_no_other_answer(small: Running, times: int) -> None:
     assert comes_true(lambda: is_idle(small))
     expected = {

@@ -63,7 +63,7 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
 def test_a_client_is_cut_that_takes_next_to_nothing_while_it_is_waited_for(
     size: int, pause: float, is_cut: bool
 ) -> None:
-    count = 40 if pause else 100
+    count = 20 if pause else 100
     assert answered(size, pause=pause, count=count) == (is_cut, is_cut)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.serve.http.conftest import HTTP
 from xl_export.serve.core.task import Ended, Reason
 from xl_export.serve.http import app
 from xl_export.serve.http.base import exchange
@@ -217,7 +218,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(served) -> None:
         for _ in range(20):
             yield b'"' + b"a" * 8000
 
-    answer = httpx.post(served.at + COMPLETIONS, content=parts())
+    answer = HTTP.post(served.at + COMPLETIONS, content=parts())
     refused(answer, 413)
     assert answer.headers["connection"] == "close"
 
@@ -298,7 +299,7 @@ def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
     [("/v1/streams/a", "DELETE, GET, HEAD"), ("/v1/streams/restore", "POST"), ("/v1/models", "GET, HEAD")],
 )
 def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: str, methods: str) -> None:
-    answer = httpx.request("PATCH", served.at + path)
+    answer = HTTP.request("PATCH", served.at + path)
     said = methods.replace(", ", " or ")
     refused(answer, 405, f"does not answer PATCH; send {said}.")
     assert answer.headers["allow"] == methods
@@ -318,7 +319,7 @@ def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: st
     ],
 )
 def test_a_path_that_is_not_there_is_told_the_one_that_was_meant(served, path: str, words: str) -> None:
-    refused(httpx.get(served.at + path), 404, words)
+    refused(HTTP.get(served.at + path), 404, words)
 
 
 def test_the_description_names_every_route(served) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.serve.http.conftest import running
+from xl_export.serve.core import trial
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.trial import SHORT, has_short_steps
 from xl_export.serve.http.base import models
@@ -91,13 +91,17 @@ def test_the_check_before_a_reload_takes_no_more_threads_than_the_server(
     assert checked == [4, 3]
 
 
-@pytest.mark.parametrize(("seconds", "short"), [(0.0, True), (2 * SHORT, False)])
-def test_the_fastest_step_over_a_full_memory_decides(seconds: float, short: bool) -> None:
+@pytest.mark.parametrize(("seconds", "short"), [(SHORT / 2, True), (2 * SHORT, False)])
+def test_the_fastest_step_over_a_full_memory_decides(
+    seconds: float, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[tuple[Any, ...]] = []
+    now = 0.0
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def predict(tokens: np.ndarray, memory: Any) -> None:
-        # Another program makes all steps but one slow.
-        time.sleep(seconds if len(steps) == 3 else 2 * SHORT)
+        nonlocal now
+        now += seconds if len(steps) == 3 else 2 * SHORT  # another program makes all other steps slow
         steps.append((tokens.shape, memory.positions.tolist()))
 
     memory = SimpleNamespace(positions=np.zeros(1, np.int64))

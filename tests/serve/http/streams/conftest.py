@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from runtimes import Session
-from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.conftest import HTTP, Running, running, sources
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.streams.facts import StoreSettings
 
@@ -99,7 +99,7 @@ def owned(server: Running, key: str) -> Stream:
 
 def restored(server: Running, content: bytes) -> httpx.Response:
     """The answer to an upload of a snapshot."""
-    return httpx.post(f"{server.at}/v1/streams/restore", content=content, timeout=60)
+    return HTTP.post(f"{server.at}/v1/streams/restore", content=content, timeout=60)
 
 
 def straight(session: Session, tokens: np.ndarray) -> np.ndarray:

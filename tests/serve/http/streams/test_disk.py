@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from runtimes import Session, UserError
 from runtimes.contract.tensors import row_bytes
+from tests.serve.http.conftest import HTTP
 from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_streams import until
 from tests.serve.http.test_status import ANNA, BERT, bearer
@@ -91,7 +91,7 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
                 threads.submit(created, server)
             until(lambda: slow.waiting >= min(32, (os.cpu_count() or 1) + 4))
             body = {"prompt": "a" * INLINE, "max_tokens": 1}
-            answer = httpx.post(f"{server.at}/v1/completions", json=body, timeout=20)
+            answer = HTTP.post(f"{server.at}/v1/completions", json=body, timeout=20)
             assert answer.status_code in (200, 400), answer.text
             assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"
 
@@ -110,7 +110,7 @@ def test_a_stream_the_disk_does_not_give_is_not_called_damaged(
                 raise UserError(f"{tmp_path} could not be read") from error
 
         broken.setattr(files, "read_snapshot", fails)
-        answer = httpx.post(f"{server.at}/v1/streams/{name}/append", json={"tokens": [1]}, timeout=60)
+        answer = HTTP.post(f"{server.at}/v1/streams/{name}/append", json={"tokens": [1]}, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stream_unreadable")
         assert str(tmp_path) not in answer.text
 
@@ -130,11 +130,11 @@ def test_a_damaged_stream_is_told_to_its_owner_the_log_and_the_metrics(
         for method, at in (("GET", ""), ("DELETE", ""), ("POST", "/append"), ("GET", "/snapshot")):
             body = {"tokens": [1]} if method == "POST" else None
             asked = {"url": server.at + path + at, "json": body, "timeout": 60}
-            answer = httpx.request(method, headers=bearer(ANNA), **asked)
+            answer = HTTP.request(method, headers=bearer(ANNA), **asked)
             assert answer.status_code == 410, answer.text
             assert answer.json()["error"]["code"] == "stream_damaged"
             assert str(tmp_path) not in answer.text
-            assert httpx.request(method, headers=bearer(BERT), **asked).status_code == 404
+            assert HTTP.request(method, headers=bearer(BERT), **asked).status_code == 404
         assert server.post("/v1/streams", {}, headers=bearer(ANNA)).status_code == 403, "it still counts"
         metrics = server.get("/metrics", headers=bearer(ANNA)).text
         assert 'xl_export_streams_damaged{model_name="tiny"} 1.0' in metrics

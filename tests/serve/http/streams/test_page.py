@@ -9,13 +9,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from runtimes import Session
 from tests.browsers import Page
-from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Keeping, straight
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.task import Delivery, Drawn
@@ -267,7 +266,7 @@ def test_stop_and_sentences(kept: Running, page: Page) -> None:
 def test_what_another_client_appends_is_not_taken_back(kept: Running, page: Page) -> None:
     page.write("The cat")
     path = f"/v1/streams/{page.do('page.work.stream.handle.id')}"
-    assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
+    assert HTTP.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
     page.page.fill("#text", "The cat sat")
     page.until("!document.getElementById('error').hidden")
     assert "another client has changed this stream" in str(page.error).lower()
@@ -298,7 +297,7 @@ def test_a_key_is_asked_for(keeping: Keeping, open_page: Open, tmp_path: Path) -
         assert page.do("page.work.stream.handle.position") == 7
         assert page.error is None
         headers = {"authorization": f"Bearer {key}"}
-        assert len(httpx.get(f"{server.at}/v1/streams", headers=headers).json()["data"]) == 1
+        assert len(HTTP.get(f"{server.at}/v1/streams", headers=headers).json()["data"]) == 1
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from tests.serve.http.test_clients import comes_true, connection
 
 exceptions = pytest.importorskip("websockets.exceptions", reason="the package websockets is not installed")
 
-CLIENTS, STREAMS = 6, 3
+CLIENTS, STREAMS = 4, 3
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
@@ -167,7 +167,7 @@ class Rude:
         return int(facts["position"])
 
 
-@pytest.mark.parametrize("times", [12, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [9, pytest.param(1000, marks=pytest.mark.slow)])
 def test_streams_of_clients_that_leave_are_where_their_facts_say(
     keeping: Keeping, session: Session, tokens: np.ndarray, tmp_path: Path, times: int
 ) -> None:

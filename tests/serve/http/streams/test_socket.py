@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from tests.serve.http.conftest import Running
+from tests.serve.http.conftest import HTTP, Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.scheduler import Scheduler
@@ -320,7 +319,7 @@ def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> No
         ):
             pass
         assert refused.value.response.status_code in (403, 404)
-    assert httpx.get(f"{kept.at}{stream.path}/ws").status_code == 404
+    assert HTTP.get(f"{kept.at}{stream.path}/ws").status_code == 404
     assert "handshake" not in kept.log.getvalue()  # a refusal is no fault of the server
 
 

@@ -19,7 +19,7 @@ import pytest
 import runtimes
 from runtimes import Session
 from runtimes.contract.vocabulary import decode
-from tests.serve.http.conftest import Running
+from tests.serve.http.conftest import HTTP, Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created, restored, straight
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.index import Operation
@@ -127,7 +127,7 @@ def test_a_restart_keeps_when_a_stream_was_used(keeping: Keeping, tokens: np.nda
 
 def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any]], Stream]:
     address = f"{stream.server.at}{stream.path}/continue"
-    with httpx.stream("POST", address, json={**fields, "stream": True}, timeout=60) as answer:
+    with HTTP.stream("POST", address, json={**fields, "stream": True}, timeout=60) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]], stream
@@ -211,7 +211,7 @@ def test_snapshots_that_are_not_ours_are_refused(
             yield bytes(1 << 16)
 
     with contextlib.suppress(httpx.TransportError):  # the server closes while more is sent
-        assert httpx.post(f"{kept.at}/v1/streams/restore", content=endless(), timeout=60).status_code == 413
+        assert HTTP.post(f"{kept.at}/v1/streams/restore", content=endless(), timeout=60).status_code == 413
     assert sent[0] < 100 << 20, "it is refused while it arrives"
     with socket.create_connection(("127.0.0.1", kept.port), timeout=60) as raw:
         raw.sendall(
@@ -227,7 +227,7 @@ def test_one_operation_at_a_time_and_what_a_client_that_leaves_has_done(
 ) -> None:
     stream = created(kept, tokens[:10])
     body = {"max_tokens": 2000, "ignore_eos": True, "stream": True, "seed": 1}
-    with httpx.stream("POST", f"{kept.at}{stream.path}/continue", json=body, timeout=60) as answer:
+    with HTTP.stream("POST", f"{kept.at}{stream.path}/continue", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
         fork = stream.fork()  # of the stream before what runs
@@ -253,7 +253,7 @@ def test_a_server_that_stops_says_where_its_streams_are(
         stream = created(server, tokens[:10])
         stream.append(tokens[10:13])
         heard: list[dict[str, Any]] = []
-        with httpx.stream("POST", f"{server.at}{stream.path}/continue", json=body, timeout=60) as answer:
+        with HTTP.stream("POST", f"{server.at}{stream.path}/continue", json=body, timeout=60) as answer:
             for line in answer.iter_lines():
                 if line and line != "data: [DONE]":
                     heard.append(json.loads(line.removeprefix("data: ")))
@@ -284,10 +284,10 @@ def test_streams_are_listed_and_deleted(kept: Running) -> None:
     listed = kept.get("/v1/streams").json()["data"]
     assert stream.name in [each["id"] for each in listed]
     assert kept.get(stream.path).json()["position"] == 0
-    assert httpx.delete(kept.at + stream.path).json()["deleted"]
+    assert HTTP.delete(kept.at + stream.path).json()["deleted"]
     for answer in (
         kept.get(stream.path),
-        httpx.delete(kept.at + stream.path),
+        HTTP.delete(kept.at + stream.path),
         kept.post(f"{stream.path}/append", {"text": "a"}),
         kept.get(f"{stream.path}/snapshot"),
     ):
@@ -399,7 +399,7 @@ def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path
         assert on_disk("journal") > 0
         check(server, 3)
         stream.continue_(2)  # a new snapshot, and no journal any more
-        assert httpx.delete(server.at + other.path).is_success
+        assert HTTP.delete(server.at + other.path).is_success
         check(server, 2)
     with keeping(tmp_path) as server:
         check(server, 2)

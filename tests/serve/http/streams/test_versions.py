@@ -6,12 +6,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from runtimes import Session
-from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
 from tests.serve.http.streams.test_streams import until
 from xl_export.artefact.export import export
@@ -68,11 +67,11 @@ def test_streams_of_another_version_are_kept_listed_saved_deleted_and_counted(
         reloaded(server, model, other_version)
         assert len(listed(server)) == 4
         refused(server, stream, identity)
-        assert httpx.delete(server.at + third.path).is_success
+        assert HTTP.delete(server.at + third.path).is_success
         old.users -= 1
         until(lambda: isinstance(server.server.unserved_streams()[0], UnservedStreams))
         refused(server, stream, identity)
-        assert httpx.delete(server.at + second.path).is_success
+        assert HTTP.delete(server.at + second.path).is_success
         fresh, _ = created(server), created(server)
         assert server.post("/v1/streams", {}).status_code == 403, "the old streams count"
         assert list(listed(server).values()) == [True, True, False, False]
@@ -107,5 +106,5 @@ def test_a_snapshot_that_needs_its_model_is_refused(
         answer = server.get(f"{stream.path}/snapshot")
         assert answer.status_code == 409
         assert "the last 5 tokens of the stream" in answer.json()["error"]["message"]
-        assert httpx.delete(server.at + stream.path).is_success
+        assert HTTP.delete(server.at + stream.path).is_success
         assert server.get(stream.path).status_code == 404
