@@ -47,7 +47,7 @@ def test_the_proxy_sends_sessions_to_each_server_that_there_is() -> None:
     assert addresses == [("xl-export-servers", str(port))] * 2
 
 
-def test_the_key_of_the_snapshots_stays_private_and_what_waits_fits_into_the_memory() -> None:
+def test_the_snapshot_key_stays_private_and_buffers_fit() -> None:
     pod = documents("serve.yaml")["StatefulSet xl-export"]["spec"]["template"]["spec"]
     # A folder whose group fits already is left alone, and with it the mode 0600 of the key.
     assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
@@ -60,7 +60,7 @@ def test_the_key_of_the_snapshots_stays_private_and_what_waits_fits_into_the_mem
     assert 4 * megabytes["waiting"] + megabytes["stream"] <= most // 2, "the rest is for the model"
 
 
-def test_a_third_server_takes_a_third_of_the_sessions_and_moves_no_other() -> None:
+def test_a_third_server_gets_a_third_of_the_sessions() -> None:
     conf = documents("proxy.yaml")["ConfigMap xl-export-proxy"]["data"]["nginx.conf"]
     begin = conf.index("split_clients $session")
     two, three = ranges(conf[begin:]), ranges(conf[:begin])
@@ -86,7 +86,7 @@ def test_the_unit_starts_the_command_as_a_user_without_rights() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.nvidia"])
-def test_an_image_installs_extras_that_there_are_and_starts_with_options_that_there_are(name: str) -> None:
+def test_images_name_existing_extras_and_options(name: str) -> None:
     content = (DEPLOY / name).read_text(encoding="utf-8")
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (extras,) = re.findall(r"\$\{wheel\}\[([\w,]+)\]", content)

@@ -46,7 +46,7 @@ def table(beginning: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("beginning", TABLES)
-def test_each_table_has_the_fields_of_its_record_and_no_other(beginning: str) -> None:
+def test_each_table_has_exactly_the_fields_of_its_record(beginning: str) -> None:
     record, more = TABLES[beginning]
     named = [name for cells in table(beginning) for name in QUOTED.findall(cells[0])]
     assert len(named) == len(set(named))

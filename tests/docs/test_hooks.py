@@ -61,7 +61,7 @@ def test_only_a_missing_network_leaves_the_demo_out(
         write_demo(hooks, tmp_path)
 
 
-def test_only_a_site_with_the_demo_has_a_link_to_it(hooks: ModuleType, tmp_path: Path) -> None:
+def test_only_a_site_with_the_demo_links_to_it(hooks: ModuleType, tmp_path: Path) -> None:
     page = SimpleNamespace(url="guides/web/", file=SimpleNamespace(src_uri="guides/web.md"), meta={})
     text = (Path(hooks.TOP) / "docs" / page.file.src_uri).read_text("utf-8")
     config = {"site_dir": str(tmp_path)}

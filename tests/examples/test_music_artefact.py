@@ -38,7 +38,7 @@ def test_its_tokens_have_the_names_of_the_scheme(session: runtimes.Session) -> N
     assert vocab.encode("4/4 key+0 | S67").tolist() == [IDS[n] for n in ("4/4", "key+0", "|", "S67")]
 
 
-def test_it_plays_on_in_constant_memory_and_keeps_to_the_scheme(session: runtimes.Session) -> None:
+def test_it_plays_in_constant_memory_and_follows_the_scheme(session: runtimes.Session) -> None:
     memory = session.start(batch=1)
     shapes = {name: tensor.shape for name, tensor in memory.tensors.items()}
     chance = np.random.default_rng(0)
@@ -159,7 +159,7 @@ def test_an_interrupted_midi_file_can_be_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["write_wav", "MidiFile"])
-def test_on_a_full_disk_no_file_is_left_and_one_sentence_says_why(
+def test_a_full_disk_leaves_no_file(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object, **__: object) -> None:

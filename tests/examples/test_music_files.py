@@ -86,7 +86,7 @@ def test_numbers_of_midi_are_those_of_its_standard() -> None:
     ]  # fmt: skip
 
 
-def test_sound_has_the_pitch_and_length_of_the_music_and_never_clips(tmp_path: Path) -> None:
+def test_sound_has_the_right_pitch_and_length_and_never_clips(tmp_path: Path) -> None:
     write_wav(str(tmp_path / "a.wav"), samples(music("4/4 key+0 | S69 2 3 4 end", tempo=60)))
     with wave.open(str(tmp_path / "a.wav")) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (2, 2, RATE)
@@ -99,7 +99,7 @@ def test_sound_has_the_pitch_and_length_of_the_music_and_never_clips(tmp_path: P
     assert 0.2 < np.abs(loud).max() < 1.0
 
 
-def test_a_stream_of_sound_is_the_file_behind_a_header_without_a_length(tmp_path: Path) -> None:
+def test_streamed_sound_is_the_file_without_a_length(tmp_path: Path) -> None:
     pipe = io.BytesIO()
     stream_wav(pipe, samples(music()))
     write_wav(str(tmp_path / "a.wav"), samples(music()))

@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_endless_music_ends_with_its_last_whole_piece_on_a_full_disk(tmp_path: Path) -> None:
+def test_endless_music_on_a_full_disk_ends_whole(tmp_path: Path) -> None:
     out = tmp_path / "bach.mid"
     ended = play("--endless", "--out", tmp_path / "bach", limit=9000)
     assert ended.returncode == 2
@@ -86,7 +86,7 @@ def test_a_midi_file_without_a_whole_piece_is_removed(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
-def test_sound_that_cannot_be_written_to_standard_output_is_one_sentence() -> None:
+def test_unwritable_standard_output_is_one_sentence() -> None:
     with open("/dev/full", "wb") as full:
         ended = play("--endless", "--pipe", stdout=full, timeout=60)
     assert ended.returncode == 2

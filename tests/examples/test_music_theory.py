@@ -57,7 +57,7 @@ def test_parallels_are_fifths_and_octaves_that_move_the_same_way() -> None:
     assert count((74, 67, 64, 57), (76, 69, 65, 55)) == (1, 1)  # soprano and alto, a fifth
 
 
-def test_a_melody_in_another_key_is_of_the_same_family_and_stays_in_one_part() -> None:
+def test_a_transposed_melody_stays_in_the_same_part() -> None:
     first = piece(*tune(0))
     other_key = piece(*[(s + 2, a + 1, t + 2, b + 2) for s, a, t, b in tune(0)])
     assert families([first, other_key, piece(*tune(1))]) == [0, 0, 2]

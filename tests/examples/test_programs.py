@@ -68,7 +68,7 @@ def test_wrong_input_is_one_sentence(words: tuple[object, ...], said: str) -> No
     assert said in line
 
 
-def test_a_folder_that_holds_an_artefact_is_no_artefact_and_names_it() -> None:
+def test_the_parent_of_an_artefact_is_refused_and_names_it() -> None:
     with pytest.raises(
         runtimes.UserError,
         match=r"stories is no run, artefact or engine; .*stories/tales in it looks like one",
@@ -76,7 +76,7 @@ def test_a_folder_that_holds_an_artefact_is_no_artefact_and_names_it() -> None:
         runtimes.open_session(EXAMPLES / "stories")
 
 
-def test_a_missing_checkpoint_leaves_no_folder_and_an_old_one_is_kept(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_changes_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "own_checkpoint.py", tmp_path / "nosuch", tmp_path / "made"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert ended.returncode == 2
@@ -123,7 +123,7 @@ def test_the_lines_of_a_model_of_ids_are_numbers(make_run: Callable[..., Path], 
         assert not ended.stdout
 
 
-def test_a_model_whose_ids_have_names_reads_lines_of_names_and_of_ids() -> None:
+def test_a_model_with_named_ids_reads_names_and_ids() -> None:
     music = EXAMPLES / "music" / "chorales"
     ids = runtimes.open_session(music).vocab.encode("4/4 key+0 | S67").tolist()
     named, listed = (run("score_stream.py", music, text=f"{line}\n") for line in ("4/4 key+0 | S67", ids))

@@ -70,7 +70,7 @@ End of the licence.
 """
 
 
-def test_the_artefact_of_the_tales_passes_its_check_and_is_small() -> None:
+def test_the_artefact_of_tales_passes_its_check_and_is_small() -> None:
     report = runtimes.check(TALES, threads=1)
     assert report.passed, report.sentence
     assert sum(path.stat().st_size for path in TALES.iterdir()) <= MAX_BYTES
@@ -140,7 +140,7 @@ def test_sources_are_named_by_commit_and_hash():
         assert re.fullmatch(r"[0-9a-f]{64}", source.sha256)
 
 
-def test_another_book_under_the_name_is_refused_and_parts_hold_the_same_stories(tmp_path):
+def test_another_book_is_refused_and_parts_hold_the_same_stories(tmp_path):
     source = prepare.sources()[0]
     (tmp_path / source.name).write_text("another book")
     with pytest.raises(UserError, match="has the SHA-256"):

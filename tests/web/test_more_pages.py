@@ -79,7 +79,7 @@ def test_every_vocabulary_as_in_python(
 
 
 @pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-def test_a_text_that_is_edited_anywhere_has_the_surprisals_of_the_whole(
+def test_an_edited_text_has_the_surprisals_of_the_whole(
     form: str, artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
 ) -> None:
     page, draw = open_page(make_site(artefacts[form])), random.Random(0)

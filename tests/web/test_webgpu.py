@@ -42,7 +42,7 @@ def artefact(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("adapter", [True, False])
-def test_memory_stays_on_the_gpu_and_the_answers_are_python_s(
+def test_memory_stays_on_the_gpu_with_python_s_answers(
     adapter: bool,
     artefact: Path,
     make_site: Callable[..., Path],

@@ -75,7 +75,7 @@ def test_a_tenant_has_a_share_of_the_bytes() -> None:
     assert bodies.total == 51
 
 
-def test_the_first_bytes_of_an_account_are_free_and_a_refusal_changes_nothing() -> None:
+def test_the_first_bytes_are_free_and_refusals_change_nothing() -> None:
     bodies = BodyBytes(Limits(body_bytes=1, bodies_bytes=100))
     one, other = bodies.account(""), bodies.account("")
     counted = []

@@ -81,7 +81,7 @@ async def _answers(writable: list[bool], engine: Engine, figures: Figures) -> tu
     return passed, taken
 
 
-def test_tokens_keep_their_order_when_a_client_is_slow_for_a_moment() -> None:
+def test_tokens_keep_their_order_for_a_slow_client() -> None:
     engine, figures = Engine(), Figures()
     writable = [True, True, False, True, True, True, True, False, True, True]
     order, taken = in_thread(_answers(writable, engine, figures))
@@ -91,7 +91,7 @@ def test_tokens_keep_their_order_when_a_client_is_slow_for_a_moment() -> None:
     assert engine.told == 10
 
 
-def test_a_fault_in_passing_on_is_raised_where_the_request_waits() -> None:
+def test_a_fault_in_delivery_is_raised_in_the_request() -> None:
     async def faulty() -> None:
         bridge, task = Bridge(), Task(tokens=np.arange(1))
         with Inbox(bridge, Engine(), Figures()) as inbox:  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_a_fault_in_passing_on_is_raised_where_the_request_waits() -> None:
         in_thread(faulty())
 
 
-def test_a_client_that_takes_its_tokens_late_does_not_make_the_server_slow(
+def test_a_slow_client_does_not_change_the_latency_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(monotonic=lambda: now)
@@ -134,7 +134,7 @@ def test_a_client_that_takes_its_tokens_late_does_not_make_the_server_slow(
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Session, begun: bool) -> None:
+def test_a_failing_choice_loses_no_tokens_of_another(session: Session, begun: bool) -> None:
     """What arrives with the failure is sent before it, also text that was held back for a stop string. Where
     nothing was sent, the failure is the whole answer.
     """

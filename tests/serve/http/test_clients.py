@@ -149,7 +149,7 @@ def test_a_connection_serves_request_after_request(small: Running) -> None:
         assert client.get(small.at + "/v1/models").status_code == 200
 
 
-def test_what_fits_is_served_and_what_never_fits_is_no_matter_of_time(small: Running) -> None:
+def test_requests_that_never_fit_are_refused_without_retry(small: Running) -> None:
     """Two rows and four waiting tasks; several choices of a prompt need one task more, which feeds it."""
     assert comes_true(lambda: is_idle(small))
     body = {"prompt": "abc", "max_tokens": 2}
@@ -351,7 +351,7 @@ def test_random_disconnects_and_timeouts_change_no_other_answer(small: Running, 
         assert answer.json()["choices"][0]["text"] == text
 
 
-def test_a_client_that_reads_in_bursts_gets_what_a_quick_one_gets(small: Running) -> None:
+def test_reading_in_bursts_gives_the_same_events(small: Running) -> None:
     """Its events are written at once, then they wait for it, and then they are written at once again."""
     body = {**LONG, "max_tokens": 600, "seed": 1, "n": 2, "stream_options": {"include_usage": True}}
     whole = small.post("/v1/completions", {**LONG, "max_tokens": 600, "seed": 1, "n": 2, "stream": False})

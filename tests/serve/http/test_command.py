@@ -95,7 +95,7 @@ def test_the_bounds_of_the_command_reach_the_server(
         engine.stop(within=0)
 
 
-def test_an_artefact_is_served_on_the_cpu_also_where_a_gpu_is(
+def test_artefacts_are_served_on_the_cpu_despite_a_gpu(
     artefacts: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU would be taken by `auto`, and refused because of its memory. A run may have one."""
@@ -112,7 +112,7 @@ def test_an_artefact_is_served_on_the_cpu_also_where_a_gpu_is(
     assert opened == ["cpu", "cpu", "cuda:1"]
 
 
-def test_devices_and_folders_that_are_not_served_are_refused_before_they_are_opened(
+def test_unserved_devices_and_folders_are_refused_unopened(
     artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
     refused(

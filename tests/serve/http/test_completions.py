@@ -83,7 +83,7 @@ def test_a_stream_is_the_same_text_in_parts(openai, session) -> None:
     assert sorted(reason for reason in ends if reason) == ["length", "length"]
 
 
-def test_a_request_without_a_seed_is_told_the_one_that_gives_its_text_again(served) -> None:
+def test_the_returned_seed_gives_the_text_again(served) -> None:
     options = {"prompt": PROMPT, "max_tokens": 12}
     answer = served.post("/v1/completions", options).json()
     assert 0 <= answer["seed"] < 1 << 53  # a double, and so JavaScript, holds it exactly
@@ -194,7 +194,7 @@ def test_a_prompt_that_was_sent_before_is_cached(openai, session) -> None:
     assert first.choices[0].text == second.choices[0].text
 
 
-def test_temperature_zero_is_greedy_and_ids_are_drawn_anew_without_a_seed(openai, session) -> None:
+def test_temperature_zero_is_greedy_and_seeds_are_random(openai, session) -> None:
     greedy = openai.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=0)
     assert greedy.choices[0].text == texts(session, [PROMPT], max_tokens=8, sampler=Sampler(temperature=0))[0]
     drawn = {openai.completions.create(model="tiny", prompt=PROMPT).choices[0].text for _ in range(3)}

@@ -60,9 +60,7 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
         (1, 0.0, False),  # takes little because there is no more
     ],
 )
-def test_a_client_is_cut_that_takes_next_to_nothing_while_it_is_waited_for(
-    size: int, pause: float, is_cut: bool
-) -> None:
+def test_a_client_that_reads_too_slowly_is_disconnected(size: int, pause: float, is_cut: bool) -> None:
     count = 20 if pause else 100
     assert answered(size, pause=pause, count=count) == (is_cut, is_cut)
 

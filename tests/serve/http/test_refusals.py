@@ -116,7 +116,7 @@ def test_a_field_in_the_address_is_refused(served, path: str, body: dict) -> Non
     refused(answer, 400, "'stream' is not known here; expected none, since fields go into the body")
 
 
-def test_a_field_of_an_object_that_is_not_known_is_told_with_its_place(served) -> None:
+def test_an_unknown_field_of_an_object_is_named(served) -> None:
     refused(served.post("/v1/score", {"texts": [{"txt": "a"}]}), 400, "the field 'txt' of texts[")
 
 
@@ -159,7 +159,7 @@ def test_more_tokens_than_an_answer_holds_are_streamed_or_refused(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_log_probabilities_of_a_repeated_prompt_are_held_also_where_it_is_streamed(
+def test_log_probs_of_echoed_prompts_are_bounded_in_streams_too(
     served, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served.server, "limits", replace(served.server.limits, log_probs=100))
@@ -211,7 +211,7 @@ def test_other_paths_and_methods_are_refused(served) -> None:
     refused(served.get(COMPLETIONS), 405, "GET")
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(served) -> None:
+def test_a_too_large_body_is_refused_unread(served) -> None:
     refused(served.post(COMPLETIONS, {"prompt": "a" * (1 << 16)}), 413, "65,536 bytes")
 
     def parts():
@@ -298,7 +298,7 @@ def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
     ("path", "methods"),
     [("/v1/streams/a", "DELETE, GET, HEAD"), ("/v1/streams/restore", "POST"), ("/v1/models", "GET, HEAD")],
 )
-def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: str, methods: str) -> None:
+def test_a_wrong_method_names_the_right_ones(served, path: str, methods: str) -> None:
     answer = HTTP.request("PATCH", served.at + path)
     said = methods.replace(", ", " or ")
     refused(answer, 405, f"does not answer PATCH; send {said}.")
@@ -318,7 +318,7 @@ def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: st
         (f"/v1/streams/{'x' * 200}/rewnd", "see /openapi.json for what there is."),
     ],
 )
-def test_a_path_that_is_not_there_is_told_the_one_that_was_meant(served, path: str, words: str) -> None:
+def test_a_wrong_path_names_a_similar_one(served, path: str, words: str) -> None:
     refused(HTTP.get(served.at + path), 404, words)
 
 

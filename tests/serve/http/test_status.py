@@ -89,7 +89,7 @@ def test_figures_have_the_usual_names_and_grow(served: Running) -> None:
     assert 'path="/v1/models/{name}"' in served.get("/metrics").text
 
 
-def test_each_request_has_an_id_and_a_line_in_the_log(served: Running) -> None:
+def test_each_request_has_an_id_and_is_logged(served: Running) -> None:
     given = served.post(
         "/v1/completions", {"prompt": "abc", "max_tokens": 4}, headers={"X-Request-Id": "mine-1"}
     )
@@ -109,7 +109,7 @@ def test_each_request_has_an_id_and_a_line_in_the_log(served: Running) -> None:
     assert line["reason"] == "length"
 
 
-def test_a_fault_of_the_engine_is_a_line_of_the_log(
+def test_a_fault_of_the_engine_is_logged(
     served: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -124,7 +124,7 @@ def test_a_fault_of_the_engine_is_a_line_of_the_log(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_fault_of_a_route_is_answered_as_the_description_says(
+def test_a_fault_of_a_route_is_answered_as_described(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -197,7 +197,7 @@ def _queued(server: Running, model: str) -> float:
     return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
 
 
-def test_what_has_changed_is_reloaded_whatever_is_wrong_with_the_rest(
+def test_changed_models_are_reloaded_despite_faults_of_others(
     artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
     for name in "abc":
@@ -311,7 +311,7 @@ def test_the_end_cuts_slow_bodies_and_the_log_stays_json(
     assert capfd.readouterr().err == ""
 
 
-def test_the_end_does_not_wait_for_a_client_that_reads_nothing(artefacts: dict[str, Path]) -> None:
+def test_stopping_does_not_wait_for_stalled_clients(artefacts: dict[str, Path]) -> None:
     done = threading.Event()
     with running(sources(("m", artefacts["ring"]), rows=1, unread=8)) as server:
         server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)

@@ -43,7 +43,7 @@ def opened(path: Path, threads: int | None = None) -> int | None:
 @pytest.mark.parametrize(
     ("short", "small", "expected"), [(True, 1 << 30, [4]), (False, 1 << 30, [4, 5]), (True, 1000, [5])]
 )
-def test_short_steps_of_a_small_artefact_leave_one_cpu_to_the_event_loop(
+def test_short_steps_leave_one_cpu_to_the_event_loop(
     short: bool,
     small: int,
     expected: list[int],
@@ -75,7 +75,7 @@ def test_a_run_leaves_the_threads_to_pytorch(run: Path, asked: list[int | None])
     assert asked == [None]
 
 
-def test_the_check_before_a_reload_takes_no_more_threads_than_the_server(
+def test_the_check_before_a_reload_uses_the_server_s_threads(
     artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[int | None] = []

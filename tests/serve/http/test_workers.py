@@ -172,7 +172,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_nothing_that_grows_with_a_request_runs_on_the_event_loop(
+def test_large_work_never_runs_on_the_event_loop(
     own: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the answer is the same as with all of it there, as of a small request."""
@@ -232,7 +232,7 @@ def test_a_long_text_is_encoded_as_the_vocabulary_encodes_it(text: str) -> None:
     np.testing.assert_array_equal(finished(steps), vocab.encode(text))
 
 
-def test_a_text_with_too_many_tokens_is_refused_before_all_of_it_is_encoded() -> None:
+def test_too_many_tokens_are_refused_before_all_are_encoded() -> None:
     encoded: list[str] = []
 
     class Slow(CharVocab):
@@ -283,7 +283,7 @@ LIMITS = Limits(prompt_tokens=100_000, texts=10, choices=2)
     ],
     ids=["in a text", "behind quotes", "backslashes", "ids", "no end", "half an escape", "escaped quotes"],
 )
-def test_a_body_of_as_many_values_as_are_served_is_decoded(content: str) -> None:
+def test_a_body_within_the_limit_of_values_is_decoded(content: str) -> None:
     finished(body.refuse_many_values(content.encode(), LIMITS))
     finished(body.refuse_many_values(content, LIMITS))
 
@@ -298,7 +298,7 @@ def test_a_body_of_as_many_values_as_are_served_is_decoded(content: str) -> None
     ],
     ids=["ids", "lists", "texts", "objects"],
 )
-def test_a_body_of_more_values_than_any_request_needs_is_refused(content: str) -> None:
+def test_a_body_of_too_many_values_is_refused(content: str) -> None:
     with pytest.raises(RefusedError, match="which no request needs here"):
         finished(body.refuse_many_values(content.encode(), LIMITS))
 

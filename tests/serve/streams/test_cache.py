@@ -105,15 +105,13 @@ def test_bytes_are_bounded_and_the_oldest_goes_first(state: StreamState) -> None
     assert cache.facts.num_bytes == cache.facts.states == 0
 
 
-def test_a_state_that_is_larger_than_the_cache_is_not_kept(state: StreamState, tokens: np.ndarray) -> None:
+def test_a_state_larger_than_the_cache_is_not_kept(state: StreamState, tokens: np.ndarray) -> None:
     cache = PrefixCache(identity="a", segment=T, max_bytes=state.num_bytes - 1)
     cache.put(tokens[:8], state)
     assert cache.facts.states == 0
 
 
-def test_a_long_prompt_replaces_its_own_states_and_not_those_of_others(
-    state: StreamState, tokens: np.ndarray
-) -> None:
+def test_a_long_prompt_evicts_only_its_own_states(state: StreamState, tokens: np.ndarray) -> None:
     cache, ends = cache_of(10, state), [tokens[at : at + 21] for at in (1000, 2000, 3000)]
     for prompt in ends:
         feed(cache, prompt, state)
@@ -174,9 +172,7 @@ def test_each_of_many_prompts_is_hashed_once(state: StreamState, tokens: np.ndar
     assert cache.longest(prompts[7])[0] == 80
 
 
-def test_an_array_at_the_address_of_an_old_one_is_another_prompt(
-    state: StreamState, tokens: np.ndarray
-) -> None:
+def test_an_array_at_a_reused_address_is_another_prompt(state: StreamState, tokens: np.ndarray) -> None:
     cache = cache_of(1000, state)
     for at in range(20):  # each array may get the place of the one before
         prompt = np.roll(tokens[:16], at)

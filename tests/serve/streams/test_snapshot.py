@@ -104,7 +104,7 @@ def test_values_that_are_not_finite_are_not_saved(state: StreamState, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     key = server_key(folder)
     assert len(key) == 32

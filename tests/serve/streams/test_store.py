@@ -70,7 +70,7 @@ def read(store: StreamStore, name: str, advance: Advance, owner: str = "anna") -
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 1 << 20])
-def test_a_fork_while_an_operation_runs_is_the_stream_before_it(
+def test_a_fork_during_an_operation_is_the_stream_before(
     open_store: Open, fresh: StreamState, advance: Advance, ram_bytes: int
 ) -> None:
     store = open_store(ram_bytes=ram_bytes)
@@ -172,7 +172,7 @@ def test_appended_tokens_cost_no_snapshot(
     assert_same(read(open_store(), name, advance), state)
 
 
-def test_a_position_that_is_read_while_a_snapshot_is_replaced_is_right(
+def test_positions_are_right_while_a_snapshot_is_replaced(
     open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray, monkeypatch: Any
 ) -> None:
     """Whoever asks for the position of a stream does not wait for its files, at any step of a change."""
@@ -302,7 +302,7 @@ def test_a_state_is_saved_while_other_threads_use_it(
             other.commit(state)
 
 
-def test_what_was_committed_does_not_fail_when_another_stream_cannot_be_saved(
+def test_a_commit_survives_a_failing_eviction(
     open_store: Open,
     fresh: StreamState,
     advance: Advance,

@@ -124,7 +124,7 @@ def none_or_error(done: Iterator[tuple[str, str, int]], streams: dict[str, int])
 
 
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_sigkill_at_any_call_loses_at_most_the_operation_in_flight(
+def test_sigkill_loses_at_most_the_operation_in_flight(
     session: Session,
     states: list[StreamState],
     advance: Advance,
@@ -206,7 +206,7 @@ def test_a_full_disk_is_refused_and_loses_nothing(
     assert refused > 10
 
 
-def test_with_flush_each_name_is_on_the_disk_before_the_old_files_go(
+def test_flush_writes_new_names_before_removing_old_files(
     session: Session, states: list[StreamState], tokens: np.ndarray, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """The order of the calls: a new name, then the fsync of its folder, then the answer or the removal."""

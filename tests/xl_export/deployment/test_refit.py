@@ -85,7 +85,7 @@ def other(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
     return export(make_run(seed=1), tmp_path_factory.mktemp("other") / "artefact", memory="shift")
 
 
-def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
+def test_an_engine_gets_weights_and_contract_of_another_artefact(
     engine: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refitting, "driver_version", lambda: "580.65.06")

@@ -60,7 +60,7 @@ def test_the_network_has_the_tensors_of_the_configuration(
     assert made == {"logits", *(state["output_name"][0] for state in states)}
 
 
-def test_a_model_that_exists_is_refused_before_the_engine_is_built(
+def test_an_existing_model_is_refused_before_building(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "build", lambda *_, **__: pytest.fail("an engine was built"))
@@ -73,7 +73,7 @@ def test_a_model_that_exists_is_refused_before_the_engine_is_built(
     assert not (tmp_path / "e").exists()
 
 
-def test_a_missing_onnx_ir_is_named_before_the_engine_is_built(
+def test_a_missing_onnx_ir_is_named_before_building(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "build", lambda *_, **__: pytest.fail("an engine was built"))
@@ -84,9 +84,7 @@ def test_a_missing_onnx_ir_is_named_before_the_engine_is_built(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_the_server_cannot_run_is_refused_before_it_is_built(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_unusable_engine_is_refused_before_building(artefacts: dict[str, Path], tmp_path: Path) -> None:
     flavour = ("--flavour", "rtx", "--compute-capability", "8.6")
     made = xl("build", artefacts["shift"], "--out", tmp_path / "e", *flavour, "--triton", tmp_path / "models")
     refused(made, "--triton is for --flavour tensorrt")

@@ -70,7 +70,7 @@ def drawn(chance: random.Random, sequence: int | str, session: runtimes.Session,
     )
 
 
-def test_a_sequence_that_the_server_keeps_outlives_one_that_it_dropped_without_a_word(
+def test_a_kept_sequence_outlives_a_silently_dropped_one(
     session: runtimes.Session,
 ) -> None:
     """The server keeps two: A rests longest, B is cancelled in its queue, and C begins in B's place."""
@@ -83,7 +83,7 @@ def test_a_sequence_that_the_server_keeps_outlives_one_that_it_dropped_without_a
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_answer_is_that_of_the_sequence_alone_or_an_error(session: runtimes.Session, seed: int) -> None:
+def test_each_answer_is_right_or_an_error(session: runtimes.Session, seed: int) -> None:
     """Sequences begin, end, are cancelled, lose their rows to others and send nonsense, at random."""
     chance, sequences = random.Random(seed), Sequences(session, ROWS)
     alone: dict[int | str, Alone] = {}

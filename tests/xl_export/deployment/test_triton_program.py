@@ -159,7 +159,7 @@ def fresh(session: runtimes.Session, tokens: np.ndarray) -> np.ndarray:
     return session.predict(tokens[None], session.start(1))[0][0]
 
 
-def test_the_server_reads_the_other_repositories_up_to_the_backend_that_it_lacks(tmp_path: Path) -> None:
+def test_the_server_reads_repositories_of_missing_backends(tmp_path: Path) -> None:
     """This build of it has the Python backend alone. A configuration that it does not understand has no
     version, and no backend is looked for.
     """
@@ -187,9 +187,7 @@ def test_the_server_reads_the_other_repositories_up_to_the_backend_that_it_lacks
         assert f"unable to find backend library for backend '{backend}'" in known[name].reason
 
 
-def test_nobody_sees_the_state_of_a_sequence_that_was_idle_too_long(
-    session: runtimes.Session, serve: Serve
-) -> None:
+def test_the_state_of_an_idle_sequence_is_never_seen(session: runtimes.Session, serve: Serve) -> None:
     """triton-inference-server/server#5453: the server drops it and does not tell the model."""
     tokens = text(session, PIECE, seed=1)
     with serve(idle=IDLE_SECONDS, rows=2) as client:
@@ -202,7 +200,7 @@ def test_nobody_sees_the_state_of_a_sequence_that_was_idle_too_long(
             assert np.array_equal(client.ask(name, tokens, start=True)["logits"], fresh(session, tokens))
 
 
-def test_nobody_sees_the_state_of_a_cancelled_sequence(session: runtimes.Session, serve: Serve) -> None:
+def test_the_state_of_a_cancelled_sequence_is_never_seen(session: runtimes.Session, serve: Serve) -> None:
     """triton-inference-server/server#7117. Requests of a stream of gRPC are cancelled at any moment.
 
     A sequence that goes on nevertheless gets the answer of all its tokens or an error, because it says where

@@ -152,7 +152,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., byt
     return run
 
 
-def test_a_call_after_a_kill_writes_the_same_file_and_refuses_a_corpus_that_was_edited(
+def test_a_killed_call_resumes_and_refuses_an_edited_corpus(
     scored: Callable[..., bytes], tmp_path: Path
 ) -> None:
     corpus = tmp_path / "corpus"
@@ -179,7 +179,7 @@ def test_a_file_that_changes_while_actors_read_is_refused(after: str, tmp_path: 
         list(texts_of(blocks[0]))
 
 
-def test_a_parquet_file_that_changes_and_ids_that_are_dates_are_refused(tmp_path: Path) -> None:
+def test_changed_parquet_files_and_date_ids_are_refused(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = str(tmp_path / "a.parquet")

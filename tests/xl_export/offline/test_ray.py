@@ -53,7 +53,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_corpus_is_scored_as_by_one_process_also_after_a_kill(corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_call_gives_one_process_s_scores(corpus: Path, tmp_path: Path) -> None:
     options = ("score", ARTEFACT, "--input", f"{corpus}/*", "--json", "--block", 300)
     whole = run(*options, "--actors", 1, "--out", tmp_path / "whole")
     out, work = tmp_path / "out", tmp_path / "out.parts"

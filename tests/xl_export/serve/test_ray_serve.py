@@ -228,7 +228,7 @@ def in_states() -> dict[str, int]:
     return dict(serve.status().applications["test"].deployments["streams"].replica_states)
 
 
-def test_a_replica_comes_and_goes_with_the_load_and_no_stream_notices(tmp_path: Path) -> None:
+def test_streams_survive_scaling_up_and_down(tmp_path: Path) -> None:
     names = [f"stream-{number}" for number in range(24)]
     options = {"replicas": 1, "most_replicas": 2, "rows": 2, "add_seconds": 1, "remove_seconds": 1}
     with served(tmp_path / "shared", **options) as port:
@@ -259,7 +259,7 @@ def test_a_replica_comes_and_goes_with_the_load_and_no_stream_notices(tmp_path: 
         ({"max_replicas": "2"}, "unknown key 'max_replicas'; .* known keys are .* most_replicas"),
     ],
 )
-def test_numbers_of_replicas_that_cannot_be_are_refused_in_a_sentence(
+def test_impossible_numbers_of_replicas_are_refused(
     tmp_path: Path, wrong: dict[str, Any], sentence: str
 ) -> None:
     from xl_export.serve.ray import application

@@ -140,7 +140,7 @@ def test_a_request_without_a_seed_draws_the_same_tokens_everywhere(
         in_thread(ask(made))
 
 
-def test_an_object_store_lets_one_of_two_replicas_begin_a_stream(
+def test_only_one_replica_begins_a_stream_in_an_object_store(
     session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have looked, and seen that there is none."""
@@ -186,7 +186,7 @@ def answer_of_s3(status: int) -> OSError:
         (ValueError("unknown parameter IfNoneMatch"), False, False),  # of botocore, and no OSError
     ],
 )
-def test_an_object_store_that_cannot_refuse_is_written_to_and_a_race_is_told(
+def test_a_store_without_conditions_warns_of_races(
     error: Exception, begun: bool, refused: bool, session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask(one: Replica, name: str) -> None:
@@ -217,7 +217,7 @@ def test_an_object_store_that_cannot_refuse_is_written_to_and_a_race_is_told(
         in_thread(ask(one, "a"))
 
 
-def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(
+def test_altered_streams_are_refused_and_deleted_ones_restart(
     session: runtimes.Session, tmp_path: Path
 ) -> None:
     async def use(one: Replica, other: Replica) -> None:
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, t
     assert not list(itertools.chain(tmp_path.glob("*/*.stream")))
 
 
-def test_a_full_disk_is_no_fault_of_the_request_and_shows_no_path(
+def test_a_full_disk_answers_503_without_a_path(
     session: runtimes.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -324,7 +324,7 @@ def test_a_replica_that_stops_sends_its_clients_elsewhere(session: runtimes.Sess
             in_thread(one.answer("a", {"position": 0, "text": "a"}))
 
 
-def test_no_more_of_a_body_is_read_than_a_replica_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_body_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "BODY_BYTES", 20)
     read = [0]
 

@@ -92,7 +92,7 @@ def test_a_site_holds_what_the_page_reads_and_nothing_else(written: Path, artefa
     assert (written / "index.html").is_file()
 
 
-def test_a_model_whose_name_has_signs_of_an_address_is_found(
+def test_a_model_with_an_odd_name_is_found(
     artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(artefacts["ring"], tmp_path / "my #1 a?b%20ü")
@@ -155,7 +155,7 @@ def test_what_no_browser_runs_is_refused(
     assert not out.exists()
 
 
-def test_a_model_that_is_too_large_and_one_that_fails_its_check(
+def test_too_large_or_failing_models_are_refused(
     artefacts: dict[str, Path], node_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--out", tmp_path / "out", "--node-modules", node_modules)

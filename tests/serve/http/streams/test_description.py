@@ -51,7 +51,7 @@ def test_every_answer_is_as_described_and_no_row_is_held(keeping: Keeping, tmp_p
         assert '"path":"/v1/streams/stream-' in server.log.getvalue()
 
 
-def test_the_events_of_a_stream_and_a_body_that_is_refused_are_as_described(kept: Running) -> None:
+def test_events_and_refusals_are_as_described(kept: Running) -> None:
     described = kept.get("/openapi.json").json()["paths"]
     stream = created(kept)
     # Events that wait for the server are sent as one; so many tokens do not all wait, also on a busy machine.

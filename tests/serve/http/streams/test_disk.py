@@ -96,7 +96,7 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
             assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"
 
 
-def test_a_stream_the_disk_does_not_give_is_not_called_damaged(
+def test_an_unreadable_disk_is_not_reported_as_damage(
     keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with keeping(tmp_path) as server:
@@ -115,9 +115,7 @@ def test_a_stream_the_disk_does_not_give_is_not_called_damaged(
         assert str(tmp_path) not in answer.text
 
 
-def test_a_damaged_stream_is_told_to_its_owner_the_log_and_the_metrics(
-    keeping: Keeping, tmp_path: Path
-) -> None:
+def test_a_damaged_stream_is_reported_to_owner_log_and_metrics(keeping: Keeping, tmp_path: Path) -> None:
     keys = [f"anna {ANNA}", f"bert {BERT}"]
     options: dict[str, Any] = {"read_keys": lambda: keys_of(keys, "keys")}
     with keeping(tmp_path, **options) as server:

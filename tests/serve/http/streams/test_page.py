@@ -147,7 +147,7 @@ def test_the_page_says_why_generation_stopped(kept: Running, page: Page) -> None
     assert page.page.is_hidden("#why")
 
 
-def test_a_link_makes_the_same_text_on_a_server_without_a_state_folder(
+def test_a_link_gives_the_same_text_without_a_state_folder(
     page: Page, keeping: Keeping, open_page: Open
 ) -> None:
     page.write("The cat")

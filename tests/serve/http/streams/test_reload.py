@@ -44,7 +44,7 @@ def exchanged(server: Running) -> Model:
     ("path", "field", "module", "name"),
     [("/v1/completions", "prompt", completions, "plan_of"), ("/v1/score", "texts", score, "rows_of")],
 )
-def test_a_request_whose_prompt_is_encoded_meanwhile_ends_on_the_old_model(
+def test_a_request_ends_on_the_model_that_began_it(
     own: Running, path: str, field: str, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, begun, goes_on = getattr(module, name), threading.Event(), threading.Event()
@@ -67,7 +67,7 @@ def test_a_request_whose_prompt_is_encoded_meanwhile_ends_on_the_old_model(
     assert comes_true(lambda: before.stopped)
 
 
-def test_no_reload_cuts_an_answer_and_few_replaced_versions_serve_at_once(own: Running) -> None:
+def test_no_reload_cuts_an_answer_and_old_versions_are_bounded(own: Running) -> None:
     """Each of these clients waits in the middle of its answer, while the model is exchanged."""
     body = {"prompt": "abc", "max_tokens": 600, "seed": 3, "ignore_eos": True}
     whole = own.post("/v1/completions", body).json()["choices"][0]["text"]
@@ -124,9 +124,7 @@ def test_a_key_that_was_taken_away_closes_its_connection(keeping: Keeping, tmp_p
             assert other.ask("append", tokens=[1])["event"] == "end"
 
 
-def test_an_engine_that_takes_no_more_tasks_is_no_fault_of_the_request(
-    own: Running, tokens: np.ndarray
-) -> None:
+def test_a_stopping_engine_answers_503(own: Running, tokens: np.ndarray) -> None:
     stream = created(own, tokens[:5])
     with Talk(stream) as talk:
         own.server.models["tiny"].engine.stop(within=0)

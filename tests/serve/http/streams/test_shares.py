@@ -29,7 +29,7 @@ def shared(keeping: Keeping, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-def test_open_connections_are_no_requests_and_a_tenant_has_half_of_them(shared: Running) -> None:
+def test_idle_connections_are_no_requests_and_are_shared(shared: Running) -> None:
     from websockets.exceptions import InvalidStatus
 
     anna, bert = owned(shared, ANNA), owned(shared, BERT)
@@ -47,7 +47,7 @@ def test_open_connections_are_no_requests_and_a_tenant_has_half_of_them(shared: 
     assert comes_true(lambda: shared.server.sockets.total == 0)
 
 
-def test_slow_bodies_of_one_tenant_leave_half_of_the_requests_to_others(shared: Running) -> None:
+def test_slow_bodies_of_one_tenant_leave_half_to_others(shared: Running) -> None:
     slow = head(b"{", length=999).replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {ANNA}\r\n\r\n".encode())
     stream = owned(shared, ANNA)
     with contextlib.ExitStack() as connections:

@@ -14,7 +14,7 @@ from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 
 
-def test_stores_are_shared_by_the_models_of_an_artefact_and_closed_at_one_time(
+def test_models_of_an_artefact_share_a_store(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lease(identity: str) -> StoreLease:

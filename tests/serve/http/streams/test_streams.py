@@ -134,7 +134,7 @@ def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
-def test_the_next_tokens_are_the_same_wherever_a_stream_has_been(
+def test_the_next_tokens_do_not_depend_on_moves(
     keeping: Keeping, tokens: np.ndarray, tmp_path: Path, count: int
 ) -> None:
     """Bit for bit: through a fork, the disk, a restart, and a snapshot on another server with this key."""
@@ -222,7 +222,7 @@ def test_snapshots_that_are_not_ours_are_refused(
     assert len(kept.get("/v1/streams").json()["data"]) == before
 
 
-def test_one_operation_at_a_time_and_what_a_client_that_leaves_has_done(
+def test_a_second_operation_is_refused_and_leaving_keeps_generated_tokens(
     kept: Running, tokens: np.ndarray
 ) -> None:
     stream = created(kept, tokens[:10])
@@ -405,7 +405,7 @@ def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path
         check(server, 2)
 
 
-def test_an_upload_counts_for_its_tenant_and_is_refused_before_it_arrives(
+def test_an_upload_beyond_the_limit_is_refused_before_it_arrives(
     keeping: Keeping, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     with keeping(tmp_path, store=StoreSettings(streams=2)) as server:

@@ -51,7 +51,7 @@ def refused(server: Running, stream: Stream, identity: str) -> None:
     assert (facts["usable"], facts["model"], facts["artefact"]) == (False, None, identity)
 
 
-def test_streams_of_another_version_are_kept_listed_saved_deleted_and_counted(
+def test_streams_of_another_version_are_kept_and_counted(
     artefacts: dict[str, Path], other_version: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     model, state = tmp_path / "model", tmp_path / "state"

@@ -131,7 +131,7 @@ def test_reserved_memory_covers_the_state_of_a_task(session: Session) -> None:
     assert (admission._bytes, admission._states, admission._places) == (0, {}, {})
 
 
-def test_states_that_a_request_keeps_are_counted_before_they_are_made(session: Session) -> None:
+def test_kept_states_are_counted_before_they_are_made(session: Session) -> None:
     driver = Driver(session, rows=1)
     driver.run(kept := task(keep=True))
     state = driver.ended(kept).state
@@ -185,7 +185,7 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     assert not scheduler.paused_copies._own, "no tenant is remembered for ever"
 
 
-def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Session) -> None:
+def test_no_row_is_preempted_without_room_for_a_copy(session: Session) -> None:
     driver = Driver(session, rows=2, state_bytes=1)
     long = [Task(tokens=np.arange(n), drawing=Drawing(max_tokens=30), tenant="a") for n in (3, 4)]
     driver.submit(*long)
@@ -197,7 +197,7 @@ def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Sessi
     assert driver.scheduler.preempted_copies.total == 0
 
 
-def test_the_slow_clients_of_one_tenant_leave_room_to_those_of_another(session: Session) -> None:
+def test_slow_clients_of_one_tenant_leave_room_for_others(session: Session) -> None:
     """Half of the memory for streams that wait for their clients is for others."""
     one_row = sum(array.nbytes for array in session.start(1).tensors.values())
     driver = Driver(session, rows=4, unread=4, state_bytes=4 * one_row)

@@ -82,7 +82,7 @@ def test_tasks_from_many_threads_say_what_they_say_alone(session: Session) -> No
     assert facts.dependence is None
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_among_31_others(session: Session) -> None:
+def test_a_seed_gives_the_same_tokens_among_others(session: Session) -> None:
     one = Drawing(max_tokens=40, seed=9, sampler=Sampler(top_k=20))
     tokens = np.arange(11)
     (alone, *_), _ = answers_of(session, [Task(tokens=tokens, drawing=one)], EngineSettings())
@@ -137,7 +137,7 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
     engine.stop(within=60)
 
 
-def test_stopping_returns_within_its_limit_and_a_step_that_hangs_is_told_of_later(session: Session) -> None:
+def test_stopping_returns_in_time_although_a_step_hangs(session: Session) -> None:
     clients, held = Clients(), Held(session)
     engine = Engine(held, EngineSettings(rows=2), deliver=clients.deliver)  # type: ignore[arg-type]
     held.let_go.clear()
@@ -170,7 +170,7 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     assert session.before_run is None  # the session does not keep an engine that has ended
 
 
-def test_the_time_in_which_answers_go_out_is_the_engines_and_no_figure_falls(
+def test_delivery_counts_as_engine_time_and_figures_never_fall(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures that fall are a restart to whoever collects them."""
@@ -223,7 +223,7 @@ def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
     assert len(failed) == 1
 
 
-def test_a_full_queue_refuses_before_any_work_and_takes_tasks_again(session: Session) -> None:
+def test_a_full_queue_refuses_and_later_accepts_again(session: Session) -> None:
     clients, held = Clients(), Held(session)
     engine = Engine(held, EngineSettings(rows=2, queue=3), deliver=clients.deliver)  # type: ignore[arg-type]
     tasks = [Task(tokens=np.arange(3)) for _ in range(6)]

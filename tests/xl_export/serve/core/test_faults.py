@@ -43,7 +43,7 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
     assert not engine._admission._places
 
 
-def test_the_unread_answers_of_a_failed_task_do_not_pause_it(session: Session) -> None:
+def test_unread_answers_do_not_pause_a_failed_task(session: Session) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2, unread=2), deliver=clients.deliver)
     engine.submit(task := endless())
@@ -101,9 +101,7 @@ def test_a_command_that_fails_loses_no_task(session: Session) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_by_a_fault_says_so_to_every_client(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_engine_thread_fails_every_task(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
     monkeypatch.setattr(engine._scheduler, "iterate", fails)

@@ -68,7 +68,7 @@ def test_alone_a_task_says_what_generate_and_evaluate_say(
 
 
 @pytest.mark.parametrize("rows", [3, 32])
-def test_a_mixed_load_gives_each_task_bitwise_what_it_gets_alone(
+def test_a_mixed_load_changes_no_bit_of_a_task(
     rows: int, session: Session, pool: list[tuple[Task, list[object]]]
 ) -> None:
     chance = np.random.default_rng(rows)
@@ -135,7 +135,7 @@ def test_ten_thousand_cancellations_leave_no_trace(
     cancel_at_random(session, pool, 10_000, 12)
 
 
-def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: Session) -> None:
+def test_a_kept_stream_continues_bitwise(session: Session) -> None:
     """Fed in parts, drawn in parts, cancelled in the middle: the same numbers as in one go on the ring."""
     text = np.random.default_rng(2).integers(session.vocab.size, size=32)
     whole, parts = Driver(session, rows=2), Driver(session, rows=2)
@@ -166,9 +166,7 @@ def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: S
     assert all(np.array_equal(array, other.memory.tensors[n]) for n, array in one.memory.tensors.items())
 
 
-def test_half_a_character_waits_for_the_other_half_of_a_kept_stream(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_a_character_waits_for_its_other_half(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [byte for byte in range(256) if byte not in "€".encode()]
     monkeypatch.setattr(session, "vocab", ByteVocab([*"€".encode(), *others][: session.vocab.size]))
     driver, state, texts = Driver(session, rows=1), None, []
@@ -243,7 +241,7 @@ def test_a_row_that_fails_while_it_draws_fails_alone(
     assert all(right)
 
 
-def test_a_fault_of_the_engine_ends_all_tasks_and_the_engine_goes_on(
+def test_an_engine_fault_ends_all_tasks_and_it_continues(
     session: Session, pool: list[tuple[Task, list[object]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(session, rows=2)
@@ -261,7 +259,7 @@ def test_a_fault_of_the_engine_ends_all_tasks_and_the_engine_goes_on(
         assert said(driver.answers[task]) == alone
 
 
-def test_a_selective_output_layer_scores_and_draws_as_the_whole_one(selective: Session) -> None:
+def test_a_selective_output_layer_equals_the_whole_one(selective: Session) -> None:
     chance = np.random.default_rng(1)
     tokens = chance.integers(selective.vocab.size, size=29)
     drawing = Drawing(max_tokens=5, sampler=Sampler(temperature=0))
@@ -298,7 +296,7 @@ def test_a_run_in_pytorch_is_served_too(run: Path, session: Session) -> None:
         assert driver.tokens(task) == [piece.token for piece in pieces]
 
 
-def test_streams_that_are_stopped_are_fed_their_last_tokens_in_one_step(session: Session) -> None:
+def test_stopped_streams_get_their_last_tokens_in_one_step(session: Session) -> None:
     driver = Driver(session, rows=4)
     tasks = [Task(tokens=np.arange(n), keep=True, drawing=Drawing(max_tokens=99)) for n in (3, 4, 5)]
     driver.submit(*tasks)

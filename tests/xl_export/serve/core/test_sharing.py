@@ -20,7 +20,7 @@ def drawing_task(tenant: str, count: int = 12, *, prompt: int = 3, bulk: bool = 
     )
 
 
-def test_many_tasks_of_one_tenant_do_not_delay_another_tenants_first(session: Session) -> None:
+def test_many_tasks_of_a_tenant_do_not_delay_another(session: Session) -> None:
     driver = Driver(session, rows=4)
     many = [drawing_task("many", 20) for _ in range(60)]
     driver.submit(*many)
@@ -39,9 +39,7 @@ def test_many_tasks_of_one_tenant_do_not_delay_another_tenants_first(session: Se
         assert said(driver.answers[each]) == said(alone.answers[task])
 
 
-def test_rows_are_shared_by_what_was_served_and_not_by_who_asks_most(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_shared_by_tokens_served(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tenants always have tasks, and in the end each has about half of the tokens."""
     monkeypatch.setattr("xl_export.serve.core.running.TURN", 60)
     driver = Driver(session, rows=4)
@@ -68,7 +66,7 @@ def test_a_single_row_is_shared_in_turns(session: Session, monkeypatch: pytest.M
     assert driver.tokens(long) == alone.tokens(same)
 
 
-def test_a_long_prompt_takes_one_piece_an_iteration_from_those_who_draw(session: Session) -> None:
+def test_a_long_prompt_is_fed_one_piece_an_iteration(session: Session) -> None:
     driver = Driver(session, rows=3, prompt_tokens=8)
     driver.submit(draws := drawing_task("a", 40))
     driver.iterate(2)
@@ -88,7 +86,7 @@ def test_a_long_prompt_takes_one_piece_an_iteration_from_those_who_draw(session:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_prompt_is_told_of_once_with_all_that_was_fed(session: Session, cancelled: bool) -> None:
+def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
     """Each delivery wakes the event loop, and nobody waits for the count of one piece."""
     driver = Driver(session, rows=2, prompt_tokens=8)
     driver.submit(long := drawing_task("a", 1, prompt=60))
@@ -103,16 +101,14 @@ def test_a_prompt_is_told_of_once_with_all_that_was_fed(session: Session, cancel
     assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
 
 
-def test_what_was_fed_of_a_long_prompt_is_told_now_and_then(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_of_a_long_prompt_is_reported(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "MOST_UNREPORTED", 20)
     driver = Driver(session, rows=2, prompt_tokens=8)
     driver.run(long := drawing_task("a", 1, prompt=60))
     assert [answer.count for answer in driver.answers[long] if isinstance(answer, Fed)] == [24, 24, 12]
 
 
-def test_a_prompt_that_gives_its_row_to_others_is_told_of_whole(session: Session) -> None:
+def test_a_preempted_prompt_is_reported_whole(session: Session) -> None:
     driver = Driver(session, rows=1, prompt_tokens=8)
     driver.submit(bulk := drawing_task("a", 1, prompt=60, bulk=True))
     driver.iterate(3)
@@ -121,7 +117,7 @@ def test_a_prompt_that_gives_its_row_to_others_is_told_of_whole(session: Session
     assert [answer.count for answer in driver.answers[bulk] if isinstance(answer, Fed)] == [60]
 
 
-def test_bulk_gives_its_rows_to_people_between_two_pieces_and_goes_on_afterwards(session: Session) -> None:
+def test_bulk_is_preempted_between_pieces_and_continues(session: Session) -> None:
     driver = Driver(session, rows=2, prompt_tokens=8)
     text = np.random.default_rng(0).integers(session.vocab.size, size=120)
     bulk = [Task(tokens=text, score=True, bulk=True, tenant="b") for _ in range(4)]
@@ -235,7 +231,7 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
         assert len([answer for answer in driver.answers[task] if isinstance(answer, Drawn)]) in (0, 2)
 
 
-def test_no_row_is_copied_for_a_cache_that_does_not_want_it(session: Session) -> None:
+def test_no_row_is_copied_for_an_unwilling_cache(session: Session) -> None:
     cache = Remembers()
     driver = Driver(session, rows=1, cache=cache)
     text = np.arange(21) % session.vocab.size
@@ -251,7 +247,7 @@ def test_no_row_is_copied_for_a_cache_that_does_not_want_it(session: Session) ->
     assert (len(cache.kept), driver.scheduler.rows.moved) == (0, 5)
 
 
-def test_the_time_in_the_queue_is_that_of_tasks_that_people_wait_for(session: Session) -> None:
+def test_queue_time_counts_interactive_tasks_only(session: Session) -> None:
     driver = Driver(session, rows=2)
     driver.submit(one := drawing_task("one"), drawing_task("one", bulk=True))
     driver.scheduler.runs[one].arrived -= 7
