@@ -142,6 +142,7 @@ def test_a_stream_that_claims_too_much_takes_no_memory(small: Program, cpp: Prog
     assert "more values than any file" in started(cpp, TALES).refusal("load", stream="a", file=many)
 
 
+@pytest.mark.slow  # it needs a gigabyte
 def test_too_little_memory_is_an_error_like_any_other(
     small: Program, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -257,11 +258,17 @@ def test_a_text_that_overflowed_does_not_spoil_the_next_one(
     assert None not in after
 
 
-def test_a_saved_memory_of_a_restarted_row_may_hold_anything(
+def test_a_saved_stream_may_have_notes_of_other_programs(
     cpp: Program, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    memory = open_session(artefacts["ring"]).start(1)
+    memory, file = open_session(artefacts["ring"]).start(1), tmp_path / "saved"
     next(iter(memory.tensors.values()))[:] = np.nan  # as of a text that overflowed
-    save_memory(memory, tmp_path / "saved")
-    started(cpp, artefacts["ring"]).ask("load", stream="b", file=str(tmp_path / "saved"))
+    save_memory(memory, file)
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"]["page"] = json.dumps({"text": "of the web page"})
+    written = json.dumps(header).encode()
+    file.write_bytes(len(written).to_bytes(8, "little") + written + content[end:])
+    started(cpp, artefacts["ring"]).ask("load", stream="b", file=str(file))
     assert None not in cpp.ask("predict", stream="b", tokens=[[1]])["logits"]

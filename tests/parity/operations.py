@@ -34,7 +34,6 @@ import numpy as np
 import runtimes
 from runtimes.base.errors import UserError
 from runtimes.base.logits import log_sum_exp
-from tests.decoding import pieces_and_rest
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.replica import Replica
 
@@ -178,12 +177,6 @@ class Naive:
         self.rows[stream], self.padding[stream] = [row.copy() for row in rows], padding.copy()
         return self.positions(stream)
 
-    def encode(self, text: str, **_: str) -> dict[str, Any]:
-        return {"tokens": self.session.vocab.encode(text).tolist(), "size": self.session.vocab.size}
-
-    def decode(self, tokens: list[int]) -> dict[str, Any]:
-        return {"pieces": pieces_and_rest(self.session.vocab, tokens)}
-
     def check(self) -> dict[str, Any]:
         spec = self.session.spec
         assert spec is not None
@@ -293,9 +286,6 @@ class PythonSession:
 
     def encode(self, text: str, **_: str) -> dict[str, Any]:
         return {"tokens": self.session.vocab.encode(text).tolist(), "size": self.session.vocab.size}
-
-    def decode(self, tokens: list[int]) -> dict[str, Any]:
-        return {"pieces": pieces_and_rest(self.session.vocab, tokens)}
 
     def check(self) -> dict[str, Any]:
         report = runtimes.check(self.folder, threads=1)

@@ -15,7 +15,7 @@ import pytest
 
 import runtimes
 from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
-from tests.browsers import FIREFOX, SWIFTSHADER
+from tests.browsers import FIREFOX
 from tests.runtimes.contract.test_subword import trained
 from tests.sealing import sealed
 from tests.web.test_page import a_reader_types_and_the_model_goes_on, greedy, same_bits
@@ -364,27 +364,6 @@ def test_a_model_that_may_be_of_no_use_is_named(
     )
     page.do("document.getElementById('concern').textContent = 'long and longer '.repeat(40)")
     assert page.do(f"{bottom} <= innerHeight"), "a line that wraps leaves the text on the screen"
-
-
-@pytest.mark.parametrize("adapter", [True, False])
-def test_webgpu_where_there_is_an_adapter(
-    adapter: bool, run: Path, make_site: Callable[..., Path], open_page: Callable[..., Any], tmp_path: Path
-) -> None:
-    """On SwiftShader, an adapter that the processor computes; without an adapter WebAssembly takes over."""
-    if not (ROOT / "web" / "src" / "engine" / "gpu.js").is_file():
-        pytest.skip("the module does not compute on WebGPU")
-    artefact = export(run, tmp_path / "artefact", target="web")
-    page = open_page(make_site(artefact), "?device=webgpu", flags=SWIFTSHADER if adapter else ())
-    facts = page.do("page.model.facts")
-    assert facts["device"] == ("webgpu" if adapter else "wasm"), facts
-    report = page.do("page.model.check()")
-    assert report["passed"]
-    assert report["maxDifference"] <= 1e-4
-    page.write("The first")
-    same_bits(page, artefact)
-    page.do("document.getElementById('temperature').value = 0")
-    stop_at(page, 70)
-    assert page.do("page.work.stream.ids")[9:][:50] == greedy(artefact, "The first", 50)
 
 
 def test_a_reader_types_and_the_model_goes_on_in_firefox(

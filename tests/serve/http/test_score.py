@@ -103,25 +103,6 @@ def test_more_texts_than_places_in_the_queue_are_scored(served, session) -> None
     assert [each["log_prob"] for each in found] == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"texts": []}, "0 texts"),
-        ({"texts": ["a"] * 51}, "51 texts"),
-        ({"texts": ["a"], "bos": True}, "bos needs a token"),
-        ({"texts": ["a"], "eos": True}, "eos needs a token"),
-        ({"texts": ["\u4e00"]}, "text 0"),
-        ({"texts": [[100_000]]}, "100000"),
-        ({"texts": ["a" * 2001]}, "2,001 tokens"),
-        ({"texts": [{"text": "a", "contxt": "b"}]}, "contxt"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(served, body: dict, words: str) -> None:
-    answer = served.post("/v1/score", body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
-
-
 def test_texts_become_ids_and_ids_texts(served, session) -> None:
     text = "Ids, and back."
     found = served.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
@@ -130,8 +111,6 @@ def test_texts_become_ids_and_ids_texts(served, session) -> None:
     assert found["count"] == len(text)
     assert served.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
     assert served.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
-    assert served.post("/detokenize", {"tokens": [-1]}).status_code == 400
-    assert served.post("/tokenize", {"prompt": "\u4e00"}).status_code == 400
 
 
 def test_the_vocabulary_says_what_its_tokens_mean(served, session) -> None:

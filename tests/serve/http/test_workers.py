@@ -18,7 +18,6 @@ from runtimes.contract.vocabulary import CharVocab, SubwordVocab
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_bridge import in_thread
 from tests.serve.http.test_clients import comes_true
-from tests.serve.http.test_refusals import refused
 from xl_export.serve.http.base import body, encoding, workers
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
@@ -301,11 +300,3 @@ def test_a_body_within_the_limit_of_values_is_decoded(content: str) -> None:
 def test_a_body_of_too_many_values_is_refused(content: str) -> None:
     with pytest.raises(RefusedError, match="which no request needs here"):
         finished(body.refuse_many_values(content.encode(), LIMITS))
-
-
-def test_a_huge_name_of_a_field_is_told_in_short(own: Running) -> None:
-    error = refused(
-        own.post("/v1/completions", {"prompt": "a", "n" * 3_000_000: 1}), 400, "is not known here"
-    )
-    assert len(error["message"]) < 300
-    assert len(error["param"]) <= 60

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from runtimes import Session
+from runtimes import Session, open_session
 from runtimes.base.errors import StreamError
 from runtimes.base.logits import log_sum_exp
 from tests.serve.streams.conftest import Advance
@@ -59,6 +61,29 @@ def test_padding_takes_from_what_can_be_taken_back(
             state = advance(state, tokens[:1])
             assert most_rewound(state, segment=segment) == found[-1] + more
     assert (min(found), max(found)) == (segment // 2, segment - 1)
+
+
+def test_one_token_more_would_be_wrong(
+    session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    """The bound is exact: behind it a token sees what was written over."""
+    text, back = tokens[:48], session.rule.segment + 1
+    state = advance(fresh, text)
+    state.memory.positions[0] = len(text) - back
+    spoiled = StreamState(memory=state.memory, logits=None, tail=text[:0], written=state.written)
+    found, expected = advance(spoiled, text[-back:][:1]), advance(fresh, text[: 1 - back])
+    assert distance(found, expected) > 1e-3
+
+
+def test_what_cannot_be_rewound_is_refused(
+    session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray, run: Path
+) -> None:
+    state = advance(fresh, tokens[:5])
+    for count in (-1, 6):
+        with pytest.raises(StreamError, match="expected 0 to 5, all of the stream"):
+            rewound(state, count, session=session)
+    with pytest.raises(StreamError, match="export it with `--memory ring`"):
+        rewound(state, 1, session=open_session(run))
 
 
 def distance(one: StreamState, other: StreamState) -> float:

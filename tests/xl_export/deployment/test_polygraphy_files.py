@@ -74,6 +74,7 @@ def test_the_tool_itself_finds_wrong_answers(files: Path) -> None:
     assert "FAILED" in told.stdout
 
 
+@pytest.mark.slow
 def test_memory_in_int8_may_differ_by_one_in_each_byte(make_run: Callable[..., Path], tmp_path: Path) -> None:
     artefact = export(make_run(), tmp_path / "artefact", memory_precision="int8")
     write_polygraphy_files(artefact, tmp_path / "files")

@@ -20,6 +20,7 @@ from xl_export.tensorrt.options import BuildOptions
 TYPES = {"TYPE_INT64": "INT64", "TYPE_INT32": "INT32", "TYPE_FP32": "FLOAT", "TYPE_FP16": "HALF"}
 
 
+@pytest.mark.slow  # TensorRT-RTX builds an engine
 def test_the_network_has_the_tensors_of_the_configuration(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

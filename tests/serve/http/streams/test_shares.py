@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.limits import too_many
+from xl_export.serve.streams.facts import FullStoreError, full_store
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +67,31 @@ def test_slow_bodies_of_one_tenant_leave_half_to_others(shared: Running) -> None
     assert comes_true(lambda: shared.server.requests.total == 0)
 
 
-def test_all_tenants_together_have_no_more_than_there_are() -> None:
-    load = Quota(4, refusal=too_many("requests"))
+@pytest.mark.parametrize(
+    ("refusal", "error", "own", "all_of_them"),
+    [
+        (too_many("requests"), RefusedError, "the tenant has 2 requests", "the server has 4 requests"),
+        (full_store, FullStoreError, "2 operations of this tenant", "^4 operations on streams run or wait"),
+    ],
+)
+def test_a_tenant_has_half_and_all_together_no_more_than_all(
+    refusal: Any, error: type[Exception], own: str, all_of_them: str
+) -> None:
+    load = Quota(4, refusal=refusal)
     with contextlib.ExitStack() as held:
         for tenant in ("anna", "anna", "bert", ""):
+            if tenant == "bert":
+                with pytest.raises(error, match=own), load.one("anna"):
+                    pass
             held.enter_context(load.one(tenant))
         for tenant in ("bert", ""):
-            with pytest.raises(RefusedError, match="the server has 4 requests"), load.one(tenant):
+            with pytest.raises(error, match=all_of_them), load.one(tenant):
                 pass
-    load = Quota(2, refusal=too_many("requests"))
+    load = Quota(2, refusal=refusal)
     with load.one(""), load.one(""):  # a server without keys has one client, who may have all
         assert load.total == 2
-    with Quota(1).one("anna"):
+    load = Quota(1, refusal=refusal)  # a single place is anybody's
+    with load.one("anna"), pytest.raises(error), load.one("bert"):
+        pass
+    with load.one("bert"):
         pass
