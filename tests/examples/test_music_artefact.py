@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
+import threading
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,3 +177,22 @@ def test_a_full_disk_leaves_no_file(
     (said,) = capsys.readouterr().err.splitlines()
     assert said.endswith("could not be written: No space left on device; nothing was changed there.")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sound_without_end_goes_on_until_its_reader_goes() -> None:
+    command = [sys.executable, ARTEFACT.parent / "play.py", ARTEFACT, "--endless", "--pipe"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stderr is not None
+    late = threading.Timer(120, program.kill)  # it may never come to an end, where this test fails
+    late.start()
+    try:
+        heard = program.stdout.read(2_000_000)
+        program.stdout.close()
+        assert program.wait() == 0
+    finally:
+        late.cancel()
+    assert heard[:4] == b"RIFF"
+    assert len(heard) == 2_000_000
+    assert program.stderr.read() == b"stopped\n"
+    program.stderr.close()

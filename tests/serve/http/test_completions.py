@@ -35,13 +35,11 @@ def log_probs(session, tokens: np.ndarray) -> np.ndarray:
 
 
 def test_a_seed_gives_what_generate_gives(openai, session) -> None:
-    options = {"temperature": 0.8, "top_p": 0.9}
+    prompts, options = [PROMPT, "Segments"], {"temperature": 0.8, "top_p": 0.9}
     done = openai.completions.create(
-        model="tiny", prompt=[PROMPT, "Segments"], max_tokens=30, seed=7, extra_body={"top_k": 20}, **options
+        model="tiny", prompt=prompts, max_tokens=30, seed=7, extra_body={"top_k": 20}, **options
     )
-    expected = texts(
-        session, [PROMPT, "Segments"], max_tokens=30, seed=7, sampler=Sampler(top_k=20, **options)
-    )
+    expected = texts(session, prompts, max_tokens=30, seed=7, sampler=Sampler(top_k=20, **options))
     assert [choice.text for choice in done.choices] == expected
     assert [choice.finish_reason for choice in done.choices] == ["length", "length"]
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(PROMPT) + 8, 60)

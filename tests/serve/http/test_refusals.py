@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.serve.http.conftest import HTTP
 from xl_export.serve.core.task import Ended, Reason
@@ -226,71 +223,6 @@ def test_requests_of_other_sites_are_refused(served) -> None:
     refused(served.get("/v1/models", headers={"Host": "evil.example:80"}), 403, "evil.example")
     refused(served.get("/v1/models", headers={"Origin": "http://evil.example"}), 403, "evil.example")
     assert served.get("/v1/models", headers={"Origin": served.at}).status_code == 200
-
-
-# Bodies made from the description that the server gives of itself, and bodies that are nearly such.
-
-JUNK = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 70),
-    st.floats(allow_nan=False),
-    st.text(max_size=5),
-    st.lists(st.integers(-1, 110), max_size=3),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-)
-
-
-def values(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy:
-    """Values that a schema allows."""
-    if "$ref" in schema:
-        return values(schemas[schema["$ref"].rpartition("/")[2]], schemas)
-    if "anyOf" in schema:
-        return st.one_of([values(each, schemas) for each in schema["anyOf"]])
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        return st.one_of([values({**schema, "type": each}, schemas) for each in kind])
-    if kind == "object" and "properties" in schema:
-        own = {name: values(each, schemas) for name, each in schema["properties"].items()}
-        needed = {name: own.pop(name) for name in schema.get("required", ())}
-        return st.fixed_dictionaries(needed, optional=own)
-    if kind == "object":
-        return st.dictionaries(st.integers(0, 120).map(str), st.floats(-101, 101), max_size=2)
-    if kind == "array":
-        return st.lists(values(schema["items"], schemas), max_size=3)
-    simple = {
-        "string": st.text(max_size=6) | st.text("abc ", max_size=6),
-        "integer": st.integers(-1, 20) | st.integers(),
-        "number": st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1),
-        "boolean": st.booleans(),
-        "null": st.none(),
-    }
-    return simple.get(str(kind), JUNK)
-
-
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
-    document = served.server_description
-    contents = {
-        path: methods["post"]["requestBody"]["content"]
-        for path, methods in document["paths"].items()
-        if "requestBody" in methods.get("post", {})
-    }
-    json_body = "application/json"
-    posts = {path: each[json_body]["schema"] for path, each in contents.items() if json_body in each}
-    path = data.draw(st.sampled_from(sorted(posts)))
-    body = data.draw(values(posts[path], document["components"]["schemas"]))
-    if data.draw(st.booleans()):
-        body[data.draw(st.sampled_from([*body, "prompt", "texts", "other"]))] = data.draw(JUNK)
-    try:
-        content = json.dumps(body).encode()
-    except ValueError:
-        return
-    answer = served.client.post(served.at + path, content=content)
-    assert answer.status_code in (200, 201, 400, 403, 404), (body, answer.text)
-    if not answer.is_success:
-        refused(answer, answer.status_code)
 
 
 def test_the_description_names_every_route(served) -> None:

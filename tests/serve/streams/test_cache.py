@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -130,28 +129,6 @@ def test_the_place_at_which_prompts_part_is_kept(state: StreamState, tokens: np.
         for at in (1000, 2000, 3000, 4000)
     ]
     assert found[2:] == [10 * T, 10 * T]
-
-
-def test_a_long_prompt_is_hashed_once(
-    state: StreamState, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine puts the prefixes of one prompt one after the other; each costs its own piece alone."""
-    cache, noted = cache_of(5, state), [0]
-    note: Callable[..., None] = cache._note
-
-    def counting(*arguments: object) -> None:
-        noted[0] += 1
-        note(*arguments)
-
-    monkeypatch.setattr(cache, "_note", counting)
-    prompts = [tokens[1000:1803], tokens[2000:2803]]
-    for at in range(T, 803 + T, T):  # two at once
-        for prompt in prompts:
-            cache.put(prompt[:at], state)
-    assert noted == [2 * 101]
-    for prompt in prompts:
-        assert cache.longest(prompt)[0] == 803
-        assert cache.longest(prompt[:-1])[0] == 800
 
 
 def test_each_of_many_prompts_is_hashed_once(state: StreamState, tokens: np.ndarray) -> None:

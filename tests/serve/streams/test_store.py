@@ -131,33 +131,6 @@ def test_limits_of_a_tenant(open_store: Open, fresh: StreamState) -> None:
         store.close()
 
 
-def test_states_leave_ram_and_come_back(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
-) -> None:
-    store = open_store(ram_bytes=2 * advance(fresh, tokens[:11]).num_bytes)
-    names = [store.create("anna", fresh).id for _ in range(5)]
-    for at, name in enumerate(names):
-        append(store, name, tokens[at : at + 11], advance)
-    assert [store.facts(name, "anna").in_ram for name in names] == [False, False, False, True, True]
-    assert store.totals.ram_bytes <= 2 * advance(fresh, tokens[:11]).num_bytes
-    for at, name in enumerate(names):
-        assert store.facts(name, "anna").position == 11
-        assert_same(read(store, name, advance), advance(fresh, tokens[at : at + 11]))
-    assert [store.facts(name, "anna").in_ram for name in names] == [False, False, False, True, True]
-
-
-def test_a_state_that_grows_makes_room(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
-) -> None:
-    """A stream without logits is smaller than it is after its first token."""
-    store = open_store(ram_bytes=2 * fresh.num_bytes)
-    names = [store.create("anna", fresh).id for _ in range(2)]
-    assert store.totals.in_ram == 2
-    for name in names:
-        append(store, name, tokens[:3], advance)
-        assert store.totals.ram_bytes <= 2 * fresh.num_bytes
-
-
 def test_appended_tokens_cost_no_snapshot(
     open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
 ) -> None:
