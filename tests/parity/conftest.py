@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import runtimes
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, Vocab, WordVocab, save_vocab
 from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
 from tests.cpp.program import compiled
-from tests.parity.operations import Program
+from tests.parity.operations import HttpServer, Implementation, Program, ReplicaClient
+from tests.serve.http.conftest import running, sources
 from tests.web.cases import byte_level, subwords
 from tests.web.npm import copied_module, node, packages
 from xl_export.artefact.export import export
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.replica import Replica
+from xl_export.serve.shared import SharedStreams
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +70,27 @@ def model(
         return made[name]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, Path], Implementation]]:
+    """`serve("server" or "replica", artefact)` → its client."""
+    with ExitStack() as stack:
+
+        def started(kind: str, folder: Path) -> Implementation:
+            state = tmp_path_factory.mktemp("state")
+            if kind == "server":
+                limits = Limits(max_tokens=99, prompt_tokens=2000)
+                server = stack.enter_context(running(sources(("m", folder)), limits=limits, state=state))
+                client: HttpServer | ReplicaClient = HttpServer(server.at)
+            else:
+                SharedStreams.prepare(str(state))
+                session = runtimes.open_session(folder, threads=1, device="cpu")
+                streams = SharedStreams(str(state), session)
+                replica = Replica(session, streams, settings=EngineSettings(rows=4), ram_bytes=1 << 20)
+                stack.callback(replica.stop)
+                client = ReplicaClient(replica)
+            stack.callback(client.close)
+            return client
+
+        yield started

@@ -21,6 +21,7 @@ An implementation that has no such operation answers `{"lacks": true}`, and lose
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -53,15 +54,28 @@ class Implementation(Protocol):
     def ask(self, op: str, **given: Any) -> dict[str, Any]: ...
 
 
-def sampler_in(given: dict[str, Any]) -> runtimes.Sampler:
-    return runtimes.Sampler(**{name: given[name] for name in SETTINGS if name in given})
-
-
 def one_sentence(message: str) -> str:
     assert message
     assert "\n" not in message
     assert len(message) < 1000
     return message
+
+
+def generated(session: runtimes.Session, prompt: Any, **given: Any) -> dict[str, Any]:
+    """The answer to `generate`. given: its other arguments, and perhaps the memory to continue."""
+    settings = {name: given.pop(name) for name in SETTINGS if name in given}
+    pieces = list(runtimes.generate(session, prompt, sampler=runtimes.Sampler(**settings), **given))
+    texts = [piece.text for piece in pieces]
+    tokens = [piece.token for piece in pieces]
+    return {"tokens": tokens, "pieces": texts, "text": "".join(texts), "ended": pieces[-1].ended}
+
+
+@dataclass
+class Row:
+    """All tokens that a row was fed. padding: how many of the first ones do not count."""
+
+    tokens: list[int]
+    padding: int = 0
 
 
 class Naive:
@@ -71,126 +85,73 @@ class Naive:
 
     def __init__(self, session: runtimes.Session) -> None:
         self.session = session
-        self.rows: dict[str, list[list[int]]] = {}
-        self.padding: dict[str, list[int]] = {}
-        self.files: dict[str, tuple[list[list[int]], list[int]]] = {}
+        self.streams: dict[str, list[Row]] = {}
+        self.files: dict[str, list[Row]] = {}
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
-        return getattr(self, op)(**given)
+        answer = getattr(self, op)(**given) or {}
+        rows = self.streams.get(given.get("stream", ""), [])
+        return answer | {"positions": [len(row.tokens) - row.padding for row in rows]}
 
-    def start(self, stream: str, rows: int = 1) -> dict[str, Any]:
-        self.rows[stream], self.padding[stream] = [[] for _ in range(rows)], [0] * rows
-        return self.positions(stream)
+    def logits(self, row: Row) -> np.ndarray:
+        """After each token of a row, [n, V]; those at padding mean nothing."""
+        memory, segment, tokens = self.session.start(1), self.session.rule.segment, row.tokens[row.padding :]
+        found = [np.full((row.padding, self.session.vocab.size), np.nan, np.float32)]
+        for at in range(0, len(tokens), segment):
+            found.append(self.session.step(np.array([tokens[at : at + segment]]), memory)[0][0])
+        return np.concatenate(found)
 
-    def positions(self, stream: str) -> dict[str, Any]:
-        lengths = map(len, self.rows[stream])
-        return {"positions": [n - pad for n, pad in zip(lengths, self.padding[stream], strict=True)]}
-
-    def logits(self, row: list[int]) -> np.ndarray:
-        """After each token of a row, [n, V]."""
-        memory, segment = self.session.start(1), self.session.rule.segment
-        found = [
-            self.session.step(np.array([row[at : at + segment]]), memory)[0][0]
-            for at in range(0, len(row), segment)
-        ]
-        return np.concatenate(found) if found else np.zeros((0, self.session.vocab.size), np.float32)
-
-    def fed(self, stream: str, tokens: list[list[int]]) -> list[np.ndarray]:
-        """The logits after each token of each row; those at padding mean nothing."""
-        before, rows = [len(row) for row in self.rows[stream]], self.rows[stream]
-        for row, new in zip(rows, tokens, strict=True):
-            row.extend(new)
-        found = []
-        for row, at, pad in zip(rows, before, self.padding[stream], strict=True):
-            hidden = np.full((pad, self.session.vocab.size), np.nan, np.float32)
-            found.append(np.concatenate([hidden, self.logits(row[pad:])])[at:])
-        return found
+    def start(self, stream: str, rows: int = 1) -> None:
+        self.streams[stream] = [Row([]) for _ in range(rows)]
 
     def step(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
-        return {"logits": np.stack(self.fed(stream, tokens)).ravel(), **self.positions(stream)}
+        for row, new in zip(self.streams[stream], tokens, strict=True):
+            row.tokens += new
+        logits = [self.logits(row)[-len(tokens[0]) :] for row in self.streams[stream]]
+        return {"logits": np.stack(logits).ravel()}
 
     def predict(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
-        last = [logits[-1] for logits in self.fed(stream, tokens)]
-        return {"logits": np.stack(last).ravel(), **self.positions(stream)}
+        self.step(stream, tokens)
+        return {"logits": np.stack([self.logits(row)[-1] for row in self.streams[stream]]).ravel()}
 
     def score(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
-        before = [len(row) for row in self.rows[stream]]
-        self.fed(stream, tokens)
+        self.step(stream, tokens)
         found = []
-        for row, at, pad in zip(self.rows[stream], before, self.padding[stream], strict=True):
-            assert not pad
+        for row, new in zip(self.streams[stream], tokens, strict=True):
             logits = self.logits(row)
-            log_probs = (logits - log_sum_exp(logits)[:, None])[np.arange(len(row) - 1), row[1:]]
-            found.append(np.concatenate([[np.nan], log_probs])[at:])
-        return {"log_probs": np.concatenate(found), **self.positions(stream)}
+            log_probs = (logits - log_sum_exp(logits)[:, None])[np.arange(len(logits) - 1), row.tokens[1:]]
+            found.append(np.concatenate([[np.nan], log_probs])[-len(new) :])
+        return {"log_probs": np.concatenate(found)}
 
-    def generate(
-        self,
-        stream: str,
-        max_tokens: int,
-        tokens: list[int] | None = None,
-        text: str | None = None,
-        seed: int = 0,
-        stop: list[str] | None = None,
-        **settings: Any,
-    ) -> dict[str, Any]:
-        (row,) = self.rows[stream]
-        row.extend(self.session.vocab.encode(text).tolist() if tokens is None else tokens)
-        found = list(
-            runtimes.generate(
-                self.session,
-                row,
-                max_tokens=max_tokens,
-                sampler=sampler_in(settings),
-                seed=seed,
-                stop=stop or (),
-            )
-        )
-        row.extend(piece.token for piece in found)
-        return {**generated(found), **self.positions(stream)}
+    def generate(self, stream: str, tokens: list[int], **given: Any) -> dict[str, Any]:
+        (row,) = self.streams[stream]
+        row.tokens += tokens
+        answer = generated(self.session, row.tokens, **given)
+        row.tokens += answer["tokens"]
+        return answer
 
-    def fork(self, stream: str, **given: str) -> dict[str, Any]:
-        self.rows[given["as"]] = [row.copy() for row in self.rows[stream]]
-        self.padding[given["as"]] = self.padding[stream].copy()
-        return {}
+    def fork(self, stream: str, **given: str) -> None:
+        self.streams[given["as"]] = copy.deepcopy(self.streams[stream])
 
-    def restart(self, stream: str, row: int) -> dict[str, Any]:
-        self.rows[stream][row], self.padding[stream][row] = [], 0
-        return self.positions(stream)
+    def restart(self, stream: str, row: int) -> None:
+        self.streams[stream][row] = Row([])
 
-    def rewind(self, stream: str, count: int) -> dict[str, Any]:
-        (row,) = self.rows[stream]
-        del row[-count:]
-        return self.positions(stream)
+    def rewind(self, stream: str, count: int) -> None:
+        del self.streams[stream][0].tokens[-count:]
 
-    def pad(self, stream: str, positions: list[int]) -> dict[str, Any]:
-        self.padding[stream] = [-position for position in positions]
-        return self.positions(stream)
+    def pad(self, stream: str, positions: list[int]) -> None:
+        self.streams[stream] = [Row([], padding=-position) for position in positions]
 
-    def save(self, stream: str, file: str) -> dict[str, Any]:
-        rows = [row.copy() for row in self.rows[stream]]
-        self.files[Path(file).name] = rows, self.padding[stream].copy()
-        return self.positions(stream)
+    def save(self, stream: str, file: str) -> None:
+        self.files[Path(file).name] = copy.deepcopy(self.streams[stream])
 
-    def load(self, stream: str, file: str) -> dict[str, Any]:
-        rows, padding = self.files[Path(file).name]
-        self.rows[stream], self.padding[stream] = [row.copy() for row in rows], padding.copy()
-        return self.positions(stream)
+    def load(self, stream: str, file: str) -> None:
+        self.streams[stream] = copy.deepcopy(self.files[Path(file).name])
 
     def check(self) -> dict[str, Any]:
         spec = self.session.spec
         assert spec is not None
         return {"passed": True, "tolerance": spec.tolerance, "mean_tolerance": spec.mean_tolerance}
-
-
-def generated(pieces: list[runtimes.Piece]) -> dict[str, Any]:
-    texts = [piece.text for piece in pieces]
-    return {
-        "tokens": [piece.token for piece in pieces],
-        "pieces": texts,
-        "text": "".join(texts),
-        "ended": pieces[-1].ended,
-    }
 
 
 class PythonSession:
@@ -205,95 +166,62 @@ class PythonSession:
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
         try:
-            return getattr(self, op, lambda **_: LACKS)(**given)
+            answer = getattr(self, op, lambda **_: LACKS)(**given) or {}
         except UserError as error:
             return {"error": one_sentence(str(error))}
+        memory = self.streams.get(given.get("stream", ""))
+        return answer | ({"positions": memory.positions.tolist()} if memory else {})
 
-    def open(self, model: str) -> dict[str, Any]:
+    def open(self, model: str) -> None:
         """Whether an artefact opens; the session stays what it was."""
         runtimes.open_session(Path(model), threads=1, device="cpu")
-        return {}
 
-    def positions(self, stream: str) -> dict[str, Any]:
-        return {"positions": self.streams[stream].positions.tolist()}
-
-    def start(self, stream: str, rows: int = 1) -> dict[str, Any]:
+    def start(self, stream: str, rows: int = 1) -> None:
         self.streams[stream] = self.session.start(rows)
-        return self.positions(stream)
 
     def step(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
         logits, _ = self.session.step(np.array(tokens, np.int64), self.streams[stream])
-        return {"logits": logits.ravel(), **self.positions(stream)}
+        return {"logits": logits.ravel()}
 
     def predict(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
         logits, _ = self.session.predict(np.array(tokens, np.int64), self.streams[stream])
-        return {"logits": logits.ravel(), **self.positions(stream)}
+        return {"logits": logits.ravel()}
 
     def score(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
-        ids, segment = np.array(tokens, np.int64), self.session.rule.segment
+        ids, memory = np.array(tokens, np.int64), self.streams[stream]
         targets = np.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
-        found = [
-            self.session.score(
-                ids[:, at : at + segment], targets[:, at : at + segment], self.streams[stream]
-            )[0]
-            for at in range(0, ids.shape[1], segment)
-        ]
-        log_probs = np.concatenate(found, axis=1)[:, :-1]
-        unknown = np.pad(log_probs, ((0, 0), (1, 0)), constant_values=np.nan)  # no logits are kept here
-        return {"log_probs": unknown.ravel(), **self.positions(stream)}
+        found = [np.full((len(ids), 1), np.nan)]  # no logits are kept for the first tokens
+        for at in range(0, ids.shape[1], self.session.rule.segment):
+            piece = slice(at, at + self.session.rule.segment)
+            found.append(self.session.score(ids[:, piece], targets[:, piece], memory)[0])
+        return {"log_probs": np.concatenate(found, axis=1)[:, :-1].ravel()}
 
-    def generate(
-        self,
-        stream: str,
-        max_tokens: int,
-        tokens: list[int] | None = None,
-        text: str | None = None,
-        seed: int = 0,
-        stop: list[str] | None = None,
-        **settings: Any,
-    ) -> dict[str, Any]:
-        prompt: Any = text if tokens is None else tokens
-        pieces = runtimes.generate(
-            self.session,
-            prompt,
-            max_tokens=max_tokens,
-            sampler=sampler_in(settings),
-            seed=seed,
-            stop=stop or (),
-            memory=self.streams[stream],
-        )
-        return {**generated(list(pieces)), **self.positions(stream)}
+    def generate(self, stream: str, tokens: Any = None, text: str = "", **given: Any) -> dict[str, Any]:
+        prompt = text if tokens is None else tokens
+        return generated(self.session, prompt, memory=self.streams[stream], **given)
 
-    def fork(self, stream: str, **given: str) -> dict[str, Any]:
+    def fork(self, stream: str, **given: str) -> None:
         self.streams[given["as"]] = self.streams[stream].copy()
-        return {}
 
-    def restart(self, stream: str, row: int) -> dict[str, Any]:
+    def restart(self, stream: str, row: int) -> None:
         self.streams[stream].positions[row] = 0
-        return self.positions(stream)
 
-    def pad(self, stream: str, positions: list[int]) -> dict[str, Any]:
+    def pad(self, stream: str, positions: list[int]) -> None:
         self.streams[stream].positions[:] = positions
-        return self.positions(stream)
 
-    def save(self, stream: str, file: str) -> dict[str, Any]:
+    def save(self, stream: str, file: str) -> None:
         runtimes.save_memory(self.streams[stream], Path(file))
-        return self.positions(stream)
 
-    def load(self, stream: str, file: str) -> dict[str, Any]:
+    def load(self, stream: str, file: str) -> None:
         self.streams[stream] = runtimes.load_memory(Path(file), self.session)
-        return self.positions(stream)
 
     def encode(self, text: str, **_: str) -> dict[str, Any]:
-        return {"tokens": self.session.vocab.encode(text).tolist(), "size": self.session.vocab.size}
+        return {"tokens": self.session.vocab.encode(text).tolist()}
 
     def check(self) -> dict[str, Any]:
         report = runtimes.check(self.folder, threads=1)
-        return {
-            "passed": report.passed,
-            "tolerance": report.tolerance,
-            "mean_tolerance": report.mean_tolerance,
-        }
+        limits = {"tolerance": report.tolerance, "mean_tolerance": report.mean_tolerance}
+        return {"passed": report.passed, **limits}
 
 
 class Program:
@@ -354,9 +282,9 @@ class HttpServer:
     def close(self) -> None:
         self.client.close()
 
-    def post(self, path: str, body: dict[str, Any] | bytes, method: str = "POST") -> dict[str, Any]:
-        content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        answer = self.client.request(method, path, **content)  # type: ignore[arg-type]
+    def post(self, path: str, body: dict[str, Any] | bytes) -> dict[str, Any]:
+        content: Any = {"content": body} if isinstance(body, bytes) else {"json": body}
+        answer = self.client.post(path, **content)
         if answer.is_success:
             return answer.json()
         return {"error": one_sentence(answer.json()["error"]["message"]), "status": answer.status_code}
@@ -385,14 +313,9 @@ class HttpServer:
         answer = self.operation(stream, "continue", given)
         if "error" in answer:
             return answer
-        drawn = answer["tokens"][answer["appended"] :]
-        texts = answer["texts"][answer["appended"] :]
-        return {
-            "tokens": drawn,
-            "text": answer["text"] if not answer["appended"] else "".join(texts),
-            "ended": answer["finish_reason"],
-            "positions": answer["positions"],
-        }
+        tokens, texts = (answer[name][answer["appended"] :] for name in ("tokens", "texts"))
+        facts = {"ended": answer["finish_reason"], "positions": answer["positions"]}
+        return {"tokens": tokens, "text": "".join(texts), **facts}
 
     def fork(self, stream: str, **given: str) -> dict[str, Any]:
         self.ids[given["as"]] = self.operation(stream, "fork", {})["id"]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,7 @@ from tests.parity.operations import (
 )
 from tests.sampling import range_cases
 from tests.sealing import sealed
-from tests.serve.http.conftest import running, sources
 from xl_export.artefact.export import export
-from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.replica import Replica
-from xl_export.serve.shared import SharedStreams
 
 
 class Commands:
@@ -82,30 +76,15 @@ ENTRY_POINTS = ("python", "command", "cpp", "javascript", "worker", "server", "r
 
 @pytest.fixture(scope="module")
 def entry_points(
-    artefacts: dict[str, Path], cpp: Program, javascript: Program, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Implementation]]:
-    ring, folder = artefacts["ring"], tmp_path_factory.mktemp("served")
-    with ExitStack() as stack:
-        limits = Limits(max_tokens=99, prompt_tokens=2000)
-        server = stack.enter_context(running(sources(("m", ring)), limits=limits, state=folder / "state"))
-        SharedStreams.prepare(str(folder / "shared"))
-        session = runtimes.open_session(ring, threads=1, device="cpu")
-        streams = SharedStreams(str(folder / "shared"), session)
-        replica = Replica(session, streams, settings=EngineSettings(rows=2), ram_bytes=1 << 20)
-        stack.callback(replica.stop)
-        client = ReplicaClient(replica)
-        stack.callback(client.close)
-        http = HttpServer(server.at)
-        stack.callback(http.close)
-        yield {
-            "python": PythonSession(ring),
-            "command": Commands(ring),
-            "cpp": cpp,
-            "javascript": javascript,
-            "worker": javascript,
-            "server": http,
-            "replica": client,
-        }
+    artefacts: dict[str, Path],
+    cpp: Program,
+    javascript: Program,
+    serve: Callable[[str, Path], Implementation],
+) -> dict[str, Implementation]:
+    ring = artefacts["ring"]
+    programs = {"cpp": cpp, "javascript": javascript, "worker": javascript}
+    served = {kind: serve(kind, ring) for kind in ("server", "replica")}
+    return {"python": PythonSession(ring), "command": Commands(ring), **programs, **served}
 
 
 @pytest.fixture(params=ENTRY_POINTS)
