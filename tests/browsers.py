@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -94,6 +95,39 @@ class Page:
         """Makes the text of the text area another one, as by pasting, and waits until it is computed."""
         self.page.fill("#text", text)
         self.calm()
+
+
+@contextmanager
+def opening(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """`open_one(address, …)` → the page there, ready. At the end there must have been no error in it, and no
+    request to anywhere else.
+
+    query, link: what follows the address, and what is behind the `#`; by default an empty text. flags: of the
+    browser. faulty: whether errors are expected.
+    """
+    with ExitStack() as stack:
+        opened: list[tuple[Page, bool]] = []
+
+        def open_one(
+            address: str,
+            query: str = "",
+            *,
+            link: str = "text=",
+            flags: tuple[str, ...] = (),
+            faulty: bool = False,
+            **options: Any,
+        ) -> Page:
+            context = browsers(*flags).new_context(**options)
+            stack.callback(context.close)
+            page = Page(context, address)
+            opened.append((page, faulty))
+            page.page.goto(f"{address}{query}#{link}")
+            return page.ready()
+
+        yield open_one
+        for page, faulty in opened:
+            assert page.foreign == []
+            assert faulty or page.errors == []
 
 
 def start_firefox(playwright: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import pytest
 
 from runtimes import check, open_session
 from runtimes.contract.checks import load_memory
-from tests.cpp.program import CPP, ROOT, onnxruntime_library, with_vocabulary
+from tests.cpp.program import CPP, ROOT, onnxruntime_library
 from tests.docs.pages import blocks, difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -122,54 +121,6 @@ def test_a_program_in_c_gets_sentences_and_text(programs: Path, tmp_path: Path) 
         assert np.abs(array - saved.tensors[name]).max() < 1e-5
     # The twelfth token ended the text, so it was not fed.
     assert load_memory(one, session).positions.tolist() == [len(tokens) + 11]
-
-
-def test_a_text_with_a_zero_byte_reaches_c_whole(
-    programs: Path, artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    size = json.loads((artefacts["ring"] / "spec.json").read_text())["model"]["vocab_size"]
-    folder = with_vocabulary(
-        artefacts["ring"], tmp_path / "bytes", {"kind": "byte", "values": list(range(size))}
-    )
-    library = ctypes.CDLL(str(programs / "libxl_export_c.so"))
-    library.xl_open.restype = library.xl_start.restype = ctypes.c_void_p
-    pieces: list[tuple[int, bytes]] = []
-    called = ctypes.CFUNCTYPE(
-        ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
-    )
-
-    def each(_own: object, token: int, text: int, num_bytes: int) -> int:
-        pieces.append((token, ctypes.string_at(text, num_bytes)))
-        return 1
-
-    class Options(ctypes.Structure):
-        _fields_ = (
-            ("max_tokens", ctypes.c_int64),
-            ("temperature", ctypes.c_double),
-            ("top_k", ctypes.c_int64),
-            ("top_p", ctypes.c_double),
-            ("min_p", ctypes.c_double),
-            ("repetition_penalty", ctypes.c_double),
-            ("presence_penalty", ctypes.c_double),
-            ("frequency_penalty", ctypes.c_double),
-            ("seed", ctypes.c_uint64),
-            ("stop", ctypes.c_char_p),
-        )
-
-    session = ctypes.c_void_p(library.xl_open(os.fsencode(folder), 1, None))
-    memory = ctypes.c_void_p(library.xl_start(session, ctypes.c_int64(1)))
-    prompt, options = (
-        (ctypes.c_int64 * 1)(1),
-        Options(max_tokens=600, temperature=5.0, top_p=1, repetition_penalty=1),
-    )
-    ended = library.xl_generate(
-        session, memory, prompt, ctypes.c_int64(1), ctypes.byref(options), called(each), None
-    )
-    assert ended == 0
-    assert (0, b"\0") in pieces
-    assert pieces == [(token, bytes([token])) for token, _ in pieces]
-    library.xl_free(memory)
-    library.xl_close(session)
 
 
 def test_a_program_in_rust_continues_the_same_text(programs: Path, tmp_path: Path) -> None:

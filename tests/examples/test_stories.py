@@ -93,32 +93,6 @@ def test_stories_of_a_book_are_its_prose_in_one_style():
     assert found[0].text.startswith("The Fox and the Geese\nOnce there was")
 
 
-@pytest.mark.parametrize(
-    ("line", "title"),
-    [
-        ("CIVIL WAR", "Civil War"),
-        ("I Am a Fox", "I Am a Fox"),
-        ("XIV. THE FOX", "The Fox"),
-        ("Chapter II The Fox", "The Fox"),
-        ("PART I: The Fox", "The Fox"),
-        ("12 The Fox", "The Fox"),
-        ("II", ""),
-        ("Chapter 3.", ""),
-    ],
-)
-def test_a_title_loses_its_number_and_no_word(line, title):
-    assert clean.title_case(clean.NUMBER.sub("", line)) == title
-
-
-def test_a_word_for_peoples_is_not_sought_within_other_words():
-    filler = "\n\n".join("They went on and on until they came to the sea, and rested." for _ in range(12))
-    jewels = "The king wore a crown of jewels, and the queen was darkly pleased with her jewelled shoes."
-    book = f"THE CROWN\n\n{jewels}\n\nThey called him the Jew, and he went away.\n\n{filler}"
-    (story,) = clean.stories(book)
-    assert story.paragraphs[0] == jewels
-    assert "Jew," not in story.text
-
-
 def test_begin_and_end_cut_a_book():
     filler = "\n\n".join(
         "They went on and on until they came to the sea, and rested there." for _ in range(12)

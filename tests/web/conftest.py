@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browsers import Page
+from tests.browsers import Page, opening
 from tests.web.npm import packages
 from xl_export.web.serve import serving
 from xl_export.web.site import write_site
@@ -23,44 +23,26 @@ def node_modules() -> Path:
 
 
 @contextmanager
-def opening(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
-    """`open_one(site, "?model=…")` → the page, ready. At the end there must have been no error in it.
+def opening_sites(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """`open_one(site, "?model=…")` → the page of a folder, which is served meanwhile.
 
-    link: what is behind the `#`; by default an empty text. isolated: whether the server sends the headers for
-    threads. flags: of the browser. faulty: whether errors are expected.
+    isolated: whether the server sends the headers for threads.
     """
     with ExitStack() as stack:
-        opened: list[tuple[Page, bool]] = []
+        open_at = stack.enter_context(opening(browsers))
 
-        def open_one(
-            site: Path,
-            query: str = "",
-            *,
-            link: str = "text=",
-            isolated: bool = True,
-            flags: tuple[str, ...] = (),
-            faulty: bool = False,
-            **options: Any,
-        ) -> Page:
+        def open_one(site: Path, query: str = "", *, isolated: bool = True, **options: Any) -> Page:
             server = stack.enter_context(serving(site, port=0, isolated=isolated))
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
-            context = browsers(*flags).new_context(**options)
-            stack.callback(context.close)
-            page = Page(context, f"http://127.0.0.1:{server.server_port}/")
-            opened.append((page, faulty))
-            page.page.goto(f"{page.address}{query}#{link}")
-            return page.ready()
+            return open_at(f"http://127.0.0.1:{server.server_port}/", query, **options)
 
         yield open_one
-        for page, faulty in opened:
-            assert page.foreign == []
-            assert faulty or page.errors == []
 
 
 @pytest.fixture
 def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
-    with opening(browsers) as open_one:
+    with opening_sites(browsers) as open_one:
         yield open_one
 
 

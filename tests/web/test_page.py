@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import runtimes
-from tests.web.conftest import opening
+from tests.web.conftest import opening_sites
 
 PROMPT = "The first thing that a man"
 
@@ -26,7 +26,7 @@ def site(make_site: Callable[..., Path], artefacts: dict[str, Path]) -> Path:
 @pytest.fixture(scope="module")
 def opened(site: Path, browsers: Callable[..., Any]) -> Iterator[Any]:
     """A page of the site that some tests share."""
-    with opening(browsers) as open_one:
+    with opening_sites(browsers) as open_one:
         yield open_one(site)
 
 

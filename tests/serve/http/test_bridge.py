@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runtimes.contract.session import Session
+from tests.coroutines import in_thread
 from xl_export.serve.core.task import Drawn, Ended, Task
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
@@ -21,14 +20,6 @@ from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.completions import Completion
 from xl_export.serve.http.openai.plan import CompletionBody, plan_of
-
-Answered = TypeVar("Answered")
-
-
-def in_thread(work: Coroutine[Any, Any, Answered]) -> Answered:
-    """The result of a coroutine; a browser under test keeps an event loop in the main thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 class Engine:

@@ -6,17 +6,13 @@ import contextlib
 import http.client
 import json
 import random
-import resource
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +22,6 @@ from xl_export.serve.http.base.limits import Limits
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "abcdefghijkl", "max_tokens": 30, "temperature": 1.0}
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of the greatest resident memory, in bytes
 
 
 @pytest.fixture(scope="module")
@@ -219,63 +214,11 @@ def test_the_rest_of_a_refused_body_may_not_crawl(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
 
 
-@dataclass
-class Crowd:
-    """What clients were answered who ask at once, and what the engine did for them."""
-
-    body: dict[str, Any]
-    expected: str
-    counts: Counter[int] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    def ask(self, server: Running, times: int) -> None:
-        with httpx.Client(verify=False, trust_env=False, timeout=60) as client:
-            for _ in range(times):
-                answer = client.post(server.at + "/v1/completions", json=self.body)
-                self.counts[answer.status_code] += 1
-                if answer.status_code == 200:
-                    right = answer.json()["choices"][0]["text"] == self.expected
-                else:
-                    right = int(answer.headers["retry-after"]) >= 1
-                self.wrong.extend([] if right else [answer.text])
-
-    def come(self, server: Running, *, clients: int, times: int) -> float:
-        """Lets that many clients ask that often; returns the tokens that were drawn in a step."""
-        engine = server.server.models["m"].engine
-        before, served = engine.facts, self.counts[200]
-        together([partial(self.ask, server, times)] * clients)
-        after = engine.facts
-        drawn = after.tokens_drawn - before.tokens_drawn
-        assert drawn == (self.counts[200] - served) * self.body["max_tokens"]
-        return drawn / (after.steps - before.steps)
-
-
 def together(calls: Sequence[Callable[[], None]]) -> None:
     """Runs each in a thread of its own; raises the error of one of them."""
     with ThreadPoolExecutor(len(calls)) as pool:
         for future in [pool.submit(call) for call in calls]:
             future.result()
-
-
-@pytest.mark.slow  # what it measures needs an idle machine
-def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None:
-    """As many tokens in a step as with the load that fits, and no memory that grows with the requests."""
-    body = {"prompt": "abcdefghijkl", "max_tokens": 40, "seed": 1}
-    crowd = Crowd(body, small.post("/v1/completions", body).json()["choices"][0]["text"])
-    fitting = crowd.come(small, clients=2, times=10)
-    assert set(crowd.counts) == {200}
-    # Other work of the machine and of this process may disturb a round, so the best of some rounds counts: a
-    # server that steps its rows one by one, or keeps something of each request, does so in all of them.
-    crowded, grown = 0.0, sys.maxsize
-    for _ in range(4):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        crowded = max(crowded, crowd.come(small, clients=20, times=5))
-        grown = min(grown, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * RSS_UNIT)
-    assert set(crowd.counts) == {200, 429}
-    assert crowd.wrong == []
-    assert crowded > max(1.0, 0.9 * fitting)  # both rows advance in most steps
-    assert grown < 16 << 20, f"{grown >> 20} MB for 100 requests more"
-    assert comes_true(lambda: is_idle(small))
 
 
 class Stranger:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
+from tests.coroutines import in_thread
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.exchange import LOOKS, SLOWEST, Exchange
 from xl_export.serve.http.base.limits import Limits
@@ -46,8 +46,7 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
             return True
         return False
 
-    with ThreadPoolExecutor(1) as thread:  # another test may have left a loop running in this one
-        left = thread.submit(lambda: asyncio.run(answer())).result()
+    left = in_thread(answer())
     return bool(cut), left
 
 
@@ -82,7 +81,6 @@ def test_a_refusal_is_never_written_into_a_binary_answer(binary: bool) -> None:
         await exchange.events(b"begun")
         await exchange.refuse(RefusedError("the disk is full."))
 
-    with ThreadPoolExecutor(1) as thread:  # as above
-        thread.submit(lambda: asyncio.run(answer())).result()
+    in_thread(answer())
     assert cut == [True] * binary
     assert (b"the disk is full" in sent[-1]["body"]) is not binary

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from runtimes.contract.vocabulary import CharVocab, SubwordVocab
+from tests.coroutines import in_thread
 from tests.serve.http.conftest import Running, running, sources
-from tests.serve.http.test_bridge import in_thread
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.http.base import body, encoding, workers
 from xl_export.serve.http.base.errors import RefusedError

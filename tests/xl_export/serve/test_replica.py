@@ -9,16 +9,16 @@ import os
 import random
 import secrets
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import runtimes
 from runtimes.base.errors import UserError
+from tests.coroutines import in_thread
 from xl_export.serve import replica as replica_module
 from xl_export.serve import shared
 from xl_export.serve.core.admission import StoppedError
@@ -32,13 +32,6 @@ from xl_export.serve.streams.files import SharedFile, UnwritableError
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
-Answered = TypeVar("Answered")
-
-
-def in_thread(work: Coroutine[Any, Any, Answered]) -> Answered:
-    """The result of a coroutine; a browser under test keeps an event loop in the main thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 @pytest.fixture(scope="module")

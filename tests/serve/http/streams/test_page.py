@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from runtimes import Session
-from tests.browsers import Page
+from tests.browsers import Page, opening
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Keeping, straight
 from tests.serve.http.test_clients import comes_true
@@ -26,39 +26,18 @@ LISTED = "[...document.querySelectorAll('#streams button')].map((each) => each.t
 Open = Callable[..., Page]
 
 
-@contextmanager
-def opening(browsers: Callable[..., Any]) -> Iterator[Open]:
-    """`open_one(server, …)` → its page, ready, with an empty text. At the end there must have been no error
-    in it, and no request to anywhere else.
-    """
-    with ExitStack() as stack:
-        opened: list[tuple[Page, bool]] = []
-
-        def open_one(server: Running, *, link: str = "text=", faulty: bool = False, **options: Any) -> Page:
-            context = browsers().new_context(**options)
-            stack.callback(context.close)
-            page = Page(context, f"{server.at}/")
-            opened.append((page, faulty))
-            page.page.goto(f"{page.address}#{link}")
-            return page.ready()
-
-        yield open_one
-        for page, faulty in opened:
-            assert page.foreign == []
-            assert faulty or page.errors == []
-
-
 @pytest.fixture
 def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
-    with opening(browsers) as open_one:
-        yield open_one
+    """`open_page(server, …)` → its page."""
+    with opening(browsers) as open_at:
+        yield lambda server, **options: open_at(f"{server.at}/", **options)
 
 
 @pytest.fixture(scope="module")
 def opened(kept: Running, browsers: Callable[..., Any]) -> Iterator[Page]:
     """A page of the server that some tests share. Its server refuses some of what it sends."""
-    with opening(browsers) as open_one:
-        yield open_one(kept, faulty=True)
+    with opening(browsers) as open_at:
+        yield open_at(f"{kept.at}/", faulty=True)
 
 
 @pytest.fixture
