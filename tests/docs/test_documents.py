@@ -1,7 +1,7 @@
 """Every command and snippet of the documents runs, and prints what the document shows.
 
-The pages in `QUICK` start in an empty folder, all others in a copy of the folder that the tutorial leaves:
-`run` and `artefact` are there. `tests/docs/pages.py` says how outputs are compared, and how a block is marked
+Pages start in a copy of the folder that the tutorial leaves: `run` and `artefact` are there. For those in `QUICK`
+an example is the artefact. `tests/docs/pages.py` says how outputs are compared, and how a block is marked
 that does not run.
 """
 
@@ -29,7 +29,7 @@ TUTORIAL = "docs/tutorial.md"
 RUNS = [
     page for page in PAGES if any(b.language in ("console", "python") and not b.reason for b in blocks(page))
 ]
-# They need no model of the tutorial, which trains for half a minute. All others run nightly.
+# Any artefact will do for these. The others wait for the tutorial's training and run nightly.
 QUICK = ("README.md", "docs/index.md", "docs/guides/install.md", "docs/guides/sizing.md")
 SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
 
@@ -61,6 +61,7 @@ def test_commands_and_snippets_print_what_the_page_shows(
     if page in QUICK:
         folder.mkdir()
         link_sources(folder)
+        (folder / "artefact").symlink_to(ROOT / "examples" / "stories" / "tales")
     else:
         shutil.copytree(request.getfixturevalue("after_tutorial"), folder, symlinks=True)
     if page != TUTORIAL:  # it ran, and its outputs were compared, for the folder of the others
