@@ -1,8 +1,8 @@
 """Every command and snippet of the documents runs, and prints what the document shows.
 
-Pages start in a copy of the folder that the tutorial leaves: `run` and `artefact` are there. For those in `QUICK`
-an example is the artefact. `tests/docs/pages.py` says how outputs are compared, and how a block is marked
-that does not run.
+Pages start in a copy of the folder that the tutorial leaves, with `run` and `artefact`. For those in `QUICK`,
+`artefact` is one of the examples. `tests/docs/pages.py` says how outputs are compared, and how a block is
+marked that does not run.
 """
 
 from __future__ import annotations
