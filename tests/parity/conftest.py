@@ -86,8 +86,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, P
             else:
                 SharedStreams.prepare(str(state))
                 session = runtimes.open_session(folder, threads=1, device="cpu")
-                streams = SharedStreams(str(state), session)
-                replica = Replica(session, streams, settings=EngineSettings(rows=4), ram_bytes=1 << 20)
+                streams = SharedStreams(str(state), session, ram_bytes=1 << 20)
+                replica = Replica(session, streams, EngineSettings(rows=4))
                 stack.callback(replica.stop)
                 client = ReplicaClient(replica)
             stack.callback(client.close)

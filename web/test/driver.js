@@ -1,4 +1,4 @@
-/** Answers operations on an artefact, one line of JSON each (tests/parity/operations.py), with this module. */
+/** Answers operations on an artefact, one line of JSON each; tests/parity/operations.py describes them. */
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -36,7 +36,7 @@ const operations = {
     await model?.close();
     model = null;
     model = await open(address, { device, worker, ...more });
-    return { size: model.spec.model.vocab_size, segment: model.spec.rule.segment, memory: model.facts.memory };
+    return { size: model.spec.model.vocab_size, memory: model.facts.memory };
   },
   async check() {
     const { passed, tolerance, meanTolerance } = await model.check();
