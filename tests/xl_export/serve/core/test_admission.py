@@ -96,7 +96,7 @@ def test_reserved_places_are_there_whoever_comes_in_between(session: Session) ->
             engine.submit(task(), places)  # none is left
     engine.stop(within=60)
     assert not engine._admission._places
-    with pytest.raises(UserError, match="takes no more tasks"):
+    with pytest.raises(UserError, match="accepts no more tasks"):
         engine.reserve(1)
 
 
@@ -167,7 +167,7 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     assert (len(scheduler.paused), scheduler.paused_copies.total, scheduler.rows.free) == (1, 1, 2)
     ends = [driver.ended(each) for each in slow if each not in scheduler.runs]
     assert [end.reason for end in ends] == ["cancelled"] * 3
-    assert all("takes no answers" in end.error for end in ends)
+    assert all("reads no answers" in end.error for end in ends)
     assert [end.state.position for end in ends] == [3 + len(driver.tokens(each)) for each in slow[1:]]
     busy = Task(tokens=np.arange(3), drawing=Drawing(max_tokens=9), tenant="a")
     driver.submit(busy, Task(tokens=np.arange(4), drawing=Drawing(max_tokens=9), tenant="a"))

@@ -132,7 +132,7 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
         fed = 3 if drawn else 0
         assert end.state.position == fed + len(drawn)  # all that the client was told, and no more
         assert end.state.tail.tolist() == [1, 2, 3, *drawn][: fed + len(drawn)][-9:]
-    with pytest.raises(UserError, match="takes no more tasks"):
+    with pytest.raises(UserError, match="accepts no more tasks"):
         engine.submit(endless())
     engine.stop(within=60)
 
