@@ -156,11 +156,12 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def no_kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whether the fused operator is built is up to the tests, not to the machine's cache.
 
-    The compiler is busy with it for 20 seconds. So it runs once for all processes of a test run, and every
-    later build gets a copy of the library. Other compilers than g++ are started as they are.
+    The compiler is busy with it for 20 seconds, or 7 with fewer optimisations, which the default tests use.
+    So it runs once for all processes of a test run, and every later build gets a copy of the library. Other
+    compilers than g++ are started as they are.
     """
     from runtimes.sessions.fused_cpu import library
 
@@ -169,7 +170,13 @@ def no_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     def compile_once(compiler: list[str], to: Path) -> None:
         if compiler != ["g++"]:
             return compile_really(compiler, to)
-        make = lambda folder: compile_really(compiler, folder / "fused.so")  # noqa: E731
+
+        def make(folder: Path) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                if "not slow" in request.config.getoption("markexpr"):
+                    patch.setattr(library, "FLAGS", [*library.FLAGS, "-O1"])
+                compile_really(compiler, folder / "fused.so")
+
         shutil.copyfile(made_once(tmp_path_factory, "operator", make) / "fused.so", to)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from runtimes.contract.tensors import FORMS
 from tests import fake_gpu
-from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
 
 # Every kind of session and what computes it. A new runtime adds a line here, and a folder of its kind to
@@ -23,24 +21,17 @@ COMPUTED_BY = {
     "ring-engine": "TensorRT engine",  # over the graph of cut-ring
 }
 KINDS = tuple(COMPUTED_BY)
-OTHER_KINDS = tuple(kind for kind in KINDS if kind not in ("cut-ring", "ring-engine"))  # of `OTHERS`
-# A model with a selective output layer, and one with persistent vectors, spans and groups of heads.
-OTHERS = ("adaptive-softmax", "all-attention-groups")
-OTHER_SESSIONS = tuple(f"{name} {kind}" for name in OTHERS for kind in OTHER_KINDS)
 
 
-def folders_of_kinds(made: dict[str, Path], make_run: Callable[..., Path], folder: Path) -> dict[str, Path]:
-    """A folder of each kind to open; those of `OTHERS` as "name kind". made: what there is already."""
-    made = dict(made)
-    for name in OTHERS:
-        made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
-        for form in FORMS:
-            made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)
-    made |= {f"{name}device": made[f"{name}ring"] for name in ("", *(f"{name} " for name in OTHERS))}
+def folders_of_kinds(made: dict[str, Path], folder: Path) -> dict[str, Path]:
+    """A folder of each kind to open. made: the folders that exist already."""
     # ONNX Attention rounds all rows alike, which the body of the project's operator does not.
-    options = {"target": "tensorrt", "precision": "fp32", "attention": "native"}
-    made["cut-ring"] = export(made["torch"], folder / "cut-ring", **options)  # type: ignore[arg-type]
-    made["ring-engine"] = fake_gpu.make_engine(made["cut-ring"], folder / "ring-engine")
-    for name in ("", *(f"{name} " for name in OTHERS)):
-        made[f"{name}engine"] = fake_gpu.make_engine(made[f"{name}shift"], folder / f"{name}engine")
-    return made
+    options: dict[str, Any] = {"target": "tensorrt", "precision": "fp32", "attention": "native"}
+    cut_ring = export(made["torch"], folder / "cut-ring", **options)
+    return {
+        **made,
+        "device": made["ring"],
+        "cut-ring": cut_ring,
+        "engine": fake_gpu.make_engine(made["shift"], folder / "engine"),
+        "ring-engine": fake_gpu.make_engine(cut_ring, folder / "ring-engine"),
+    }

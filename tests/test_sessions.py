@@ -1,61 +1,218 @@
-"""The session contract, the same tests for every kind of session."""
+"""The contract of every kind of session: one matrix of schedules, and one table of refusals."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from runtimes import Session, open_session
-from runtimes.base.errors import StreamError
-from runtimes.base.logits import log_sum_exp
+from runtimes import Memory, Session, open_session
+from runtimes.base.errors import DivergedError, StreamError
+from runtimes.contract.checks import check_memory
+from runtimes.contract.engine import Profile
+from runtimes.contract.precision import MemoryPrecision
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import FUSED, Storage, load_spec
+from runtimes.sessions import fused_cpu
+from runtimes.sessions.graph import GraphSession
+from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
-from tests.parts import check_parts, refuses_parts
-from tests.session_kinds import COMPUTED_BY, KINDS, OTHER_SESSIONS, folders_of_kinds
+from tests.architectures import ARCHITECTURES
+from tests.schedule import DENSE, Schedule
+from tests.session_kinds import COMPUTED_BY, KINDS, folders_of_kinds
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import export
 from xl_export.artefact.write import reference_of
 
+Make = Callable[..., Path]
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Puts each test through every session; what is refused is so before the architecture matters."""
-    if "session" in metafunc.fixturenames:
-        marks = [pytest.mark.slow] if "refused" in metafunc.function.__name__ else []
-        others = [pytest.param(name, marks=marks) for name in OTHER_SESSIONS]
-        metafunc.parametrize("session", [*KINDS, "projected", *others], indirect=True)
+# The matrix: model × what carries it × kernel × operation, and precision × memory precision × storage.
+
+# In addition to the architectures: each mask with each initial memory, a memory shorter than a segment, none.
+RULES: dict[str, dict[str, Any]] = {
+    "full-zeros-pre-norm": {
+        "rule": MemoryRule(mem_len=10, segment=7, mask="full", initial_memory="zeros"),
+        "pre_norm": True,
+    },
+    "zeros-pre-norm": {"rule": MemoryRule(mem_len=10, segment=7, initial_memory="zeros"), "pre_norm": True},
+    "full": {"rule": MemoryRule(mem_len=10, segment=7, mask="full")},
+    "short-memory": {"rule": MemoryRule(mem_len=3, segment=8, clamp_len=2)},
+    "no-memory": {"rule": MemoryRule(mem_len=0, segment=6)},
+}
+MODELS = ARCHITECTURES | RULES
+# What is exported for a side: None for the run itself. A row of the matrix is a model and a side.
+SIDES: dict[str, dict[str, Any] | None] = {
+    "ring": {},  # with both kernels
+    "torch": None,
+    "shift": {"memory": "shift"},
+    "ring-device": {},
+    "cut-ring": {"target": "tensorrt", "precision": "fp32"},
+    "projected": None,
+    "hidden": {"memory": "hidden"},
+    "ring-engine": {"target": "tensorrt", "precision": "fp32", "attention": "native"},
+    "shift-device": {"memory": "shift"},
+    "plugin-engine": {"target": "tensorrt", "precision": "fp32"},
+    "shift-engine": {"target": "tensorrt", "precision": "fp32", "memory": "shift", "attention": "native"},
+}
+PROFILES = (
+    Profile(name="segment", batch=(1, 5, 5), tokens=(1, 8, 8)),
+    Profile(name="token", batch=(1, 5, 5), tokens=(1, 1, 1)),
+)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The library of the fused operator; None without a compiler."""
+    if shutil.which("g++") is None:
+        return None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("operator")))
+        return fused_cpu.build()
+
+
+def on_the_cpu(artefact: Path, operator: Path | None, monkeypatch: pytest.MonkeyPatch) -> list[Session]:
+    """A session with each kernel; a memory may pass between them."""
+    sessions: list[Session] = [OrtSession.open(artefact, kernel="standard")]
+    if operator and FUSED in load_spec(artefact).files:
+        with monkeypatch.context() as patch:
+            patch.setattr(fused_cpu, "built", lambda: operator)
+            sessions.append(OrtSession.open(artefact, kernel="fused"))
+    return sessions
+
+
+def opened(
+    side: str, run: Path, operator: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Session]:
+    """The sessions of a side, which have one identity."""
+    options = SIDES[side]
+    if options is None:
+        trained = load_run(run)
+        projected = side == "projected"
+        return [reference_of(trained, trained.config.evaluation) if projected else open_session(run)]
+    artefact = export(run, folder / "artefact", **options)
+    if side.endswith("device"):
+        return [host_gpu.opened(artefact)]
+    if side.endswith("engine"):
+        attention = options.get("attention", "plugin")
+        engine = fake_gpu.make_engine(artefact, folder / "engine", attention=attention, profiles=PROFILES)
+        return [open_session(engine)]
+    sessions = on_the_cpu(artefact, operator, monkeypatch)
+    assert side != "ring" or len(sessions) == 2 or operator is None  # the fused operator serves every model
+    return sessions
+
+
+def takes_lengths(session: Session, model: str) -> bool:
+    from_end = MODELS[model].get("from_segment_end")
+    return session.spec is None or (session.spec.form == "ring" and not from_end)
+
+
+# By default every model with one side, and half of them with ring memory on the CPU too.
+PAIRS = [
+    pytest.param(model, side, marks=() if at == m % len(SIDES) or (at == 0 and m % 2) else pytest.mark.slow)
+    for m, model in enumerate(MODELS)
+    for at, side in enumerate(SIDES)
+    if model != "adaptive-span-gated-full" or "target" not in (SIDES[side] or {})  # engines lack its epsilon
+]
+
+
+@pytest.mark.parametrize(("model", "side"), PAIRS)
+def test_each_row_gets_what_its_text_gets_alone(
+    model: str,
+    side: str,
+    make_run: Make,
+    operator: Path | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_gpu.install(monkeypatch)
+    host_gpu.install(monkeypatch)
+    run = make_run(**MODELS[model])
+    sessions = opened(side, run, operator, tmp_path, monkeypatch)
+    by_row = takes_lengths(sessions[0], model)
+    if not by_row:
+        refuses_lengths(sessions[0])
+    schedule = Schedule(sessions, open_session(run, device="cpu"), random.Random(0), tmp_path, by_row=by_row)
+    schedule.pads = side == "plugin-engine"
+    schedule.run([*DENSE, *schedule.choose(6)])
+
+
+def refuses_lengths(session: Session) -> None:
+    memory = session.start(2)
+    for use in (session.step, session.predict):
+        with pytest.raises(StreamError, match="leave lengths out"):
+            use(np.zeros((2, 3), np.int64), memory, lengths=np.array([3, 1]))
+    assert memory.positions.tolist() == [0, 0]
+    assert not any(np.asarray(array).any() for array in memory.tensors.values())
+
+
+FEW_BITS = ("fp32", "fp16", "int8-stored", "int8", "int4")
+# Every pair of two of the three by default.
+PRESETS = [
+    pytest.param(precision, memory, storage, marks=() if (p + m + s) % 3 == 0 else pytest.mark.slow)
+    for (p, precision), (m, memory), (s, storage) in itertools.product(
+        enumerate(FEW_BITS), enumerate(get_args(MemoryPrecision)), enumerate(get_args(Storage))
+    )
+    if (precision, storage) != ("int8-stored", "ort")
+]
+
+
+@pytest.mark.parametrize(("precision", "memory", "storage"), PRESETS)
+def test_each_preset_keeps_rows_apart(
+    precision: str,
+    memory: str,
+    storage: str,
+    make_run: Make,
+    operator: Path | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference is the artefact itself, a row at a time; other tests compare it with PyTorch."""
+    run = make_run(d_model=48, heads=2, head_dim=20, d_ff=64)
+    options: dict[str, Any] = {"precision": precision, "memory_precision": memory, "storage": storage}
+    artefact = export(run, tmp_path / "artefact", **options)
+    reference = OrtSession.open(artefact, kernel="standard")
+    sessions = on_the_cpu(artefact, operator, monkeypatch)
+    # A number on the edge between two halves or bytes may go either way.
+    tolerance = 1e-4 if (precision, memory) == ("fp32", "fp32") else 5e-3
+    schedule = Schedule(sessions, reference, random.Random(0), tmp_path, tolerance=tolerance)
+    schedule.run(DENSE)
+
+
+# What the schedules do not show.
+
+
+@pytest.fixture(params=[*KINDS, "projected"])
 def session(
     request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Session:
     fake_gpu.install(monkeypatch)
-    if request.param.endswith("device"):
+    if request.param == "device":
         host_gpu.install(monkeypatch)
     if request.param == "projected":  # PyTorch with keys and values as its memory; no folder is opened so
         return reference_of(trained := load_run(run), trained.config.evaluation)
-    return opened(folders, request.param)
-
-
-def opened(folders: dict[str, Path], kind: str) -> Session:
-    return open_session(folders[kind], device="cuda" if kind.endswith("device") else "auto")
+    return open_session(folders[request.param], device="cuda" if request.param == "device" else "auto")
 
 
 @pytest.fixture(scope="module")
 def folders(
-    make_run, run: Path, artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    run: Path, artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    return folders_of_kinds({"torch": run, **artefacts}, make_run, tmp_path_factory.mktemp("kinds"))
+    return folders_of_kinds({"torch": run, **artefacts}, tmp_path_factory.mktemp("kinds"))
 
 
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:
-    kind = request.node.callspec.params["session"].split()[-1]
+    kind = request.node.callspec.params["session"]
     assert session.computed_by == COMPUTED_BY["torch" if kind == "projected" else kind]
     kernels = {"ring": "standard", "shift": "standard", "hidden": "standard", "device": "cuda"}
     assert session.kernel == kernels.get(kind.removeprefix("cut-"))
@@ -65,7 +222,22 @@ def test_what_computes_a_step_is_named(session: Session, request: pytest.Fixture
         assert session.spec.state == session.state
 
 
-def test_another_rule_gives_another_session_or_one_sentence(session: Session, tokens: np.ndarray) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_described_as_its_session_is(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    session, facts = open_session(folders[kind]), describe(folders[kind])
+    assert facts["identity"] == session.identity
+    assert facts["computed_by"] == session.computed_by
+    assert facts["rule"] == dataclasses.asdict(session.rule)
+    assert facts["model"]["vocab_size"] == session.vocab.size
+    kinds = {"torch": "run", "engine": "engine", "ring-engine": "engine"}
+    assert facts["kind"] == kinds.get(kind, "artefact")
+    assert f"computed by {session.computed_by}" in "\n".join(describe_lines(facts))
+
+
+def test_another_rule_gives_another_session_or_is_refused(session: Session, tokens: np.ndarray) -> None:
     assert session.with_rule(session.rule) is session
     shorter = dataclasses.replace(session.rule, mem_len=session.rule.mem_len // 2)
     if session.spec is not None:
@@ -87,224 +259,25 @@ def test_another_rule_gives_another_session_or_one_sentence(session: Session, to
         other.step(batch[:, :1], memory)
 
 
-def test_the_bytes_of_a_step_hold_its_memory_and_its_logits(session: Session) -> None:
+def test_a_step_needs_the_bytes_of_memory_and_logits(session: Session) -> None:
     memory = sum(np.asarray(array).nbytes for array in session.start(1).tensors.values())
     one, two = (session.step_bytes(segment=segment) for segment in (1, 2))
     assert one >= memory + 4 * session.vocab.size
     assert two >= one + 4 * session.vocab.size
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *OTHER_SESSIONS])
-def test_a_folder_is_described_as_its_session_is(
-    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_gpu.install(monkeypatch)
-    session, facts = open_session(folders[kind]), describe(folders[kind])
-    assert facts["identity"] == session.identity
-    assert facts["computed_by"] == session.computed_by
-    assert facts["rule"] == dataclasses.asdict(session.rule)
-    assert facts["model"]["vocab_size"] == session.vocab.size
-    assert facts["kind"] == {"torch": "run", "engine": "engine", "ring-engine": "engine"}.get(
-        kind.split()[-1], "artefact"
-    )
-    assert f"computed by {session.computed_by}" in "\n".join(describe_lines(facts))
-
-
-def test_step_returns_float32_logits_and_the_same_memory_advanced(
-    session: Session, tokens: np.ndarray
-) -> None:
-    memory = session.start(3)
-    logits, after = session.step(rows(tokens, 3, 5), memory)
-    assert logits.shape == (3, 5, session.vocab.size)
-    assert logits.dtype == np.float32
-    assert after is memory
-    assert memory.positions.tolist() == [5, 5, 5]
-
-
-def test_predict_and_score_say_what_step_says(session: Session, tokens: np.ndarray) -> None:
-    batch = rows(tokens, 2, 17)
-    memory = feed(session, batch[:, :8], [8])[1]
-    forks = memory.copy(), memory.copy()
-    truth, _ = feed(session, batch[:, 8:16], [8], memory)
-    targets = batch[:, 9:17].copy()
-    targets[1, 3] = -1
-    predicted, _ = session.predict(batch[:, 8:16], forks[0])
-    scored, after = session.score(batch[:, 8:16], targets, forks[1])
-    assert np.abs(predicted - log_sum_exp(predicted)[:, None] - truth[:, -1]).max() < 1e-5
-    expected = np.take_along_axis(truth, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
-    assert np.abs(scored - np.where(targets < 0, 0, expected)).max() < 1e-5
-    assert after.positions.tolist() == [16, 16]
-
-
-def takes_lengths(session: Session) -> bool:
-    return session.spec is None or session.spec.form == "ring"
-
-
-def test_whoever_hands_over_is_called_in_each_step_before_the_memory_moves(
-    session: Session, tokens: np.ndarray
-) -> None:
+def test_the_hook_runs_in_each_step_before_the_memory_moves(session: Session, tokens: np.ndarray) -> None:
     batch, memory = rows(tokens, 2, 8), session.start(2)
     seen: list[int] = []
     session.before_run = lambda: seen.append(int(memory.positions[0]))
-    try:
-        session.step(batch[:, :4], memory)
-        session.predict(batch[:, 4:6], memory)
-        session.score(batch[:, 6:7], batch[:, 7:8], memory)
-        assert sorted(set(seen)) == [0, 4, 6]
-        count = len(seen)
-        with pytest.raises(StreamError):
-            session.predict(np.full_like(batch[:, :1], session.vocab.size), memory)
-        assert len(seen) == count
-    finally:
-        session.before_run = None
-
-
-def test_rows_of_their_own_lengths_get_what_they_get_alone_or_one_sentence(
-    session: Session, tokens: np.ndarray
-) -> None:
-    """Row 0 has no token, row 1 has all, row 2 has some; the rest of a row is padding of any value."""
-    batch, lengths, memory = rows(tokens, 3, 24), np.array([0, 8, 3]), session.start(3)
-    feed(session, batch[:, :16], [8, 8], memory)
-    if not takes_lengths(session):
-        before = memory.copy()
-        for use in (session.step, session.predict):
-            with pytest.raises(StreamError, match=f"in {session.spec.form} memory all rows.*--memory ring"):  # type: ignore[union-attr]
-                use(batch[:, 16:], memory, lengths=lengths)
-        with pytest.raises(StreamError, match="leave lengths out"):
-            session.score(batch[:, 16:], np.full((3, 8), -1), memory, lengths=[8, 8, 8])  # type: ignore[arg-type]
-        assert np.array_equal(memory.positions, before.positions)
-        assert all(np.array_equal(memory.tensors[name], array) for name, array in before.tensors.items())
-        return
-    targets = np.where(np.arange(8) < lengths[:, None], batch[:, 8:16], -1)
-    forks = memory.copy(), memory.copy(), memory.copy()
-    logits, after = session.step(batch[:, 16:], memory, lengths=lengths)
-    last, _ = session.predict(batch[:, 16:], forks[0], lengths=lengths.astype(np.uint8))
-    scores, _ = session.score(batch[:, 16:], targets, forks[1], lengths=lengths.tolist())  # type: ignore[arg-type]
-    assert (logits.dtype, last.dtype, scores.dtype) == (np.float32,) * 3
-    assert after.positions.tolist() == [16, 24, 19]
-    assert [memory.unsure, forks[0].unsure, forks[1].unsure] == [False] * 3  # padding is not looked at
-    for row, length in enumerate(lengths):
-        assert np.isnan(logits[row, length:]).all()
-        if length == 0:
-            assert np.isnan(last[row]).all()
-            assert (scores[row] == 0).all()
-            continue
-        alone, _ = feed(
-            session, batch[row : row + 1, 16 : 16 + length], [int(length)], forks[2].select([row])
-        )
-        said = logits[row, :length] - log_sum_exp(logits[row, :length])[:, None]
-        assert np.abs(said - alone[0]).max() < 1e-4
-        assert np.abs(last[row] - logits[row, length - 1]).max() < 1e-4
-        wanted = targets[row, :length]
-        assert np.abs(scores[row, :length] - alone[0, np.arange(length), wanted]).max() < 1e-4
-        assert (scores[row, length:] == 0).all()
-    again, _ = feed(session, batch[:, :8], [8], memory)  # the padding is behind every row
-    for row, length in enumerate(lengths):
-        text = np.concatenate([batch[row, : 16 + length], batch[row, :8]])[None]
-        alone, _ = feed(session, text, [8, 8, *([int(length)] if length else []), 8])
-        assert np.abs(again[row] - alone[0, -8:]).max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([1, 2, 3], r"lengths are int64 \[3\]; expected integers \[2\]"),
-        ([[1, 2]], "expected integers"),
-        ([[1], [1, 2]], "expected integers"),
-        (2, "expected integers"),
-        ([1.0, 2.0], "lengths are float64"),
-        ([True, False], "lengths are bool"),
-        ([0, 5], "row 1 has length 5; expected 0 to 4"),
-        ([-1, 4], "row 0 has length -1; expected 0 to 4"),
-    ],
-)
-def test_lengths_that_do_not_fit_are_refused_and_the_memory_unchanged(
-    session: Session, lengths: object, message: str
-) -> None:
-    tokens, memory = np.zeros((2, 4), np.int64), session.start(2)
-    message = message if takes_lengths(session) else "length"
-    for use in (session.step, session.predict):
-        with pytest.raises(StreamError, match=message):
-            use(tokens, memory, lengths=lengths)  # type: ignore[arg-type]
-    with pytest.raises(StreamError, match=message):
-        session.score(tokens, np.full((2, 4), -1), memory, lengths=lengths)  # type: ignore[arg-type]
-    with pytest.raises(StreamError, match="row 1 has length 2 and wants the target at index 2"):
-        session.score(tokens, tokens, memory, lengths=np.array([4, 2]))
-    assert memory.positions.tolist() == [0, 0]
-    assert not any(np.asarray(array).any() for array in memory.tensors.values())
-
-
-def test_rows_are_taken_out_put_back_and_joined(session: Session, tokens: np.ndarray) -> None:
-    """One row is saved, one forked, one replaced, and a new one joins: each goes on as its text does."""
-    batch = rows(tokens, 4, 32)
-    _, memory = feed(session, batch[:3, :16], [8, 8], session.start(3))
-    saved = memory.select([1])
-    memory.positions[0] = 0  # this row begins a new text
-    feed(session, batch[:3, 16:24], [8], memory)
-    memory.replace([0, 2], memory.select([1, 0]))  # row 0 is now a fork of 1, and 2 has the new text
-    joined = memory.join(saved).join(session.start(1))
-    assert joined.positions.tolist() == [24, 24, 8, 16, 0]
-    goes_on, _ = feed(session, batch[[3] * 5, 24:32], [8], joined)
-    stays, _ = feed(session, batch[[3] * 3, 24:32], [8], memory)
-    assert np.abs(stays - goes_on[:3]).max() < 1e-5
-    texts = [batch[1, :24], batch[1, :24], batch[0, 16:24], batch[1, :16], batch[1, :0]]
-    for row, text in enumerate(texts):
-        whole = np.concatenate([text, batch[3, 24:32]])[None]
-        alone, _ = feed(session, whole, [8] * (whole.shape[1] // 8))
-        assert np.abs(goes_on[row] - alone[0, -8:]).max() < 1e-5
-
-
-def test_a_slice_of_rows_is_stepped_in_place_or_refused_on_a_device(session: Session) -> None:
-    on_device = session.computed_by.startswith(("TensorRT", "ONNX Runtime, CUDA"))
-    (refuses_parts if on_device else check_parts)(session)
-
-
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        (np.zeros((1, 3), np.int64), "targets are int64"),
-        (np.zeros((1, 4)), "targets are float64"),
-        (np.full((1, 4), -2), "outside"),
-    ],
-)
-def test_targets_that_do_not_fit_are_refused(session: Session, targets: np.ndarray, message: str) -> None:
-    with pytest.raises(StreamError, match=message):
-        session.score(np.zeros((1, 4), np.int64), targets, session.start(1))
-
-
-def test_a_row_restarts_by_position_zero_and_sees_nothing_of_its_past(
-    session: Session, tokens: np.ndarray
-) -> None:
-    batch = rows(tokens, 2, 48)
-    _, memory = feed(session, batch[:, :40], [8] * 5)
-    memory.positions[1] = 0
-    restarted, _ = feed(session, batch[:, 40:], [3, 5], memory)
-    whole, _ = feed(session, batch, [8] * 6)
-    fresh, _ = feed(session, batch[1:, 40:], [8])
-    assert np.abs(restarted[0] - whole[0, 40:]).max() < 1e-5
-    assert np.abs(restarted[1] - fresh[0]).max() < 1e-5
-    assert np.abs(fresh[0] - whole[1, 40:]).max() > 1e-2  # the past would have shown
-
-
-def test_rows_are_independent_and_may_be_at_different_positions(session: Session, tokens: np.ndarray) -> None:
-    batch = rows(tokens, 3, 30)
-    memory = session.start(3)
-    memory.positions[:] = [0, -7, -22]  # rows 1 and 2 begin with padding
-    together, _ = feed(session, batch, [8, 8, 8, 6], memory)
-    for row, padding in ((0, 0), (1, 7), (2, 22)):
-        length = 30 - padding
-        alone, _ = feed(session, batch[row : row + 1, padding:], [1] * length)
-        assert np.abs(together[row, padding:] - alone[0]).max() < 1e-5
-
-
-def test_a_copy_of_the_memory_is_an_independent_fork(session: Session, tokens: np.ndarray) -> None:
-    batch = rows(tokens, 1, 40)
-    _, memory = feed(session, batch[:, :24], [8, 8, 8])
-    fork = memory.copy()
-    first, _ = feed(session, batch[:, 24:], [8, 8], memory)
-    feed(session, batch[:, :8], [8], memory)
-    second, _ = feed(session, batch[:, 24:], [8, 8], fork)
-    assert np.array_equal(first, second)
+    session.step(batch[:, :4], memory)
+    session.predict(batch[:, 4:6], memory)
+    session.score(batch[:, 6:7], batch[:, 7:8], memory)
+    assert sorted(set(seen)) == [0, 4, 6]
+    count = len(seen)
+    with pytest.raises(StreamError):
+        session.predict(np.full_like(batch[:, :1], session.vocab.size), memory)
+    assert len(seen) == count
 
 
 def test_memory_reaches_exactly_its_length(session: Session, tokens: np.ndarray) -> None:
@@ -320,76 +293,218 @@ def test_memory_reaches_exactly_its_length(session: Session, tokens: np.ndarray)
     assert differences[reach + 1] == 0
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda s: (np.zeros((2, 4), np.int64), s.start(3)), "2 rows and the memory holds 3"),
-        (lambda s: (np.zeros((1, 9), np.int64), s.start(1)), "9 tokens; this artefact takes 1 to 8"),
-        (lambda s: (np.zeros((1, 0), np.int64), s.start(1)), "0 tokens"),
-        (lambda s: (np.zeros(4, np.int64), s.start(1)), "expected integers"),
-        (lambda s: (np.zeros((1, 4), np.float32), s.start(1)), "expected integers"),
-        (lambda s: (np.full((1, 4), -1), s.start(1)), "token -1 is outside"),
-        (lambda s: (np.full((1, 4), s.vocab.size), s.start(1)), "is outside the vocabulary"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_the_memory_unchanged(session: Session, make, message: str) -> None:
-    given, memory = make(session)
+# The table of refusals: what is done with a session and a memory of two rows, and words of the sentence.
+
+ZEROS = np.zeros((2, 4), np.int64)
+
+
+def each_verb(tokens: Any, **options: Any) -> Iterator[Callable[[Session, Memory], Any]]:
+    """The three verbs with these tokens."""
+    targets = np.full(np.shape(tokens), -1)
+    yield lambda session, memory: session.step(tokens, memory, **options)
+    yield lambda session, memory: session.predict(tokens, memory, **options)
+    yield lambda session, memory: session.score(tokens, targets, memory, **options)
+
+
+TOKENS: list[tuple[Any, str]] = [
+    (np.zeros((3, 4), np.int64), "tokens have 3 rows and the memory holds 2 streams"),
+    (np.zeros((2, 9), np.int64), "the segment has 9 tokens; this artefact takes 1 to 8"),
+    (np.zeros((2, 0), np.int64), "the segment has 0 tokens; give at least one in each row."),
+    (np.zeros(4, np.int64), r"tokens are int64 \[4\]; expected integers"),
+    (np.zeros((2, 4), np.float32), "expected integers"),
+    (np.full((2, 4), -1), "token -1 is outside"),
+    (np.full((2, 4), 999), "token 999 is outside the vocabulary"),
+]
+LENGTHS: list[tuple[Any, str]] = [
+    ([1, 2, 3], r"lengths are int64 \[3\]; expected integers \[2\]"),
+    ([[1, 2]], "expected integers"),
+    ([[1], [1, 2]], "expected integers"),
+    (2, "expected integers"),
+    ([1.0, 2.0], "lengths are float64"),
+    ([True, False], "lengths are bool"),
+    ([0, 5], "row 1 has length 5; expected 0 to 4"),
+    ([-1, 4], "row 0 has length -1; expected 0 to 4"),
+]
+TARGETS: list[tuple[Any, str]] = [
+    (np.zeros((2, 3), np.int64), r"targets are int64 \[2, 3\]"),
+    (np.zeros((2, 4)), "targets are float64"),
+    (np.full((2, 4), -2), "target -2 is outside"),
+    (np.full((2, 4), 999), "target 999 is outside"),
+]
+
+
+def refused(session: Session, memory: Memory, use: Callable[[Session, Memory], Any], words: str) -> None:
+    """A use of a memory is refused in one sentence, and changes nothing."""
     before = memory.copy()
-    with pytest.raises(StreamError, match=message):
-        session.step(given, memory)
+    with pytest.raises(StreamError, match=words) as caught:
+        use(session, memory)
+    assert "\n" not in str(caught.value)
     assert np.array_equal(memory.positions, before.positions)
     assert all(np.array_equal(memory.tensors[name], array) for name, array in before.tensors.items())
+    with memory.in_use():  # it is not left locked
+        pass
 
 
-def test_memory_of_another_session_is_refused(session: Session, folders: dict[str, Path]) -> None:
-    for kind in KINDS:
-        other = open_session(folders[kind])
-        if other.identity != session.identity:
-            with pytest.raises(StreamError, match="the memory belongs to"):
-                session.step(np.zeros((1, 1), np.int64), other.start(1))
+def test_tokens_lengths_and_targets_that_do_not_fit_are_refused(session: Session) -> None:
+    memory = session.start(2)
+    session.step(ZEROS, memory)
+    for given, words in TOKENS:
+        for use in each_verb(given):
+            refused(session, memory, use, words)
+    apart = takes_lengths(session, "transformer-xl")
+    for given, words in LENGTHS:
+        for use in each_verb(ZEROS, lengths=given):
+            refused(session, memory, use, words if apart else "length")
+    for given, words in TARGETS:
+        refused(session, memory, lambda s, m, given=given: s.score(ZEROS, given, m), words)
+    words = "row 1 has length 2 and wants the target at index 2, after padding"
+    refused(session, memory, lambda s, m: s.score(ZEROS, ZEROS, m, lengths=[4, 2]), words)
+    if apart:
+        session.predict(ZEROS, memory, lengths=[4, 0])  # type: ignore[arg-type]
+        session.predict(ZEROS, memory, lengths=np.array([1, 3], np.uint8))
+        assert memory.positions.tolist() == [9, 7]
 
 
-@pytest.mark.parametrize("batch", [0, -1, 1 << 20])
-def test_an_impossible_batch_is_refused(session: Session, batch: int) -> None:
-    with pytest.raises(StreamError, match="batch is"):
-        session.start(batch)
-
-
-def test_a_batch_beyond_this_machine_is_refused_before_anything_is_allocated(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_batch_is_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in (0, -1, 1 << 20, "two", 1.5, [1], None):
+        with pytest.raises(StreamError, match=r"batch is .*; (expected|this engine takes) .*1 to"):
+            session.start(batch)  # type: ignore[arg-type]
+    assert session.start(np.int64(2)).batch == 2  # type: ignore[arg-type]
     monkeypatch.setattr("runtimes.base.machine.memory_bytes", lambda: 10_000)
-    with pytest.raises(
-        StreamError, match=r"the memory of 9 streams takes about \d+ GiB .* use a smaller batch"
-    ):
+    with pytest.raises(StreamError, match=r"the memory of 9 streams takes about \d+ GiB .* smaller batch"):
         session.start(9)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda m: setattr(m, "positions", [0]),
-        lambda m: setattr(m, "positions", np.zeros(1)),
-        lambda m: setattr(m, "positions", np.zeros(2, np.int64)),
-        lambda m: setattr(m, "positions", np.full(1, -(2**63))),
-        lambda m: m.tensors.popitem(),
-        lambda m: m.tensors.update({next(iter(m.tensors)): np.zeros(3, np.float32)}),
-        lambda m: m.tensors.update(
-            {name: np.asarray(array, np.float64) for name, array in m.tensors.items()}
-        ),
-    ],
-)
-def test_memory_that_was_tampered_with_is_refused(session: Session, damage) -> None:
-    memory = session.start(1)
-    session.step(np.zeros((1, 2), np.int64), memory)
-    damage(memory)
-    with pytest.raises(StreamError, match="the memory's"):
-        session.step(np.zeros((1, 2), np.int64), memory)
+def read_only(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
 
 
-def test_memory_survives_deepcopy_and_pickle(session: Session, tokens: np.ndarray) -> None:
-    _, memory = feed(session, rows(tokens, 1, 24), [8, 8, 8])
-    others = copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))
-    expected, _ = session.step(tokens[None, 24:30], memory)
-    for other in others:
-        assert np.array_equal(session.step(tokens[None, 24:30], other)[0], expected)
+def mapped(array: np.ndarray) -> np.ndarray:
+    """A read-only map of a file, which ends the process that writes to it."""
+    path = Path(os.environ["PYTEST_MAP"])
+    array.tofile(path)
+    return np.memmap(path, array.dtype, mode="r", shape=array.shape)
+
+
+def misaligned(array: np.ndarray) -> np.ndarray:
+    room = np.zeros(array.nbytes + 1, np.uint8)
+    return room[1:].view(array.dtype).reshape(array.shape)
+
+
+ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
+    "read-only": read_only,
+    "a map": mapped,
+    "misaligned": misaligned,
+    "a view": lambda array: np.concatenate([array, array])[: len(array)],
+    "other bytes first": lambda array: array.astype(array.dtype.newbyteorder()),
+    "wider": lambda array: array.astype(np.float64 if array.dtype.kind == "f" else np.float32),
+    "a list": lambda array: array.tolist(),
+    "fewer rows": lambda array: array[:-1].copy(),
+    "nothing": lambda array: None,
+}
+SHAPES: dict[str, Callable[[np.ndarray], Any]] = {  # of tensors alone
+    "columns first": np.asfortranarray,
+    "shorter": lambda array: array[..., :-1].copy(),
+}
+
+
+def test_memory_that_was_tampered_with_is_refused(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_MAP", str(tmp_path / "map"))
+    memory = session.start(2)
+    session.step(ZEROS, memory)
+    memory = memory.copy()  # of arrays, on a device too
+    name, tensors, positions = session.state[-1].name, dict(memory.tensors), memory.positions
+
+    def refuses(words: str) -> None:
+        for use in each_verb(ZEROS):
+            with pytest.raises(StreamError, match=words) as caught:
+                use(session, memory)
+            assert "\n" not in str(caught.value)
+        memory.tensors.clear()
+        memory.tensors.update(tensors)
+        memory.positions = positions
+
+    for spoil in (ARRAYS | SHAPES).values():
+        memory.tensors[name] = spoil(memory.tensors[name])
+        refuses(f"the memory's {name} is")
+    for spoil in ARRAYS.values():
+        if spoil is not ARRAYS["fewer rows"]:
+            memory.positions = spoil(memory.positions)
+            refuses("positions are not a writeable int64 array")
+    memory.positions = np.full(2, -(2**63))
+    refuses("positions are beyond")
+    memory.tensors.popitem()
+    refuses("do not have the names of this session")
+    memory.owner = "another"
+    refuses("the memory belongs to artefact another")
+    for given in (None, "memory", {"positions": 1}, np.zeros(3)):
+        for use in each_verb(ZEROS):
+            with pytest.raises(StreamError, match=r"the memory is of type \w+; use memory from start\(\)"):
+                use(session, given)  # type: ignore[arg-type]
+    memory.owner = session.identity
+    session.step(ZEROS, memory)
+    check_memory(session, memory)
+
+
+def test_memory_in_use_is_not_stepped_copied_or_saved(session: Session) -> None:
+    memory = session.start(2)
+    uses = [*each_verb(ZEROS), lambda s, m: m.copy(), lambda s, m: m.select([0])]
+    with memory.in_use():
+        for use in uses:
+            with pytest.raises(StreamError, match="another thread is using this memory"):
+                use(session, memory)
+    for use in uses:
+        use(session, memory)
+    assert memory.positions.tolist() == [12, 12]
+
+
+def test_a_session_that_keeps_memory_on_a_device_refuses_parts(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    host_gpu.install(monkeypatch)
+    for session in (open_session(folders["engine"]), host_gpu.opened(folders["ring"])):
+        memory, token = session.start(2), np.zeros((1, 1), np.int64)
+        with pytest.raises(StreamError, match="this session keeps memory on a device"):
+            session.step(token, memory.part(1, 2))
+        session.step(np.zeros((2, 1), np.int64), memory)
+        with pytest.raises(StreamError, match="the memory lies on a device"):
+            memory.part(0, 1)
+        assert memory.positions.tolist() == [1, 1]
+
+
+def test_padding_never_reaches_a_graph(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(artefacts["ring"])
+    fed, right = [], session.run  # type: ignore[attr-defined]
+    assert isinstance(session, GraphSession)
+
+    def run(inputs: dict[str, np.ndarray], *others: Any) -> None:
+        fed.append(inputs["input_ids"].tolist())
+        right(inputs, *others)
+
+    lengths, memory = np.array([4, 2, 0]), session.start(3)
+    session.predict(np.full((3, 4), 5), memory, lengths=lengths)  # the trial is over
+    monkeypatch.setattr(session, "run", run)
+    session.predict(np.array([[5, 6, 7, 8], [5, 6, 9, 9], [9, 9, 9, 9]]), memory, lengths=lengths)
+    assert fed == [[[5, 6, 7, 8], [5, 6, 6, 6], [0, 0, 0, 0]]]
+
+
+def test_a_model_that_is_not_finite_takes_no_lengths(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(artefacts["ring"])
+    right = session.run  # type: ignore[attr-defined]
+
+    def run(inputs: Any, outputs: dict[str, np.ndarray], memory: Memory) -> None:
+        right(inputs, outputs, memory)
+        outputs["logits"][:] = np.nan
+
+    monkeypatch.setattr(session, "run", run)
+    with pytest.raises(DivergedError, match="gives log-probabilities that are not finite"):
+        session.predict(ZEROS, session.start(2), lengths=np.array([3, 1]))
+    monkeypatch.setattr(session, "run", right)
+    session.predict(ZEROS, session.start(2), lengths=np.array([3, 1]))

@@ -21,7 +21,7 @@ from xl_export.artefact.export import export
 TABLE = {side.name: side for side in SIDES}
 ENGINE = TABLE["tensorrt-native-ring-fp16"]
 # The CPU in place of ONNX Runtime's CUDA provider.
-CPU = ("cuda-ring-fp32", "cuda-ring-fp32-memory-int8", "cuda-ring-int8-stored", "cuda-shift-fp32-mask-full")
+CPU = ("cuda-ring-fp32-memory-int8", "cuda-shift-fp32-mask-full")
 STAND_INS = {name: TABLE[name] for name in (ENGINE.name, "rtx-native-shift-fp32")} | {
     name: replace(TABLE[name], device="cpu") for name in CPU
 }
@@ -100,7 +100,7 @@ def test_pytorch_on_a_gpu_answers_as_the_cpu(gpu: Any, name: str, work: Path) ->
     ("gpu", "name"),
     on_gpu(
         {name: name for name in torch_sides.TRAININGS},
-        {name: name for name in ("training-fp32", "training-checkpointed-bf16")},
+        {"training-fp32": "training-fp32"},
     ),
     indirect=["gpu"],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from tests.source_tree import copy_source
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip installs into a new environment
 ROOT = Path(__file__).parents[2]
 EDGE_PACKAGES = {"click", "flatbuffers", "numpy", "onnxruntime", "packaging", "protobuf", "xl-export"}
 # Packages that some releases of ONNX Runtime need in addition.

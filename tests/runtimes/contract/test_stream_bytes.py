@@ -16,6 +16,7 @@ from runtimes.contract.tensors import Form
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests.architectures import ARCHITECTURES
+from tests.nightly import every
 from tests.streams import rows
 from xl_export.artefact.export import export
 
@@ -52,9 +53,9 @@ def _bytes(*sets: dict[str, np.ndarray]) -> int:
     )
 
 
-# A third of the cases by default, with each value of each parameter; the others are slow.
+# Each value of each parameter by default; the other cases are slow.
 CASES = [
-    pytest.param(kind, form, precision, marks=pytest.mark.slow if (k + f + p) % 3 else ())
+    pytest.param(kind, form, precision, marks=pytest.mark.slow if k % 3 != f or (k + f) % 3 != p else ())
     for k, kind in enumerate(KINDS)
     for f, form in enumerate(get_args(Form))
     for p, precision in enumerate(get_args(MemoryPrecision))
@@ -91,7 +92,7 @@ def test_info_says_the_bytes_that_a_session_holds(
 
 @pytest.mark.parametrize(
     ("form", "precision"),
-    [*((form, name) for form in get_args(Form) for name in ("fp32", "fp16")), ("ring", "int8")],
+    every(3, [("ring", "int8"), *((f, name) for f in get_args(Form) for name in ("fp32", "fp16"))]),
 )
 def test_groups_of_heads_hold_what_is_left_of_a_whole_memory(
     form: Form, precision: MemoryPrecision, folders: Callable[..., Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -27,10 +28,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
-from tests.architectures import ARCHITECTURES
-from tests.live_rows import check_schedules
 from tests.nightly import every
-from tests.parts import check_parts
 from tests.runtimes.sessions.both_kernels import compare, compare_random_model
 from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.streams import feed, rows
@@ -48,20 +46,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert fused_cpu.built() is None
         library = fused_cpu.build()
         yield library  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("name", every(3, ARCHITECTURES))
-def test_it_serves_every_architecture(
-    name: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
-) -> None:
-    run = make_run(**ARCHITECTURES[name])
-    artefact = export(run, tmp_path / "artefact")
-    assert FUSED in load_spec(artefact).files
-    compare(artefact, rows(tokens, 2, 114), [8, 1, 7, 8, 8, 3, 8, 1, 1, 8, 4] * 2)
-    # Live rows: what tests/runtimes/sessions/test_live_rows.py does with the standard operators.
-    if "segment-end" not in name:  # whose positions depend on the lengths of all rows
-        check_schedules(OrtSession.open(artefact, kernel="fused"), open_session(run), 2)
-        check_parts(OrtSession.open(artefact, kernel="fused"), 6)
 
 
 @pytest.mark.skipif(
@@ -97,7 +81,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("sizes", "rule"), SIZES, ids=str)
+@pytest.mark.parametrize(("sizes", "rule"), every(2, SIZES), ids=str)
 def test_it_equals_the_standard_operators(
     sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
@@ -191,27 +175,21 @@ def in_bytes(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(run, tmp_path_factory.mktemp("bytes") / "artefact", memory_precision="int8")
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF], ids=hex)
-@pytest.mark.parametrize("length", [1, 8])
 @pytest.mark.parametrize("memory_precision", ["fp32", "int8"])
 def test_what_is_not_a_number_stays_so(
-    memory_precision: str,
-    length: int,
-    bits: int,
-    artefacts: dict[str, Path],
-    in_bytes: Path,
-    tokens: np.ndarray,
+    memory_precision: str, artefacts: dict[str, Path], in_bytes: Path, tokens: np.ndarray
 ) -> None:
     for kernel in ("standard", "fused"):
         folder = in_bytes if memory_precision == "int8" else artefacts["ring"]
         session = OrtSession.open(folder, kernel=kernel)  # type: ignore[arg-type]
-        _, memory = feed(session, rows(tokens, 2, 16), [8, 8], session.start(2))
-        for array in memory.tensors.values():
-            if array.dtype != np.int8:
-                array.view(np.uint32)[0] = bits
-        logits, _ = session.step(rows(tokens, 2, length), memory)
-        assert np.isnan(logits[0]).all(), kernel
-        assert np.isfinite(logits[1]).all(), kernel
+        for bits, length in itertools.product((0x7FC00000, 0x7FC00001, 0xFFFFFFFF), (1, 8)):
+            _, memory = feed(session, rows(tokens, 2, 16), [8, 8], session.start(2))
+            for array in memory.tensors.values():
+                if array.dtype != np.int8:
+                    array.view(np.uint32)[0] = bits
+            logits, _ = session.step(rows(tokens, 2, length), memory)
+            assert np.isnan(logits[0]).all(), (kernel, bits, length)
+            assert np.isfinite(logits[1]).all(), (kernel, bits, length)
 
 
 def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.live_rows import check_schedules
 
 from runtimes import open_session
 from runtimes.contract.engine import Profile
@@ -18,7 +19,6 @@ from runtimes.contract.rule import MemoryRule
 from tests import fake_gpu
 from tests.architectures import ARCHITECTURES, UNSEEN
 from tests.fake_gpu import install, make_engine
-from tests.live_rows import check_schedules
 from tests.streams import rows
 from trainer.model.naive import naive_attention
 from trainer.run.checkpoint import load_run

@@ -18,11 +18,13 @@ from tests.streams import feed
 measure = context_losses.context_losses
 
 
-@pytest.mark.parametrize("context", [1, 5, 8, 13, 17])
+@pytest.mark.parametrize("kind", ["ring", "torch"])
+@pytest.mark.parametrize("context", [1, 8, 13])
 def test_losses_are_those_of_single_windows(
-    context: int, session: Session, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    context: int, kind: str, sessions: dict[str, Session], tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_losses, "MAX_ROWS", 3)
+    session = sessions[kind]
     positions = spread_positions(5000, count=7, longest=17)  # batches of 3, 3 and 1
     losses = measure(session, tokens[:5000], positions, context=context)
     assert losses.dtype == np.float32

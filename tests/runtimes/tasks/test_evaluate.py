@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimes import Memory, evaluate, open_session
-from runtimes.base.errors import DivergedError, StreamError, TextError
+from runtimes.base.errors import DivergedError
 from runtimes.base.logits import log_probability, log_sum_exp
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import TensorSpec
@@ -93,23 +93,6 @@ def test_lanes_score_as_each_part_alone(artefacts: dict[str, Path], tokens: np.n
     whole = evaluate(session, tokens[:101], lanes=3)
     parts = [evaluate(session, tokens[a : b + 1]).token_nats for a, b in ((0, 33), (33, 66), (66, 100))]
     assert np.allclose(whole.token_nats, np.concatenate(parts), atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [0, 1])
-def test_too_short_a_text_is_refused(length: int) -> None:
-    with pytest.raises(TextError, match="the text has fewer than 2 tokens"):
-        evaluate(Follower(), np.zeros(length, np.int64))
-
-
-@pytest.mark.parametrize("lanes", [0, -1, 20])
-def test_impossible_lanes_are_refused(lanes: int) -> None:
-    with pytest.raises(StreamError, match=f"lanes is {lanes}; expected 1 to 19"):
-        evaluate(Follower(), np.arange(20), lanes=lanes)
-
-
-def test_a_segment_longer_than_exported_is_refused(artefacts: dict[str, Path], tokens: np.ndarray) -> None:
-    with pytest.raises(StreamError, match="takes 1 to 8"):
-        evaluate(open_session(artefacts["ring"]), tokens[:50], segment=9)
 
 
 class Broken(Follower):

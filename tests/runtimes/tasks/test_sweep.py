@@ -31,36 +31,6 @@ def test_values_from_text(text: str, values: tuple[int, ...]) -> None:
     assert parse_values(text, "--mem-len") == values
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ",",
-        "x",
-        "1.5",
-        "-1",
-        "1:2",
-        "1:2:3:4",
-        "1:9:0",
-        "9:1:-1",
-        "9:1:1",
-        "64,9:1:1",
-        "64,1:9:0",
-        "0:99999999999999999999:1",
-        "9" * 5000,
-    ],
-)
-def test_values_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--mem-len is '.*expected whole numbers from 0 on") as caught:
-        parse_values(text, "--mem-len")
-    assert len(str(caught.value)) < 300
-
-
-def test_a_value_below_the_least_is_refused() -> None:
-    with pytest.raises(ConfigError, match="from 1 on"):
-        parse_values("4,0", "--segment", least=1)
-
-
 def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
     assert sweep(RULE) == [(RULE, 8)]
     pairs = sweep(RULE, mem_lens=(4, 32), segments=(2, 20), clamp_lens=(0, 6))
@@ -83,7 +53,7 @@ def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
 
 def test_a_run_under_another_rule_is_the_run_opened_with_it(run: Path, tokens: np.ndarray) -> None:
     own = open_session(run)
-    for rule, segment in sweep(own.rule, mem_lens=(0, 5, 40), segments=(3, 12), clamp_lens=(0, 4)):
+    for rule, segment in sweep(own.rule, mem_lens=(0, 40), segments=(12,), clamp_lens=(0, 4)):
         varied = evaluate(own.with_rule(rule), tokens[:200], segment=segment)
         opened = evaluate(TorchSession.open(run, rule=rule), tokens[:200], segment=segment)
         assert np.array_equal(varied.token_nats, opened.token_nats)
