@@ -32,7 +32,10 @@ def in_bytes(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     return open_session(export(run, tmp_path_factory.mktemp("bytes") / "artefact", memory_precision="int8"))
 
 
-@pytest.fixture(params=["ring", "shift", "hidden", "torch", pytest.param("bytes", marks=pytest.mark.slow)])
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("shift", "hidden", "bytes")]
+
+
+@pytest.fixture(params=["ring", "torch", *OTHERS])
 def session(request: pytest.FixtureRequest, sessions: dict[str, Session]) -> Session:
     """Each kind of session in turn."""
     if request.param == "bytes":

@@ -66,7 +66,7 @@ def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
     assert {name for name in loaded if name.startswith("trainer.")} == {"trainer.run", "trainer.run.choices"}
 
 
-@pytest.mark.parametrize("missing", ["onnxruntime", "torch", "safetensors"])
+@pytest.mark.parametrize("missing", ["onnxruntime", "torch"])
 def test_a_missing_package_is_named_with_what_to_install(
     missing: str, run: Path, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from runtimes.sessions.open import open_session
-from tests.commands import refused, xl
+from tests.commands import xl
 from xl_export.cli.main import main
 
 GREEDY = ("--tokens", 6, "--temperature", 0)
@@ -64,32 +63,6 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
     assert json.loads(stopped.splitlines()[-1])["ended"] == "stop"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), ("no prompt was given", "--prompts FILE")),
-        (("--prompt-ids", "1,x"), ("--prompt-ids is '1,x'", "such as 12,7,99")),
-        (("--prompt-ids", "99999"), ("the prompt has the token id 99999", "0 to")),
-        (("--prompt-ids", "1" * 5000), ("--prompt-ids is '1111", "such as 12,7,99")),
-        (("--prompts", "absent.txt"), ("absent.txt", "No such file")),
-        (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz could not be read",)),
-    ],
-)
-def test_prompts_that_cannot_be_read_are_refused(
-    options: tuple[str, ...], words: tuple[str, ...], artefacts: dict[str, Path]
-) -> None:
-    refused(xl("generate", artefacts["ring"], *options, *GREEDY), *words)
-
-
-def test_the_symbols_and_ids_of_a_file_are_those_of_the_vocabulary(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    for line, error in (("[99999]", "has the token id 99999"), ('"\u4e16"', "is not among the")):
-        (tmp_path / "prompts").write_text('"The "\n\n' + line)
-        result = xl("generate", artefacts["ring"], "--prompts", tmp_path / "prompts", *GREEDY)
-        refused(result, f"line 3 of {tmp_path / 'prompts'}", error)
-
-
 def test_text_in_quotation_marks_is_a_text_and_format_decides(
     artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -99,31 +72,6 @@ def test_text_in_quotation_marks_is_a_text_and_format_decides(
         expected = xl("generate", folder, "--prompt", content, *GREEDY).stdout
         assert expected.startswith(content)
         assert xl("generate", folder, "--prompts", file, *options, *GREEDY).stdout == expected
-    refused(xl("generate", folder, "--prompts", file, "--format", "other", *GREEDY), "lines", "jsonl")
-    file.write_text('{"text": "a",}\n{"text": "b"}')  # a mistake in the first line is no text
-    refused(xl("generate", folder, "--prompts", file, *GREEDY), "line 1 of", "--format lines")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "[1, 2.5]",
-        '{"text": "a", "ids": [1]}',
-        '{"text": "a", "context": "b"}',
-        "[true]",
-        "3",
-        "[" * 9999,
-    ],
-)
-def test_a_line_that_is_no_prompt_is_named(line: str, artefacts: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "prompts").write_text('"The "\n' + line)
-    refused(xl("generate", artefacts["ring"], "--prompts", tmp_path / "prompts", *GREEDY), "line 2 of")
-
-
-def test_ids_are_not_taken_for_text(artefacts: dict[str, Path], tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.arange(20))
-    refused(xl("eval", artefacts["ring"], "--text", tmp_path / "ids.npy"), "give --ids if they are")
 
 
 def test_searches_print_the_best_and_as_json_all(artefacts: dict[str, Path]) -> None:
@@ -135,18 +83,3 @@ def test_searches_print_the_best_and_as_json_all(artefacts: dict[str, Path]) -> 
         assert lines[0]["score"] >= lines[1]["score"] >= lines[2]["score"]
         ids = " ".join(map(str, lines[0]["prompt_ids"] + lines[0]["ids"]))
         assert xl(*command, "--ids").stdout == f"{ids}\n"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--beams", "2", "--stop", "x"],
-        ["--beams", "2", "--best-of", "2"],
-        ["--beams", "2", "--temperature", "0.2"],
-        ["--beams", "2", "--seed", "9"],
-        ["--length-penalty", "0.5"],
-        ["--best-of", "2", "--save-memory", "new"],
-    ],
-)
-def test_searches_refuse_what_they_do_not_do(options: list[str], artefacts: dict[str, Path]) -> None:
-    refused(xl("generate", artefacts["ring"], "--prompt", "a", *options), "leave")

@@ -15,7 +15,6 @@ import pytest
 
 from runtimes.cli.group import _refusal
 from tests.architectures import ARCHITECTURES
-from tests.commands import refused, xl
 from xl_export.cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -56,40 +55,6 @@ def python(*arguments: object, folder: Path, **variables: str) -> subprocess.Com
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("expotr", "run"), ("no command 'expotr'", "export was probably meant", "`xl-export --help`")),
-        (("zzz",), ("no command 'zzz'", "`xl-export --help`")),
-        (("eval", "x", "--tetx", "y"), ("xl-export eval has no option --tetx", "--text was probably meant")),
-        (("--vresion",), ("no option --vresion", "--version was probably meant")),
-        (("eval", "x"), ("--text is missing; expected the text to score: a text file such as RUN/",)),
-        (("check",), ("missing argument 'PATH'", "`xl-export check --help`")),
-        (("check", "x", "--threads", 0), ("Error: --threads is 0; expected a whole number from 1 to 1024.",)),
-        (("check", "x", "y"), ("unexpected extra argument (y)",)),
-    ],
-    ids=str,
-)
-def test_a_usage_error_is_one_sentence(arguments: tuple[object, ...], words: tuple[str, ...]) -> None:
-    refused(xl(*arguments), *words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("generate", "x", "--tokens", "many"), "--tokens is 'many'; expected a whole number of at least 1."),
-        (("generate", "x", "--tokens", -3), "--tokens is -3; expected a whole number of at least 1."),
-        (("serve", "x", "--port", 99999), "--port is 99999; expected a whole number from 0 to 65535."),
-        (("score", "x", "--input", "-", "--weight", "a"), "--weight is 'a'; expected a number."),
-        (("train", "--processes", "two"), "--processes is 'two'; expected a whole number."),
-        (("prepare", "vocab", "--size", 1.5), "--size is '1.5'; expected a whole number from 2 to 16777216."),
-    ],
-    ids=str,
-)
-def test_a_number_that_cannot_be_taken_is_told_in_words(arguments: tuple[object, ...], sentence: str) -> None:
-    refused(xl(*arguments), f"Error: {sentence}")
-
-
 def all_commands(command: click.Command) -> Iterator[click.Command]:
     yield command
     for child in getattr(command, "commands", {}).values():
@@ -117,14 +82,7 @@ def test_no_number_of_any_option_is_told_in_the_words_of_click() -> None:
     assert checked > 100
 
 
-def test_a_name_that_is_not_near_is_not_suggested() -> None:
-    result = xl("eval", "x", "--tokens", "s.npy")
-    refused(
-        result, "Error: xl-export eval has no option --tokens; `xl-export eval --help` lists all of them."
-    )
-
-
-# One process runs all calls of a row, and it loads PyTorch once: the environment is judged for the first call.
+# One process runs all calls of a row and loads PyTorch once: the environment is judged for the first call.
 # Of the others, and of rows with "", the test says only that nothing is written.
 QUIET = [  # every command and function of ours that loads ONNX Runtime or PyTorch, and which of them it loads
     ([["check", "ARTEFACT"], ["info", "ARTEFACT"]], "onnxruntime"),

@@ -69,13 +69,6 @@ def test_set_reset_repairs_a_damaged_file(artefact: Path) -> None:
     assert read_sampling(artefact) == Sampler()
 
 
-def test_set_refuses_what_it_cannot_do(artefact: Path, tmp_path: Path) -> None:
-    for words in ([artefact], [artefact, "--top-p", "2"], [tmp_path / "none", "--top-p", "0.5"]):
-        ended = xl("set", *words)
-        refused(ended)
-    assert read_sampling(artefact) == Sampler()
-
-
 def test_an_explicit_setting_wins_in_generate(artefact: Path, text: str) -> None:
     write_sampling(artefact, OWN)
 

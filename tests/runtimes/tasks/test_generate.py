@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Special
 from runtimes.sessions.graph import FromLogits
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
+from tests.nightly import every
 
 GREEDY = Sampler(temperature=0.0)
 SAMPLED = Sampler(temperature=0.8, top_k=20, top_p=0.95)
@@ -88,8 +90,9 @@ def test_a_batch_of_unequal_prompts_gives_each_row_what_it_gives_alone(
         assert ids(together, row) == alone, prompt
 
 
-@pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
-@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+@pytest.mark.parametrize(
+    ("initial_memory", "form"), every(3, itertools.product(("zeros", "masked"), ("shift", "ring", "hidden")))
+)
 def test_padding_is_invisible_whatever_the_initial_memory(
     initial_memory: str, form: str, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
