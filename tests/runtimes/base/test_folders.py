@@ -215,7 +215,7 @@ def test_a_kill_between_two_renames_leaves_neither_name_empty(tmp_path: Path) ->
     """While a folder is replaced again and again it is always there; so it is after each kill."""
     path = tmp_path / "folder"
     fill(path, "whole")
-    for _ in range(5):
+    for _ in range(2):
         command = [sys.executable, "-c", REPLACE_FOR_EVER, str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None

@@ -114,8 +114,11 @@ def test_a_process_takes_over_what_the_one_before_it_has_decided(
     assert startup.SPIN not in os.environ
 
 
-@pytest.mark.parametrize("program", [COMMAND, "import trainer; trainer.train"], ids=["command", "Python"])
-@pytest.mark.parametrize(("busy", "found"), [(0.0, startup.SPINS), (1.0, "None")])
+@pytest.mark.parametrize(
+    ("program", "busy", "found"),
+    [(COMMAND, 0.0, startup.SPINS), ("import trainer; trainer.train", 1.0, "None")],
+    ids=["command", "Python"],
+)
 def test_train_decides_it_before_pytorch_loads(busy: float, found: str, program: str, tmp_path: Path) -> None:
     unset = ("OMP_WAIT_POLICY", startup.SPIN)
     environment = {name: value for name, value in os.environ.items() if name not in unset}

@@ -72,7 +72,7 @@ KINDS = ("byte", "char", "byte-level", "added", "byte-fallback", "characters", "
 @pytest.mark.parametrize("kind", [*KINDS, "suffixes", "whole-words", "sentencepiece"])
 def test_pieces_join_to_the_text_of_the_library(kind: str, tmp_path: Path) -> None:
     vocab, library = with_library(kind, tmp_path)
-    for ids in random_ids(vocab, TEXTS, 500):
+    for ids in random_ids(vocab, TEXTS, 250):
         assert "".join(pieces_and_rest(vocab, ids)) == library(ids) == decode(vocab, ids), ids
 
 
@@ -80,7 +80,7 @@ def test_pieces_join_to_the_text_of_the_library(kind: str, tmp_path: Path) -> No
 def test_a_continuation_joins_to_the_text_before_it(kind: str, tmp_path: Path) -> None:
     vocab, library = with_library(kind, tmp_path)
     compared = 0
-    for ids in random_ids(vocab, TEXTS, 150):
+    for ids in random_ids(vocab, TEXTS, 100):
         for at in {1, len(ids) // 2, len(ids) - 1} - {0}:
             decoder = vocab.decoder()
             before = "".join(map(decoder, ids[:at])) + decoder.rest()
@@ -90,7 +90,7 @@ def test_a_continuation_joins_to_the_text_before_it(kind: str, tmp_path: Path) -
             primed.prime(ids[:at])
             assert before + "".join(map(primed, ids[at:])) + primed.rest() == library(ids), (ids, at)
             compared += 1
-    assert compared > 50
+    assert compared > 30
 
 
 def test_a_newline_of_byte_tokens_is_shown_once(tmp_path: Path) -> None:

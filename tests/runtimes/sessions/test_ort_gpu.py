@@ -25,10 +25,11 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests import host_gpu
+from tests.nightly import every
 from xl_export.artefact.export import export
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", every(3, FORMS))
 def test_a_device_gives_the_cpus_bits_over_segments_tokens_forks_and_restarts(
     artefacts: dict[str, Path], launched: list[int], form: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
 from runtimes.sessions import onnx_runtime
 from runtimes.sessions.onnx_runtime import OrtSession
+from tests.nightly import every
 
 
 def answers(session: OrtSession, seed: int) -> list[np.ndarray]:
@@ -45,8 +47,7 @@ def answers(session: OrtSession, seed: int) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "form"), every(4, itertools.product(range(4), ("ring", "shift", "hidden"))))
 def test_reused_arrays_change_no_answer(
     form: str, seed: int, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import check, load_memory, open_session, save_memory
+from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, PLAN, Gpu, Profile, load_engine, save_engine
@@ -48,15 +48,6 @@ def session(engine: Path) -> Session:
     return open_session(engine)
 
 
-def test_an_engine_says_what_its_artefact_says(
-    session: Session, artefacts: dict[str, Path], tokens: np.ndarray
-) -> None:
-    batch, cuts = rows(tokens, 2, 40), [8, 1, 1, 1, 1, 1, 7, 8, 1, 1, 1, 1, 8]
-    mine, _ = feed(session, batch, cuts)
-    theirs, _ = feed(open_session(artefacts["shift"]), batch, cuts)
-    assert np.abs(mine - theirs).max() < 1e-6
-
-
 @pytest.mark.parametrize("attention", ["native", "plugin"])
 def test_memory_in_float16_is_carried_too(cuda: FakeCuda, run: Path, tmp_path: Path, attention: Any) -> None:
     artefact = export(run, tmp_path / "artefact", target="tensorrt", attention=attention)
@@ -65,11 +56,6 @@ def test_memory_in_float16_is_carried_too(cuda: FakeCuda, run: Path, tmp_path: P
     mine, theirs = check(engine), check(artefact)
     assert mine.passed
     assert mine.max_difference == theirs.max_difference
-
-
-def test_check_passes_on_an_engine(engine: Path) -> None:
-    report = check(engine)
-    assert report.passed, report
 
 
 def test_a_plan_that_changes_after_it_was_verified_is_not_loaded(
@@ -132,15 +118,6 @@ def test_the_memory_stays_on_the_device_and_reads_as_arrays(
     for other in (memory.copy(), copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))):
         assert all(type(array) is np.ndarray for array in other.tensors.values())
         assert all(np.array_equal(array, expected.tensors[name]) for name, array in other.tensors.items())
-
-
-def test_a_saved_stream_continues_bit_for_bit(session: Session, tokens: np.ndarray, tmp_path: Path) -> None:
-    _, memory = feed(session, rows(tokens, 2, 24), [8, 8, 8])
-    save_memory(memory, tmp_path / "stream")
-    again = load_memory(tmp_path / "stream", session)
-    assert np.array_equal(
-        feed(session, rows(tokens, 2, 4), [4], memory)[0], feed(session, rows(tokens, 2, 4), [4], again)[0]
-    )
 
 
 def test_device_memory_is_given_back_with_the_stream(

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.live_rows import check_schedules
 
 from runtimes import open_session
 from runtimes.contract.engine import Profile
 from runtimes.contract.rule import MemoryRule
 from tests import fake_gpu
-from tests.architectures import ARCHITECTURES, UNSEEN
+from tests.architectures import ARCHITECTURES
 from tests.fake_gpu import install, make_engine
 from tests.streams import rows
 from trainer.model.naive import naive_attention
@@ -25,14 +24,6 @@ from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
 
 ZEROS = MemoryRule(mem_len=16, segment=8, initial_memory="zeros")
-# The last has rings of two sizes, M + T = 80 + 8 and shorter ones, whose ends may lie too close for a window.
-RINGS: dict[str, dict[str, Any]] = {
-    "transformer-xl": {},
-    "zeros": {"rule": ZEROS},
-    "adaptive-softmax": ARCHITECTURES["adaptive-softmax"],
-    "all-attention": {**ARCHITECTURES["all-attention"], "rule": UNSEEN},
-    "all-attention-groups": ARCHITECTURES["all-attention-groups"],
-}
 BATCH = (
     Profile(name="segment", batch=(1, 6, 6), tokens=(1, 8, 8)),
     Profile(name="token", batch=(1, 6, 6), tokens=(1, 1, 1)),
@@ -59,23 +50,6 @@ def engine_of(run: Path, folder: Path, **changes: Any) -> Path:
     memory = changes.pop("memory", None)
     artefact = export(run, folder / "artefact", target="tensorrt", precision="fp32", memory=memory)
     return make_engine(artefact, folder / "engine", **{"attention": "plugin", "profiles": BATCH, **changes})
-
-
-FEW = ("adaptive-softmax", "all-attention-groups")
-
-
-@pytest.mark.parametrize(
-    ("name", "examples"),
-    [(name, 2) for name in FEW] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in RINGS],
-)
-@pytest.mark.timeout(1200)
-def test_any_schedule_in_a_ring_has_the_answers_of_the_run(
-    name: str, examples: int, lengths: list[int], make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Rows at different places, restarted, forked and idle, through many turns of the ring."""
-    run = make_run(**RINGS[name])
-    check_schedules(open_session(engine_of(run, tmp_path)), open_session(run), examples)
-    assert lengths.count(8) > len(lengths) / 4
 
 
 def naive_log_probs(run: Path, stream: np.ndarray, cuts: list[int]) -> np.ndarray:

@@ -229,7 +229,7 @@ def naive_cost(batches: list[list[int]], segment: int) -> int:
     return sum(len(rows) * max(rows) + STEP * -(-max(rows) // segment) for rows in batches)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), max_size=30),
     rows=st.integers(1, 9),
@@ -249,7 +249,7 @@ def test_batches_hold_every_text_once_within_the_limits(
         assert padding or len(set(own)) == 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9))
 def test_no_other_batches_of_neighbours_cost_less(lengths: list[int]) -> None:
     limits = BatchLimits(rows=4, tokens=10**6, segment=8)
