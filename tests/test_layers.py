@@ -162,35 +162,3 @@ def test_no_line_of_the_web_is_too_long_to_read() -> None:
     ]
     assert len(files) > 50, "the folders are where the test looks"
     assert long == []
-
-
-@pytest.mark.parametrize(
-    ("importer", "imported", "goes_up"),
-    [
-        ("runtimes.tasks.sweep", "trainer.run.session", True),
-        ("trainer.run.session", "runtimes.contract.session", False),
-        ("runtimes.contract.spec", "runtimes.tasks.check", True),
-        ("runtimes.tasks.check", "runtimes", True),
-        ("runtimes.cli.eval", "runtimes.tasks.sweep", False),
-        ("xl_export.graph.step", "xl_export.importers.write", True),
-        ("xl_export.artefact.export", "xl_export.tensorrt.graph", False),
-        ("xl_export.tensorrt.graph", "xl_export.artefact.export", True),
-        ("benchmarks.measure", "benchmarks.cases.latency", False),
-        ("xl_export.cli", "xl_export.shadow", False),
-        ("xl_export.serve.core.engine", "xl_export.serve.streams.store", True),
-        ("xl_export.serve.replica", "xl_export.serve.core.engine", False),
-        ("xl_export.serve.http.base.server", "xl_export.serve.http.streams.work", True),
-        ("xl_export.serve.http.base.server", "xl_export.serve.http.operation", True),
-        ("xl_export.serve.http.streams.bodies", "xl_export.serve.http.openai.plan", False),
-        ("xl_export.serve.http.app", "xl_export.serve.http.openai.plan", False),
-    ],
-)
-def test_what_goes_up(importer: str, imported: str, goes_up: bool) -> None:
-    assert upward(importer, imported) == goes_up
-
-
-def test_imports_in_functions_and_for_types_are_seen() -> None:
-    source = "if TYPE_CHECKING:\n    from a import b, c\ndef f():\n    import a.d\n"
-    assert list(imports(source, {"a": 0, "a.b": 0, "a.d": 0}, "x")) == [(2, "a.b"), (2, "a"), (4, "a.d")]
-    assert circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
-    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []

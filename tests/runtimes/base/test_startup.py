@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,19 +58,27 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
-def test_threads_of_a_training_wait_a_moment_on_an_idle_machine(fresh: None) -> None:
+def refuse(seconds: float) -> float:
+    raise OSError("there is no load average")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "busy", "spins"),
+    [
+        (2, lambda seconds: 0.1, startup.SPINS),
+        (2, lambda seconds: 0.5, None),  # other jobs run
+        (64, lambda seconds: 2.0, None),  # a few jobs on many processors
+        (2, refuse, None),
+    ],
+)
+def test_threads_of_a_training_spin_only_on_an_idle_machine(
+    fresh: None, cpus: int, busy: Any, spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_cpus", lambda: cpus)
+    monkeypatch.setattr(machine, "busy_cpus", busy)
     startup.prepare_libraries()  # as every command does when it starts
     startup.prepare_training()
-    assert (os.environ["OMP_WAIT_POLICY"], os.environ[startup.SPIN]) == ("PASSIVE", startup.SPINS)
-
-
-def test_threads_of_a_training_sleep_where_other_jobs_run(
-    fresh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "busy_cpus", lambda seconds: 0.5)
-    startup.prepare_training()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert startup.SPIN not in os.environ
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get(startup.SPIN)) == ("PASSIVE", spins)
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", startup.SPIN])
@@ -80,23 +89,6 @@ def test_what_the_user_has_chosen_for_threads_stays(
     startup.prepare_training()
     assert os.environ[name] == "7"
     assert (startup.SPIN in os.environ) == (name == startup.SPIN)
-
-
-def refuse(seconds: float) -> float:
-    raise OSError("there is no load average")
-
-
-def test_threads_sleep_where_the_system_does_not_tell(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "busy_cpus", refuse)
-    startup.prepare_training()
-    assert startup.SPIN not in os.environ
-
-
-def test_few_jobs_on_many_processors_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_cpus", lambda: 64)
-    monkeypatch.setattr(machine, "busy_cpus", lambda seconds: 2.0)
-    startup.prepare_training()
-    assert startup.SPIN not in os.environ
 
 
 def test_a_process_takes_over_what_the_one_before_it_has_decided(
