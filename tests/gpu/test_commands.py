@@ -23,7 +23,7 @@ STAND_INS = {kind: (kind, "cpu") for kind in ("run", "artefact")}
 
 
 @pytest.mark.parametrize(("gpu", "row"), on_gpu(ROWS, STAND_INS), indirect=["gpu"])
-def test_commands_say_what_they_say_on_the_cpu(
+def test_commands_print_the_same_as_on_the_cpu(
     gpu: Any, row: tuple[str, str], work: Path, tmp_path: Path
 ) -> None:
     kind, device = row

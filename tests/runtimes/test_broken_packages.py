@@ -73,7 +73,7 @@ def test_errors_of_our_own_pass_through() -> None:
         import no_such_package  # noqa: F401
 
 
-def test_where_pytorch_is_missing_too_it_is_named_with_its_smaller_download(
+def test_a_missing_pytorch_is_named_with_its_smaller_download(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")

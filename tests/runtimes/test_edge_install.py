@@ -86,7 +86,7 @@ def test_every_edge_command_works_there(
     assert "there is a graph for the fused operator, which `xl-export fused-kernel` builds" in ended.stdout
 
 
-def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: Path) -> None:
+def test_commands_that_need_torch_name_what_to_install(edge: Path, run: Path, tmp_path: Path) -> None:
     cases: list[tuple[tuple[object, ...], str]] = [
         (("info", run), "pip install '.[train]'"),
         (("generate", run, "--prompt", "a"), "pip install '.[train]'"),
@@ -103,9 +103,7 @@ def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_onnx_runtime_the_command_says_what_to_install(
-    edge: Path, artefacts: dict[str, Path]
-) -> None:
+def test_a_missing_onnx_runtime_is_named_with_what_to_install(edge: Path, artefacts: dict[str, Path]) -> None:
     code = "import sys; sys.modules['onnxruntime'] = None; from xl_export.cli.main import main; main()"
     for command in (("check",), ("generate", "--prompt", "a")):
         ended = call(edge / "python", "-c", code, command[0], artefacts["ring"], *command[1:])

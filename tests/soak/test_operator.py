@@ -44,7 +44,7 @@ def _found(name: str) -> str:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_inputs_that_do_not_fit_together_are_refused_and_touch_nothing(
+def test_inputs_that_do_not_fit_never_touch_memory(
     sanitized: tuple[Path, str], rounds: Callable[[str], Iterator[int]]
 ) -> None:
     library, preloaded = sanitized

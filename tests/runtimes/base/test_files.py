@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def test_a_file_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
+def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     with atomic_file(tmp_path / "file") as temporary:
         temporary.write_text("new")
@@ -125,7 +125,7 @@ def test_a_full_disk_is_one_sentence_and_changes_nothing(tmp_path: Path, python:
     assert names(tmp_path / "folder") == []
 
 
-def test_a_kill_while_writing_leaves_no_folder_and_a_second_try_succeeds(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_no_folder_and_can_be_repeated(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
@@ -215,9 +215,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_an_array_that_is_not_what_its_header_says_is_refused_without_taking_memory(
-    lie: str, tmp_path: Path
-) -> None:
+def test_a_false_array_header_is_refused_without_allocating(lie: str, tmp_path: Path) -> None:
     path = archive(tmp_path / "lie.npz", LIES[lie])
     tracemalloc.start()
     with pytest.raises(ArtefactError, match=r"lie\.npz is not a readable"):

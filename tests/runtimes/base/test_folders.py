@@ -19,7 +19,7 @@ from runtimes.base.folders import atomic_folder
 from tests.runtimes.base.test_files import names
 
 
-def test_a_folder_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
+def test_a_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "deep" / "folder", marker="file") as temporary:
         (temporary / "file").write_text("new")
         assert not (tmp_path / "deep" / "folder").exists()
@@ -27,7 +27,7 @@ def test_a_folder_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
     assert names(tmp_path / "deep") == ["folder"]
 
 
-def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for content in ("first", "second"):
         with atomic_folder(path, force=content == "second", marker="first") as temporary:
@@ -44,7 +44,7 @@ def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_pa
         pytest.fail("the block must not run")
 
 
-def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path: Path) -> None:
+def test_force_replaces_only_a_folder_of_the_same_kind(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years")
     for path in (tmp_path / "precious", tmp_path, Path("/")):
@@ -57,7 +57,7 @@ def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path:
     assert names(tmp_path) == ["precious"]
 
 
-def test_force_deletes_nothing_that_is_no_part_of_what_is_replaced(tmp_path: Path) -> None:
+def test_force_keeps_files_that_are_not_its_own(tmp_path: Path) -> None:
     """What this project itself leaves in a folder, such as a lock, does not count."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -75,7 +75,7 @@ def test_force_deletes_nothing_that_is_no_part_of_what_is_replaced(tmp_path: Pat
     assert names(folder) == ["file"]
 
 
-def test_what_comes_while_a_folder_is_made_is_not_deleted_either(tmp_path: Path) -> None:
+def test_files_added_while_a_folder_is_made_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "file").write_text("old")
@@ -87,7 +87,7 @@ def test_what_comes_while_a_folder_is_made_is_not_deleted_either(tmp_path: Path)
     assert names(folder) == ["file", "notes.txt"]
 
 
-def test_a_replacement_that_fails_on_the_way_brings_the_old_folder_back(
+def test_a_failed_replacement_restores_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -118,7 +118,7 @@ def fill(folder: Path, text: str) -> None:
     (folder / "file").write_text(text)
 
 
-def test_a_folder_that_somebody_else_fills_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_a_folder_written_by_another_process_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     with (
         pytest.raises(UserError, match="was written by somebody else meanwhile"),
@@ -230,7 +230,7 @@ def test_a_kill_between_two_renames_leaves_neither_name_empty(tmp_path: Path) ->
     assert names(tmp_path) == ["folder"]
 
 
-def test_what_a_killed_command_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+def test_only_partial_files_of_killed_commands_are_removed(tmp_path: Path) -> None:
     path, other = tmp_path / "folder", tmp_path / "other"
     for left in (".folder.0123abcd.partial", ".file.0123abcd.partial", ".folder.0123abcd.not"):
         (tmp_path / left).mkdir()
@@ -249,7 +249,7 @@ def test_what_a_killed_command_left_is_swept_and_what_a_living_one_writes_is_not
     assert names(tmp_path) == [".folder.0123abcd.not", "file", "folder"]
 
 
-def test_a_kill_between_two_renames_where_there_is_no_exchange_loses_nothing(
+def test_a_kill_between_two_renames_without_exchange_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next command brings the old folder back; an interrupt brings it back at once."""

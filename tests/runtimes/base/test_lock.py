@@ -23,7 +23,7 @@ with only_writer(Path(sys.argv[1]), doing="trained"):
 """
 
 
-def test_the_second_process_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_the_owner(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None

@@ -48,7 +48,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str
     return version
 
 
-def test_the_drivers_version_is_that_of_nvml_or_else_of_the_kernels_module(
+def test_the_driver_version_comes_from_nvml_or_the_kernel(
     given: Callable[[Any, str | None], str | None],
 ) -> None:
     assert given(nvml(b"580.65.06"), LINE) == "580.65.06"
@@ -58,7 +58,7 @@ def test_the_drivers_version_is_that_of_nvml_or_else_of_the_kernels_module(
         assert given(broken, LINE) == "535.129.03"
 
 
-def test_a_machine_that_does_not_tell_its_driver_has_none(
+def test_an_unknown_driver_has_no_version(
     given: Callable[[Any, str | None], str | None],
 ) -> None:
     for text in (None, "", "NVRM version: none\n", "GCC version: 12.2.0\n"):

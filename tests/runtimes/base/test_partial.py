@@ -14,7 +14,7 @@ from runtimes.base.partial import make_hidden
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_what_somebody_else_writes_is_left_alone(
+def test_partial_files_of_others_are_kept(
     folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = iter([tmp_path / "theirs", tmp_path / "ours"])

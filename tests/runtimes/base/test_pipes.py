@@ -89,7 +89,7 @@ def test_a_pipe_in_an_artefact_is_refused(name: str, artefacts: dict[str, Path],
     refused(xl("check", replaced(artefacts["ring"], name, tmp_path / "artefact")), str(tmp_path / "artefact"))
 
 
-def test_a_pipe_in_place_of_what_a_user_names_is_refused(
+def test_a_pipe_instead_of_a_given_file_is_refused(
     run: Path, artefacts: dict[str, Path], pipe: Path, tmp_path: Path
 ) -> None:
     refused(xl("eval", artefacts["ring"], "--text", pipe), str(pipe), "a named pipe")
@@ -110,7 +110,7 @@ def test_a_pipe_in_place_of_what_a_user_names_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_pipe_in_place_of_the_weights_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_checkpoint_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "transfo-xl"}))
     os.mkfifo(tmp_path / "model.safetensors")
     refused(xl("import", tmp_path, "--describe"), str(tmp_path))

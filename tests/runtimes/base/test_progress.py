@@ -31,7 +31,7 @@ def test_lines_come_after_two_seconds_and_then_ever_more_rarely(
     assert said == [2, 4, 8, 16, 32, 64, 124, 184, 244, 304, 364]
 
 
-def test_short_work_and_the_last_step_say_nothing(
+def test_short_work_prints_no_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock(monkeypatch, iter([0, 1.9, 100]))
@@ -42,7 +42,7 @@ def test_short_work_and_the_last_step_say_nothing(
 
 
 @pytest.mark.parametrize("kind", ["run", "ring"])
-def test_eval_says_how_far_it_is(
+def test_eval_reports_its_progress(
     kind: str,
     run: Path,
     artefacts: dict[str, Path],

@@ -66,7 +66,7 @@ def test_a_record_goes_to_json_text_and_back() -> None:
     assert from_json(Outer, json.loads(json.dumps(to_json(record))), where="here") == record
 
 
-def test_defaults_stand_in_for_absent_keys_and_none_only_where_allowed() -> None:
+def test_absent_keys_have_defaults() -> None:
     short = {key: value for key, value in GOOD.items() if key not in ("maybe", "listed")}
     assert from_json(Outer, short, where="here").maybe is None
     assert from_json(Outer, short, where="here").listed == ("x",)

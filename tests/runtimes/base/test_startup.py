@@ -91,9 +91,7 @@ def test_what_the_user_has_chosen_for_threads_stays(
     assert (startup.SPIN in os.environ) == (name == startup.SPIN)
 
 
-def test_a_process_takes_over_what_the_one_before_it_has_decided(
-    fresh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_process_inherits_the_decision(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes of one training wait alike; and where PyTorch is loaded it is too late."""
     looks: list[float] = []
     monkeypatch.setattr(machine, "busy_cpus", lambda seconds: looks.append(seconds) or 0.0)

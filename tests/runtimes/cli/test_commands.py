@@ -58,7 +58,7 @@ def test_check_passes_and_prints_its_figures(artefacts: dict[str, Path]) -> None
 
 
 @pytest.mark.parametrize("command", ["check", "eval", "score", "generate", "recl"])
-def test_every_command_that_computes_takes_a_device_and_none_computes_elsewhere(
+def test_every_computing_command_accepts_a_device(
     command: str, artefacts: dict[str, Path], text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ort = pytest.importorskip("onnxruntime")
@@ -178,7 +178,7 @@ def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_fi
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write: /proc")
-def test_memory_that_cannot_be_written_is_refused_before_the_first_word(artefacts: dict[str, Path]) -> None:
+def test_an_unwritable_memory_file_is_refused_before_generating(artefacts: dict[str, Path]) -> None:
     ended = xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", "/proc/m.npz")
     refused(ended, "/proc/m.npz could not be written")
     assert ended.stdout == ""
@@ -215,7 +215,7 @@ def test_a_full_output_device_ends_in_one_sentence(
     assert ended.returncode == 2
 
 
-def test_an_output_that_cannot_show_a_character_ends_in_one_sentence(artefacts: dict[str, Path]) -> None:
+def test_an_unprintable_character_ends_in_one_sentence(artefacts: dict[str, Path]) -> None:
     arguments = [
         Path(sys.executable).with_name("xl-export"),
         "generate",

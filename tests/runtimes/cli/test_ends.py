@@ -194,7 +194,7 @@ def test_escapes_are_visible() -> None:
     assert without_controls("a\x1b\t\n\r\x07\u200d\xa0é") == "a\\x1b\t\n\\r\\x07\u200d\xa0é"
 
 
-def test_names_of_strangers_do_not_reach_a_terminal_as_escapes(run: Path, tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped(run: Path, tmp_path: Path) -> None:
     result = xl("info", tmp_path / f"{ESCAPE}\x9b2Jname")
     refused(result, "\\x1b[31m\\x9b2Jname")
     assert ESCAPE not in result.stderr
@@ -204,9 +204,7 @@ def test_names_of_strangers_do_not_reach_a_terminal_as_escapes(run: Path, tmp_pa
     assert ESCAPE not in result.stdout
 
 
-def test_generated_text_is_safe_on_a_terminal_and_unchanged_in_a_pipe(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
+def test_generated_text_is_escaped_only_on_a_terminal(artefacts: dict[str, Path], tmp_path: Path) -> None:
     prompt = "The\x1bc\tkey"
     folder = Path(shutil.copytree(artefacts["ring"], tmp_path / "artefact"))
     vocab = json.loads((folder / "vocab.json").read_text())

@@ -55,7 +55,7 @@ def test_a_diverged_checkpoint_ends_in_one_sentence(
     assert not (tmp_path / "losses.csv").exists()
 
 
-def test_a_sweep_over_a_run_has_the_figures_of_each_setting_alone(run: Path, text_file: Path) -> None:
+def test_a_sweep_prints_the_figures_of_each_setting(run: Path, text_file: Path) -> None:
     options = ("--text", text_file, "--lanes", 2, "--json")
     sweep = ("--mem-len", "4,16", "--segment", "24", "--clamp-len", "0,3")
     document = json_of(xl("eval", run, *options, *sweep))

@@ -19,7 +19,7 @@ def prompt_of(folder: Path, text: str) -> str:
     return ",".join(map(str, open_session(folder).vocab.encode(text).tolist()))
 
 
-def test_ids_give_what_their_text_gives(artefacts: dict[str, Path]) -> None:
+def test_ids_generate_what_their_text_generates(artefacts: dict[str, Path]) -> None:
     folder = artefacts["ring"]
     given = prompt_of(folder, "The ")
     as_text = xl("generate", folder, "--prompt", "The ", *GREEDY).stdout

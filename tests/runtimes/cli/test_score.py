@@ -160,7 +160,7 @@ def groups_of(session: Session, *names: Any) -> list[Any]:
     return [best.group for best in best_of_groups(score_texts(session, texts, bos=True), weight=1)]
 
 
-def test_groups_are_told_apart_by_their_json(session: Session) -> None:
+def test_groups_are_distinguished_by_their_json(session: Session) -> None:
     assert [json.dumps(group) for group in groups_of(session, 1, True, 1.0, "1")] == [
         "1",
         "true",
@@ -182,7 +182,7 @@ def test_the_groups_that_are_remembered_are_bounded(
         groups_of(session, 1, 2, 1)
 
 
-def test_a_text_without_its_first_token_is_in_no_n_best_list(words: Path) -> None:
+def test_n_best_lists_require_a_score_for_the_first_token(words: Path) -> None:
     """Without it an empty hypothesis and one of a single token would cost nothing."""
     rows = nbest(("u", 0, "a b c"), ("u", 0, "a"))
     refused(score(words, rows, "--weight", 1), "line 1 is of a group, and its first token was not predicted")
@@ -242,7 +242,7 @@ def test_a_bad_line_ends_after_the_results_before_it(line: bytes, error: str, wo
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_a_bad_line_of_a_file_is_told_with_the_file_and_one_number(words: Path, tmp_path: Path) -> None:
+def test_a_bad_line_is_named_with_its_file_and_number(words: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     for line, error in (
         ('{"ids": [1 2]}', "is not JSON (Expecting ',' delimiter at character 12); write every line as JSON"),
@@ -299,7 +299,7 @@ def test_input_that_never_ends_is_answered_while_it_is_read(session: Session) ->
     assert [score.number for score in itertools.islice(scores, 60)] == list(range(1, 61))
 
 
-def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_at_once(artefacts: dict[str, Path]) -> None:
+def test_lines_are_answered_at_once_until_the_pipe_closes(artefacts: dict[str, Path]) -> None:
     command = [sys.executable, "-m", "xl_export", "score", str(artefacts["ring"]), "--input", "-"]
     with subprocess.Popen(
         [*command, "--window", "1"],

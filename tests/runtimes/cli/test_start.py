@@ -61,7 +61,7 @@ def all_commands(command: click.Command) -> Iterator[click.Command]:
         yield from all_commands(child)
 
 
-def test_no_number_of_any_option_is_told_in_the_words_of_click() -> None:
+def test_every_numeric_option_has_our_own_message() -> None:
     checked = 0
     for command in all_commands(main):
         for option in command.params:
@@ -115,7 +115,7 @@ QUIET = [  # every command and function of ours that loads ONNX Runtime or PyTor
 
 
 @pytest.mark.parametrize(("calls", "loaded"), QUIET, ids=lambda given: str(given)[:60])
-def test_the_environment_is_set_before_libraries_load_and_nothing_is_written_to_the_users_cache(
+def test_no_library_reports_or_writes_to_the_cache(
     calls: list[Any],
     loaded: str,
     run: Path,

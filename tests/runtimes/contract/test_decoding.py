@@ -140,7 +140,7 @@ def test_half_a_character_ends_a_text_as_a_replacement_character() -> None:
     assert ended.add(0xC3, last=False) + ended.finish() == "\ufffd"
 
 
-def test_a_stop_string_of_byte_tokens_ends_the_text_at_once(tmp_path: Path) -> None:
+def test_a_stop_string_of_byte_tokens_stops_at_once(tmp_path: Path) -> None:
     vocab, _ = with_library("byte-fallback", tmp_path)
     text = GrowingText(vocab.decoder(), ["\n"], "")
     ids = vocab.encode("the cat\n").tolist()

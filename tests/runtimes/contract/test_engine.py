@@ -40,7 +40,7 @@ def test_facts_survive_the_file(engine: Path) -> None:
     assert load_engine(engine)[0] == facts
 
 
-def test_the_identity_of_an_engine_is_the_hash_of_its_file(engine: Path) -> None:
+def test_an_engine_is_identified_by_the_hash_of_its_file(engine: Path) -> None:
     assert load_engine(engine)[0].identity == identity(engine / BUILD)
 
 
@@ -57,16 +57,14 @@ def test_the_identity_of_an_engine_is_the_hash_of_its_file(engine: Path) -> None
         {"profiles": (Profile(name="token", batch=(1, 1, 1), tokens=(1, 1, 1)),)},
     ],
 )
-def test_facts_that_cannot_be_ours_are_refused_though_their_digest_fits(
-    engine: Path, changes: dict[str, Any]
-) -> None:
+def test_impossible_facts_are_refused_despite_a_valid_digest(engine: Path, changes: dict[str, Any]) -> None:
     facts, _ = load_engine(engine)
     save_engine(engine, dataclasses.replace(facts, **changes))
     with pytest.raises(ArtefactError, match="build the engine again"):
         load_engine(engine)
 
 
-def test_an_engine_of_a_newer_version_says_to_update(engine: Path) -> None:
+def test_an_engine_of_a_newer_version_is_refused(engine: Path) -> None:
     facts, _ = load_engine(engine)
     save_engine(engine, dataclasses.replace(facts, schema=2))
     with pytest.raises(ArtefactError, match=r"has schema 2, and this version reads up to 1; update"):
@@ -98,7 +96,7 @@ def test_ampere_plus_engines_are_refused_before_ampere(engine: Path) -> None:
         refuse_elsewhere(facts, engine, version=facts.version, gpu=Gpu(name="Old", compute_capability="7.5"))
 
 
-def test_the_command_that_builds_it_again_says_all_that_was_chosen(engine: Path) -> None:
+def test_the_rebuild_command_has_every_option(engine: Path) -> None:
     facts = dataclasses.replace(
         load_engine(engine)[0], hardware="same-capability", refit=True, attention="plugin"
     )

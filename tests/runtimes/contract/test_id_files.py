@@ -100,7 +100,7 @@ def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> N
         list(documents(tmp_path / name, dtype=dtype))
 
 
-def test_a_damaged_array_is_no_whole_file_and_one_of_another_type_is_converted(tmp_path: Path) -> None:
+def test_damaged_arrays_and_arrays_of_other_types_are_refused(tmp_path: Path) -> None:
     whole = written(tmp_path / "a.npy", np.arange(1_000)).read_bytes()
     for content in (b"", b"this is no array", whole[:50], whole[:4_000], b"\x93NUMPY\1\0\7\0{'a': 1"):
         path = written(tmp_path / "b.npy", content)
@@ -134,7 +134,7 @@ def test_numbers_are_whole_wherever_a_block_ends(
 @pytest.mark.parametrize(
     ("ids", "words"), [([0, 3, 9], "id 3 at index 101"), ([2, 1, -1], "id -1 at index 102")]
 )
-def test_an_id_outside_is_told_with_its_index(ids: list[int], words: str, tmp_path: Path) -> None:
+def test_an_id_outside_is_named_with_its_index(ids: list[int], words: str, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=words):
         refuse_outside(np.array(ids), tmp_path, 3, mend="give others", start=100)
     refuse_outside(np.array([0, 2], np.uint8), tmp_path, 3, mend="give others")

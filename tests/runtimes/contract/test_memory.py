@@ -162,7 +162,7 @@ def test_rows_of_a_memory_in_use_stay(session: Session) -> None:
 # Parts: some rows in place, with the same arrays and one lock.
 
 
-def test_a_part_of_a_part_is_a_part_of_the_whole(session: Session) -> None:
+def test_a_part_of_a_part_belongs_to_the_whole(session: Session) -> None:
     memory = session.start(5)
     part = memory.part(1, 5)
     assert part.part(1, 3) is memory.part(2, 4)

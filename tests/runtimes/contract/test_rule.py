@@ -38,7 +38,7 @@ def test_visible_is_the_definition(mask: Any, initial_memory: Any, mem_len: int,
 
 
 @pytest.mark.parametrize("mask", ["same-length", "full"])
-def test_padding_sees_itself_alone_and_is_seen_by_no_text(mask: Any) -> None:
+def test_padding_sees_only_itself_and_is_invisible(mask: Any) -> None:
     rule = MemoryRule(mem_len=4, segment=6, mask=mask)
     positions = np.arange(-3, 3)
     seen = rule.visible(positions[:, None] - positions, positions[:, None], np.arange(6)[:, None])
@@ -68,7 +68,7 @@ def test_slots_hold_a_segment_beside_the_memory() -> None:
     assert MemoryRule(mem_len=0, segment=1).slots == 1
 
 
-def test_a_rule_comes_back_from_json_and_names_all_of_itself_in_text() -> None:
+def test_a_rule_survives_json_and_prints_every_field() -> None:
     rule = MemoryRule(mem_len=8, segment=4, mask="full", clamp_len=6, initial_memory="zeros")
     assert from_json(MemoryRule, to_json(rule), where="test") == rule
     assert str(rule) == "memory 8, segment 4, full mask, clamp 6, initial memory zeros"

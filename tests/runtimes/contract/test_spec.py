@@ -89,7 +89,7 @@ SPANS = dataclasses.replace(MODEL, reaches=((10, 200, 300), (7, 9, 12)))
 LONG = MemoryRule(mem_len=256, segment=8)
 
 
-def test_heads_of_similar_reach_share_memory_as_long_as_the_furthest_of_them() -> None:
+def test_heads_of_similar_reach_share_the_longest_memory() -> None:
     groups = head_groups(SPANS, LONG, "ring")
     assert [[(list(group.heads), group.mem_len) for group in layer] for layer in groups] == [
         [([2, 1], 256), ([0], 10)],  # 300 is cut to the memory; 200 is more than half of that
@@ -116,7 +116,7 @@ def test_memory_tensors_of_groups_have_their_own_names_and_lengths() -> None:
     assert make_spec().bytes_saved == 0
 
 
-def test_head_split_remembers_nothing_for_heads_that_see_persistent_vectors_alone() -> None:
+def test_heads_with_only_persistent_vectors_have_no_memory() -> None:
     split = dataclasses.replace(MODEL, heads=4, sublayers="head-split", persistent=3, d_ff=0)
     assert {state.shape for state in state_tensors(split, RULE, "shift")} == {("batch", 2, 16, 5)}
 
@@ -209,7 +209,7 @@ def test_a_spec_comes_back_as_it_was_saved(artefacts: dict[str, Path], tmp_path:
         assert set(spec.files) >= {GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS}
 
 
-def test_a_newer_schema_is_told_to_update(artefact: Path) -> None:
+def test_a_newer_schema_is_refused_with_an_update(artefact: Path) -> None:
     edit(artefact, lambda spec: spec.update(schema=SCHEMA + 1, news=1))
     with pytest.raises(
         ArtefactError, match=r"has schema 2, and this version reads up to 1; update xl-export"
@@ -270,7 +270,7 @@ def test_a_missing_cut_or_altered_file_is_named(name: str, artefact: Path) -> No
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", "C:x", "x" * 5000, "\ud800"]
 )
-def test_a_file_outside_the_folder_is_refused_before_it_is_touched(
+def test_a_file_outside_the_folder_is_never_opened(
     name: str, artefact: Path, reseal: Callable[..., None]
 ) -> None:
     (artefact.parent / "x").write_text("x")

@@ -64,7 +64,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "form", "precision"), CASES)
-def test_info_says_the_bytes_that_a_session_holds(
+def test_info_prints_the_bytes_that_a_session_holds(
     kind: str, form: Form, precision: MemoryPrecision, folders: Callable[..., Path], tokens: np.ndarray
 ) -> None:
     folder = folders(kind, form, precision)
@@ -94,7 +94,7 @@ def test_info_says_the_bytes_that_a_session_holds(
     ("form", "precision"),
     every(3, [("ring", "int8"), *((f, name) for f in get_args(Form) for name in ("fp32", "fp16"))]),
 )
-def test_groups_of_heads_hold_what_is_left_of_a_whole_memory(
+def test_groups_of_heads_save_the_stated_bytes(
     form: Form, precision: MemoryPrecision, folders: Callable[..., Path]
 ) -> None:
     folder = folders("all-attention-groups", form, precision)

@@ -101,7 +101,7 @@ def test_a_long_text_is_encoded_without_pythons_lock(tmp_path: Path) -> None:
     assert batches == [(1, False)]
 
 
-def test_a_saved_vocabulary_is_the_same_and_its_file_is_verified(file: Path, tmp_path: Path) -> None:
+def test_a_saved_vocabulary_is_verified_when_loaded(file: Path, tmp_path: Path) -> None:
     vocab = vocab_from_file(file)
     save_vocab(tmp_path, vocab)
     again = load_vocab(tmp_path / "vocab.json")
@@ -146,7 +146,7 @@ def test_the_unknown_token_is_the_one_of_the_file(model: models.Model, tmp_path:
     assert vocab_from_file(tmp_path / "tokenizer.json").special.unknown == tokenizer.token_to_id("[M]")
 
 
-def test_the_files_of_transformers_say_which_tokens_are_special(tmp_path: Path) -> None:
+def test_special_tokens_come_from_the_files_of_transformers(tmp_path: Path) -> None:
     path = trained("unigram", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<s>"}}))
     assert vocab_from_file(path).special == SpecialTokens(unknown=0, beginning=1, end_of_document=1)
@@ -230,7 +230,7 @@ def test_tokens_between_documents_have_no_text_that_counts(tmp_path: Path) -> No
     assert predicted_size(ReadText(joined), vocab) == TextSize(characters=16 - first, num_bytes=19 - first)
 
 
-def test_figures_per_character_are_left_out_where_the_library_is_missing(
+def test_figures_per_character_need_the_library(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab = vocab_from_file(file)
@@ -247,7 +247,7 @@ def test_one_token_for_everything_is_not_the_unknown_one(tmp_path: Path) -> None
     assert vocab_from_file(path).special == SpecialTokens(end_of_document=0, beginning=0)
 
 
-def test_a_special_token_has_the_id_of_the_library_and_not_that_of_the_file(tmp_path: Path) -> None:
+def test_special_token_ids_come_from_the_library(tmp_path: Path) -> None:
     path = trained("byte-level", tmp_path)
     data = json.loads(path.read_text())
     data["added_tokens"].append(data["added_tokens"][0] | {"content": "<end>", "id": 3_000_000_000})

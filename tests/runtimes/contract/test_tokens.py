@@ -79,15 +79,13 @@ def test_damaged_files_of_ids_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_ids_from_what_is_not_a_file_are_refused_at_once(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_ids_from_a_pipe_or_folder_are_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "some.npy")
     with pytest.raises(TextError, match=r"some\.npy is not a file"):
         read_tokens(tmp_path / "some.npy", ABC)
 
 
-def test_ids_of_another_vocabulary_are_refused_where_a_file_beside_them_tells(tmp_path: Path) -> None:
+def test_ids_of_another_vocabulary_are_refused_by_their_side_file(tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", np.array([2, 0, 1]))
     (tmp_path / "some.json").write_bytes(side_bytes(ABC))
     assert read_tokens(tmp_path / "some.npy", ABC).tolist() == [2, 0, 1]
@@ -101,7 +99,7 @@ def test_ids_of_another_vocabulary_are_refused_where_a_file_beside_them_tells(tm
     assert read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"]), ids=True).tolist() == [2, 0, 1]
 
 
-def test_ids_need_no_word_from_the_user_where_the_model_knows_ids_alone(tmp_path: Path) -> None:
+def test_a_model_without_text_reads_ids_without_an_option(tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", np.array([2, 0, 1]))
     assert read_tokens(tmp_path / "some.npy", IdsVocab(3)).tolist() == [2, 0, 1]
     (tmp_path / "some.txt").write_text("2 0 1")
@@ -113,7 +111,7 @@ def test_ids_need_no_word_from_the_user_where_the_model_knows_ids_alone(tmp_path
 
 
 @pytest.mark.parametrize("name", ["some.jsonl", "some.bin", "some.NPY"])
-def test_a_file_with_the_name_of_ids_is_not_taken_for_text(name: str, tmp_path: Path) -> None:
+def test_a_file_named_like_ids_is_not_read_as_text(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("abc")
     with pytest.raises(TextError, match="ids"):
         read_tokens(tmp_path / name, ABC)
@@ -151,9 +149,7 @@ def test_raw_ids_need_their_type(tmp_path: Path) -> None:
         (WordVocab(["<unk>", "<eos>", "é🙂", "text"]), "é🙂 text text\n", "é🙂"),
     ],
 )
-def test_the_size_of_a_text_is_the_same_from_its_ids(
-    vocab: Vocab, text: str, first: str, tmp_path: Path
-) -> None:
+def test_a_text_and_its_ids_have_the_same_size(vocab: Vocab, text: str, first: str, tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text(text, encoding="utf-8")
     read = read_text(tmp_path / "some.txt", vocab)
     size = predicted_size(read, vocab)
@@ -192,7 +188,7 @@ def test_what_holds_nul_is_no_text(vocab: Vocab, tmp_path: Path) -> None:
     assert len(read_tokens(tmp_path / "some.txt", ByteVocab())) == 5
 
 
-def test_a_byte_that_a_vocabulary_lacks_is_given_with_its_place() -> None:
+def test_an_unknown_byte_is_named_with_its_place() -> None:
     with pytest.raises(TextError, match="the byte 99 at byte 4, which is not among the 2 bytes"):
         ByteVocab([97, 98], skipped=[10]).encode("ab\nac")
 

@@ -96,14 +96,14 @@ def test_an_unknown_symbol_is_named_with_its_place() -> None:
         WordVocab(["a", "b"]).encode("a zed b")
 
 
-def test_bytes_that_are_not_utf_8_are_refused_by_characters_and_words_alone() -> None:
+def test_only_byte_vocabularies_accept_invalid_utf_8() -> None:
     for vocab in (CharVocab.build("caf"), WordVocab.build("caf")):
         with pytest.raises(TextError, match=r"byte 3 of the text \(0xe9\) is not UTF-8; convert"):
             vocab.encode(b"caf\xe9")
     assert ByteVocab().encode(b"caf\xe9").tolist() == [99, 97, 102, 233]
 
 
-def test_chosen_bytes_are_numbered_and_skipped_as_told() -> None:
+def test_chosen_bytes_are_numbered_and_others_skipped() -> None:
     vocab = ByteVocab([98, 195, 169, 97], skipped=[10])
     assert vocab.encode("a\nb\né").tolist() == [3, 0, 1, 2]
     assert decode(vocab, [3, 0, 1, 2]) == "abé"
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_json_is_refused(content: bytes, tmp_path: Path) -> No
         load_vocab(tmp_path / "vocab.json")
 
 
-def test_words_may_have_other_marks_and_keep_them_in_their_file(tmp_path: Path) -> None:
+def test_words_keep_other_marks_in_their_file(tmp_path: Path) -> None:
     vocab = WordVocab(["<S>", "<UNK>", "a"], unknown="<UNK>", end_of_line="<S>")
     assert vocab.encode("a b\na <unk>").tolist() == [2, 1, 0, 2, 1]
     assert decode(vocab, [0, 2, 1, 0, 2]) == "\na <UNK>\na"
@@ -250,5 +250,5 @@ def test_special_tokens_of_words_are_known() -> None:
     assert SpecialTokens(end_of_document=5, end_of_line=4, beginning=3).before_text == 5
 
 
-def test_a_vocabulary_of_words_has_at_most_the_size_asked_for() -> None:
+def test_a_word_vocabulary_respects_its_maximum_size() -> None:
     assert WordVocab.build("b a b c b a", max_size=3).symbols == ["<unk>", "<eos>", "b"]

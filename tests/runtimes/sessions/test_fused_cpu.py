@@ -204,13 +204,13 @@ def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> Non
     assert open_session(artefacts["ring"]).kernel == "fused"
 
 
-def test_the_command_says_where_it_is(library: Path) -> None:
+def test_the_command_prints_the_path_of_the_library(library: Path) -> None:
     ended = CliRunner().invoke(fused_kernel_command)
     assert ended.exit_code == 0
     assert ended.output == f"the fused operator was built before: {library}\n"
 
 
-def test_commands_say_which_operators_they_run(
+def test_commands_name_the_operators_they_run(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text("The memory is yours.")

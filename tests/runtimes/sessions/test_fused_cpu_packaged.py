@@ -148,7 +148,7 @@ def test_a_library_that_others_may_write_is_not_loaded(
         (0, [("root", [])], [0], False),
     ],
 )
-def test_a_group_is_private_where_the_user_alone_is_in_it(
+def test_a_group_is_private_with_one_member(
     user: int,
     groups: list[tuple[str, list[str]]],
     accounts: list[int],

@@ -76,7 +76,7 @@ def test_a_graph_that_would_read_elsewhere_is_refused(
 
 
 @pytest.mark.parametrize(("dropped", "given"), [(1, 2), (2, 3), (3, 17), (4, 18)])
-def test_a_graph_that_leaves_out_the_ring_it_writes_is_refused(
+def test_a_graph_without_its_ring_outputs_is_refused(
     dropped: int,
     given: int,
     artefacts: dict[str, Path],

@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_was_built_is_the_users_alone(home: Path) -> None:
+def test_only_the_user_may_write_the_library(home: Path) -> None:
     before = os.umask(0o002)  # the default of systems where each user has a group
     try:
         home.mkdir(mode=0o755)
@@ -83,7 +83,7 @@ def test_what_another_user_owns_is_not_loaded(place: str, home: Path) -> None:
             fused_cpu.build()
 
 
-def test_a_link_to_a_folder_of_others_is_not_followed_blindly(
+def test_a_link_to_a_folder_of_others_is_not_trusted(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = fused_cpu.build()

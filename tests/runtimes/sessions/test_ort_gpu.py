@@ -30,7 +30,7 @@ from xl_export.artefact.export import export
 
 
 @pytest.mark.parametrize("form", every(3, FORMS))
-def test_a_device_gives_the_cpus_bits_over_segments_tokens_forks_and_restarts(
+def test_a_device_computes_the_same_bits_as_the_cpu(
     artefacts: dict[str, Path], launched: list[int], form: str, tmp_path: Path
 ) -> None:
     device, cpu = (
@@ -80,9 +80,7 @@ def test_single_tokens_are_captured_once_in_each_direction(
     assert launched[-2:] == [-1, -1]  # a fork has graphs of its own, and begins without one
 
 
-def test_a_ring_is_written_in_place_and_other_forms_in_two_buffers_in_turn(
-    artefacts: dict[str, Path], launched: list[int]
-) -> None:
+def test_a_ring_has_one_buffer_and_other_forms_two(artefacts: dict[str, Path], launched: list[int]) -> None:
     for form in FORMS:
         session = host_gpu.opened(artefacts[form])
         memory, token, seen = session.start(1), np.zeros((1, 1), np.int64), []
@@ -115,7 +113,7 @@ def test_steps_that_nothing_can_compare_are_not_captured(
     assert set(launched) == {-1}
 
 
-def test_a_copy_that_fails_is_a_sentence_and_auto_takes_the_cpu(
+def test_a_failed_copy_is_named_and_auto_uses_the_cpu(
     artefacts: dict[str, Path],
     launched: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +143,7 @@ def test_a_copy_that_fails_is_a_sentence_and_auto_takes_the_cpu(
         session.predict(token, session.start(1))
 
 
-def test_graphs_of_a_memory_that_is_gone_are_given_back_by_the_next_step(
+def test_graphs_of_a_deleted_memory_are_released_later(
     artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, token, released = host_gpu.opened(artefacts["shift"]), np.zeros((1, 1), np.int64), list[int]()
@@ -175,7 +173,7 @@ def test_arrays_of_a_plugin_lie_in_its_own_memory(monkeypatch: pytest.MonkeyPatc
             provider.place(ort, Device("ort-tensorrt-rtx", number))
 
 
-def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows(
+def test_onnx_runtime_engines_have_shape_limits(
     artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = host_gpu.opened(artefacts["shift"])
@@ -198,7 +196,7 @@ def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows
         session.predict(np.zeros((18, 1), np.int64), two)
 
 
-def test_a_memory_on_a_device_is_pickled_as_plain_arrays_and_serves_the_cpu(
+def test_memory_pickled_on_a_device_continues_on_the_cpu(
     artefacts: dict[str, Path], launched: list[int]
 ) -> None:
     device, cpu = (

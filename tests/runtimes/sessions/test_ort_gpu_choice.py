@@ -22,7 +22,7 @@ from tests import host_gpu
 ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
 
 
-def test_two_packages_that_overwrite_each_other_are_named_also_by_auto(
+def test_conflicting_packages_are_named_also_by_auto(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ort = pytest.importorskip("onnxruntime")
@@ -39,7 +39,7 @@ def test_two_packages_that_overwrite_each_other_are_named_also_by_auto(
     )
 
 
-def test_who_has_no_gpu_reads_that_before_being_told_to_download_a_package(
+def test_a_missing_gpu_is_named_before_a_missing_package(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ort = pytest.importorskip("onnxruntime")
@@ -55,7 +55,7 @@ def test_who_has_no_gpu_reads_that_before_being_told_to_download_a_package(
     assert "is built without CUDA; run `pip" in str(providers.PROVIDERS["cuda"].fault(ort))
 
 
-def test_auto_takes_a_device_that_gives_the_right_answers_and_says_so(
+def test_auto_uses_a_device_with_right_answers_and_reports_it(
     artefacts: dict[str, Path],
     launched: list[int],
     capsys: pytest.CaptureFixture[str],
@@ -67,7 +67,7 @@ def test_auto_takes_a_device_that_gives_the_right_answers_and_says_so(
     assert max(launched) == 2  # the trial has captured both directions
 
 
-def test_auto_leaves_a_device_with_wrong_answers_and_says_why(
+def test_auto_rejects_a_device_with_wrong_answers_and_reports_why(
     artefacts: dict[str, Path],
     launched: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -90,7 +90,7 @@ def test_auto_leaves_a_device_with_wrong_answers_and_says_why(
     assert capsys.readouterr().err == ""  # once is enough
 
 
-def test_a_provider_that_onnx_runtime_left_out_is_an_error_with_the_reason(
+def test_a_provider_left_out_is_an_error_with_the_reason(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As onnxruntime-gpu does without a driver: the package lists CUDA, a session then has the CPU alone."""
@@ -119,7 +119,7 @@ def test_a_provider_that_onnx_runtime_left_out_is_an_error_with_the_reason(
         open_session(artefacts["ring"], device="cuda")
 
 
-def test_a_driver_that_is_too_old_or_a_gpu_that_is_not_there_is_named(
+def test_an_old_driver_or_a_missing_gpu_is_named(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ort = pytest.importorskip("onnxruntime")
@@ -141,7 +141,7 @@ def host_gpu_of_one() -> DriverFacts:
     return DriverFacts(gpus=(GPU,), cuda=(13, 0))
 
 
-def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(
+def test_nodes_on_another_device_are_named_with_a_fix(
     artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = host_gpu.opened(artefacts["ring"])
@@ -168,7 +168,7 @@ def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(
         host_gpu.opened(artefacts["ring"])
 
 
-def test_nodes_that_compute_shapes_on_the_cpu_are_told(
+def test_shape_nodes_on_the_cpu_are_reported(
     artefacts: dict[str, Path],
     launched: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -192,7 +192,7 @@ def test_nodes_that_compute_shapes_on_the_cpu_are_told(
         ("run", "ort-tensorrt", "is a run, which PyTorch computes on cpu, cuda or mps"),
     ],
 )
-def test_a_device_that_does_not_compute_such_a_folder_is_refused(
+def test_a_device_that_cannot_compute_a_folder_is_refused(
     artefacts: dict[str, Path], run: Path, kind: str, device: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -76,7 +76,7 @@ def test_an_engine_is_built_once_and_kept(
     assert "building an engine for cuda" in capsys.readouterr().err
 
 
-def test_an_engine_is_built_again_for_another_driver_of_the_same_cuda(
+def test_another_driver_rebuilds_the_engine(
     artefacts: dict[str, Path], built: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serves_13_0 = SimpleNamespace(
@@ -128,7 +128,7 @@ def test_an_engine_that_cannot_be_kept_computes_all_the_same(
     assert "the engine is not kept: " in capsys.readouterr().err
 
 
-def test_a_release_that_does_not_tell_where_nodes_run_builds_nothing(
+def test_nothing_is_built_if_node_placement_is_unknown(
     artefacts: dict[str, Path], built: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from onnxruntime.capi.onnxruntime_inference_collection import Session
@@ -139,7 +139,7 @@ def test_a_release_that_does_not_tell_where_nodes_run_builds_nothing(
     assert built == []
 
 
-def test_nothing_is_kept_of_an_engine_that_a_node_would_leave(
+def test_an_incomplete_engine_is_not_cached(
     artefacts: dict[str, Path], built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "elsewhere", lambda *_, refused: "4 of 95 nodes (TensorScatter)")

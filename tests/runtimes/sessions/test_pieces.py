@@ -14,7 +14,7 @@ from runtimes.sessions.pieces import cut
 from xl_export.artefact.export import export
 
 
-def test_pieces_end_where_a_row_comes_to_the_end_of_a_ring() -> None:
+def test_pieces_end_at_the_end_of_a_ring() -> None:
     for positions, length, slots, edges in (
         ([0], 8, {24}, [0, 8]),
         ([16], 8, {24}, [0, 8]),
@@ -29,7 +29,7 @@ def test_pieces_end_where_a_row_comes_to_the_end_of_a_ring() -> None:
         assert [piece.start for piece in pieces] == edges[:-1]
 
 
-def test_a_graph_that_is_not_cut_writes_nothing_across_the_end(run: Path, tmp_path: Path) -> None:
+def test_an_uncut_segment_never_crosses_the_end_of_a_ring(run: Path, tmp_path: Path) -> None:
     """ONNX Runtime refuses such a step as TensorRT demands: what is tested above is cutting, not wrapping."""
     session = open_session(export(run, tmp_path / "artefact", target="tensorrt"))
     assert isinstance(session, OrtSession)

@@ -58,7 +58,7 @@ def test_memory_in_float16_is_carried_too(cuda: FakeCuda, run: Path, tmp_path: P
     assert mine.max_difference == theirs.max_difference
 
 
-def test_a_plan_that_changes_after_it_was_verified_is_not_loaded(
+def test_a_plan_changed_after_verification_is_not_loaded(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verified_and_altered(folder: Path) -> Any:
@@ -84,7 +84,7 @@ def test_single_tokens_become_two_graphs_and_then_only_launches(
     assert cuda.calls["instantiate"] == 2
 
 
-def test_a_graph_is_captured_again_after_another_batch_had_the_context(
+def test_a_graph_is_captured_again_after_another_batch(
     session: Session, artefacts: dict[str, Path], cuda: FakeCuda, tokens: np.ndarray
 ) -> None:
     other = open_session(artefacts["shift"])
@@ -97,7 +97,7 @@ def test_a_graph_is_captured_again_after_another_batch_had_the_context(
             assert np.abs(found - expected).max() < 1e-5, at
 
 
-def test_a_batch_beyond_the_token_profile_runs_in_the_segment_profile(
+def test_a_batch_beyond_the_token_profile_uses_the_segment_profile(
     session: Session, cuda: FakeCuda, tokens: np.ndarray
 ) -> None:
     feed(session, rows(tokens, 5, 6), [1] * 6)
@@ -149,7 +149,7 @@ def test_a_batch_beyond_every_profile_is_refused_with_the_command(session: Sessi
 
 
 @pytest.mark.parametrize("name", [PLAN, "spec.json", "vocab.json", "reference.json", "reference.bin"])
-def test_an_altered_file_is_refused_with_the_command_that_builds_it_again(engine: Path, name: str) -> None:
+def test_an_altered_engine_file_is_refused_with_the_build_command(engine: Path, name: str) -> None:
     data = (engine / name).read_bytes()
     (engine / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(
@@ -248,7 +248,7 @@ def test_the_driver_is_named_by_the_cuda_that_it_serves(cuda: FakeCuda) -> None:
     assert Cuda().driver_cuda == "13.1"
 
 
-def test_a_machine_without_a_gpu_is_told_so(cuda: FakeCuda, engine: Path) -> None:
+def test_a_machine_without_a_gpu_is_an_error(cuda: FakeCuda, engine: Path) -> None:
     cuda.count = 0
     with pytest.raises(ArtefactError, match=r"no NVIDIA GPU can be used here \(cudaErrorNoDevice\)"):
         open_session(engine)
@@ -292,7 +292,7 @@ def test_info_needs_no_tensorrt(engine: Path, python: Callable) -> None:
     assert "profile     token, batch 1:1:2, tokens 1:1:1" in ended.stdout
 
 
-def test_profiles_say_what_they_take() -> None:
+def test_profiles_state_their_limits() -> None:
     profile = Profile(name="segment", batch=(1, 2, 4), tokens=(1, 8, 16))
     assert profile.axes(0) == {"batch": 1, "tokens": 1, "rows": 1}
     assert profile.axes(2) == {"batch": 4, "tokens": 16, "rows": 64}
@@ -321,9 +321,7 @@ def test_a_refused_shape_leaves_no_other_stream_under_it(
         assert np.abs(found - wanted).max() < 1e-6
 
 
-def test_an_address_that_tensorrt_does_not_take_is_not_run_with(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejected_tensor_address_stops_the_step(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_gpu._Context, "set_tensor_address", lambda *given: False)
     monkeypatch.setattr(fake_gpu._Context, "execute_async_v3", lambda *given: True)
     with pytest.raises(ArtefactError, match="the engine could not run a step"):
@@ -336,7 +334,7 @@ def test_a_plan_of_types_that_numpy_lacks_is_refused(engine: Path, monkeypatch: 
         open_session(engine)
 
 
-def test_a_tensorrt_that_does_not_start_is_said_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensorrt_that_does_not_start_is_an_error(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(log: object) -> None:
         raise TypeError("factory function returned nullptr")
 

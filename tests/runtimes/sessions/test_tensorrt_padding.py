@@ -68,7 +68,7 @@ def naive_log_probs(run: Path, stream: np.ndarray, cuts: list[int]) -> np.ndarra
     return np.concatenate(answers, axis=1)
 
 
-def test_a_plugin_over_a_ring_sees_one_length_wherever_a_stream_is_cut(
+def test_a_plugin_over_a_ring_always_sees_one_length(
     lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     """150 tokens, 6 turns of the ring of 24 slots, in segments of all lengths: windows go back at its end."""
@@ -108,7 +108,7 @@ def test_what_was_not_fed_here_is_not_guessed(
     assert lengths == [8, 3]
 
 
-def test_a_shorter_usual_length_is_a_window_too_and_native_attention_has_none(
+def test_only_plugins_pad_segments_to_usual_lengths(
     lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     profiles = (Profile(name="segment", batch=(1, 1, 6), tokens=(1, 4, 8)), BATCH[1])
@@ -133,7 +133,7 @@ SHIFTED = {
 
 
 @pytest.mark.parametrize("name", SHIFTED)
-def test_shift_memory_is_padded_on_the_left_at_the_start_of_a_text_alone(
+def test_shift_memory_is_padded_only_at_the_start(
     name: str, lengths: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     run = make_run(**SHIFTED[name])

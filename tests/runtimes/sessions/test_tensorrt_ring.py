@@ -75,7 +75,7 @@ def test_contexts_take_the_scratch_memory_of_their_own_profile(
     assert [context.name for context in cuda.contexts] == ["ON_PROFILE_CHANGE"] * 2
 
 
-def test_rtx_captures_a_ring_alone_and_keeps_what_it_compiled(
+def test_rtx_captures_only_rings_and_keeps_its_kernels(
     ring: Path, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = install(monkeypatch, package="tensorrt_rtx")

@@ -69,7 +69,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
 
 @pytest.mark.parametrize("altered", [False, True])
-def test_a_large_file_is_verified_when_the_work_on_it_ends(altered: bool, tmp_path: Path) -> None:
+def test_a_large_file_is_verified_before_its_use_ends(altered: bool, tmp_path: Path) -> None:
     """That the file was altered is said first, also where the work has failed, perhaps for that reason."""
     path, content = tmp_path / "file", os.urandom(10_500)
     path.write_bytes(content)
@@ -98,9 +98,7 @@ def test_a_stated_size_is_refused_before_memory_is_taken(
         open_session(artefact)
 
 
-def test_a_file_that_is_cut_after_its_size_was_seen_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_truncated_during_reading_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given out: the rest of the memory was never read, although the hash is that of the part."""
     path, part = tmp_path / "file", os.urandom(50)
     facts = FileFacts(sha256=hashlib.sha256(part).hexdigest(), num_bytes=100_000)
@@ -163,7 +161,7 @@ def test_a_graph_that_refers_to_another_file_is_refused(
         open_session(artefact)
 
 
-def test_a_reference_that_was_altered_is_refused_when_it_is_read(artefact: Path) -> None:
+def test_an_altered_reference_is_refused_when_read(artefact: Path) -> None:
     assert check(artefact).passed
     document = json.loads((artefact / "spec.json").read_text())
     for name in ("reference.json", "reference.bin"):

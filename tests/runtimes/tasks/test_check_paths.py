@@ -57,9 +57,7 @@ def test_every_path_is_compared(
     assert report.to_json()["paths"] == paths
 
 
-def test_all_and_last_logits_of_a_large_vocabulary_are_paths_of_their_own(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_selective_logits_are_separate_paths(make_run: Callable[..., Path], tmp_path: Path) -> None:
     artefact = export(make_run(**ARCHITECTURES["adaptive-softmax"]), tmp_path / "artefact", **FP32)
     report = check(fake_gpu.make_engine(artefact, tmp_path / "engine", profiles=profiles(2, 2)))
     assert report.passed, report
@@ -67,7 +65,7 @@ def test_all_and_last_logits_of_a_large_vocabulary_are_paths_of_their_own(
 
 
 @pytest.mark.parametrize("wrong", ["graph", "second buffers"])
-def test_an_error_in_one_path_alone_is_found(
+def test_an_error_in_only_one_path_is_found(
     wrong: str, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Segments and the other direction stay right: a check of some steps could pass."""
@@ -95,7 +93,7 @@ def test_an_error_in_one_path_alone_is_found(
     assert report.max_difference > 0.01
 
 
-def test_a_path_that_cannot_be_reached_fails_the_check_and_is_named(
+def test_an_unreachable_path_fails_the_check_and_is_named(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Under the full mask the reference's own segments are needed, and no profile takes them in one row."""
@@ -109,7 +107,7 @@ def test_a_path_that_cannot_be_reached_fails_the_check_and_is_named(
     )
 
 
-def test_an_engine_that_takes_no_stream_of_its_reference_says_so(
+def test_an_engine_that_rejects_its_reference_is_named(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: Path
 ) -> None:
     engine = fake_gpu.make_engine(ring, tmp_path / "engine")

@@ -34,7 +34,7 @@ def test_losses_are_those_of_single_windows(
         assert nats == pytest.approx(-log_probs[0, -1, tokens[position]], abs=1e-4)
 
 
-def test_under_the_full_mask_the_last_token_sees_as_much_as_it_may(
+def test_full_mask_shows_the_last_token_a_whole_segment(
     make_run: Callable[..., Path], tokens: np.ndarray
 ) -> None:
     """Without memory a model sees its segment: a longer context changes nothing, and does not shorten the

@@ -53,7 +53,7 @@ def test_without_onnx_runtime_everything_is_listed_with_what_to_install(
         assert report.sentence.startswith("ONNX Runtime is not installed; run `pip install '.[cpu]'`")
 
 
-def test_a_package_without_cuda_a_missing_driver_and_a_missing_library_are_told_apart(
+def test_each_reason_why_cuda_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     without = described(monkeypatch, WITH_GPU)["cuda"]
@@ -80,7 +80,7 @@ def test_what_can_be_used_is_named_with_its_gpu(monkeypatch: pytest.MonkeyPatch)
     assert "takes no plugins" in found["ort-tensorrt-rtx"].sentence
 
 
-def test_the_plugin_of_nvidia_is_registered_and_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_registration_of_the_plugin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = providers.PROVIDERS["ort-tensorrt-rtx"]
     reasons = ["… with error: libcuda.so.1: cannot open shared object file", "already registered"]
 
@@ -101,7 +101,7 @@ def test_the_plugin_of_nvidia_is_registered_and_its_failure_is_told(monkeypatch:
     assert provider.fault(ort) is None
 
 
-def test_engines_need_a_driver_and_both_packages_at_once_are_named(
+def test_engines_need_a_driver_and_conflicting_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described(monkeypatch, ABSENT)
@@ -121,7 +121,7 @@ def test_engines_need_a_driver_and_both_packages_at_once_are_named(
     assert "onnxruntime and onnxruntime-gpu are both installed" in hint
 
 
-def test_the_command_prints_a_line_for_each_and_the_same_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
     from runtimes.cli.devices import devices_command

@@ -92,7 +92,7 @@ def test_recl_is_a_length_and_follows_its_model(losses_ICN: np.ndarray, r: float
 
 @settings(max_examples=40, deadline=None)
 @given(losses_ICN=losses, r=shares, best=st.integers(0, 4), drop=st.floats(0.02, 1.0))
-def test_the_strongest_model_has_the_length_where_its_losses_stop_falling(
+def test_recl_of_the_strongest_model_is_where_losses_stop_falling(
     losses_ICN: np.ndarray, r: float, best: int, drop: float
 ) -> None:
     falling = losses_ICN[0, 0].min() - 1 - drop * np.minimum(np.arange(5), best)

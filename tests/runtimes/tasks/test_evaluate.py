@@ -48,7 +48,7 @@ WRONG = math.log(math.exp(5) + 255)
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(min_size=2, max_size=60), lanes=st.integers(1, 9), segment=st.integers(1, 6))
-def test_every_token_but_the_first_is_scored_once_and_in_order(data: bytes, lanes: int, segment: int) -> None:
+def test_every_token_but_the_first_is_scored_once(data: bytes, lanes: int, segment: int) -> None:
     tokens = np.frombuffer(data, np.uint8).astype(np.int64)
     lanes = min(lanes, len(tokens) - 1)
     session = Follower()
@@ -115,7 +115,7 @@ class Broken(Follower):
     [Broken(math.nan), Broken(math.nan, everywhere=True), Broken(math.inf)],
     ids=["one", "all", "inf"],
 )
-def test_a_loss_that_is_not_a_number_is_refused_at_once(session: Broken, lanes: int) -> None:
+def test_a_loss_that_is_nan_is_refused_at_once(session: Broken, lanes: int) -> None:
     session.fed.clear()
     with pytest.raises(
         DivergedError,

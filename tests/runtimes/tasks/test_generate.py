@@ -66,7 +66,7 @@ def recite(text: str, stop: Sequence[str], vocab: Vocab | None = None) -> list[s
     return [piece.text for piece in pieces]
 
 
-def test_the_same_seed_gives_the_same_text_and_another_seed_another(session: Session) -> None:
+def test_the_text_depends_on_the_seed(session: Session) -> None:
     first, second, other = (
         texts(list(generate(session, PROMPTS[1], max_tokens=30, sampler=SAMPLED, seed=seed)), 1)
         for seed in (7, 7, 8)
@@ -76,9 +76,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(session: Ses
 
 
 @pytest.mark.parametrize("sampler", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_batch_of_unequal_prompts_gives_each_row_what_it_gives_alone(
-    session: Session, sampler: Sampler
-) -> None:
+def test_rows_of_a_batch_generate_what_they_generate_alone(session: Session, sampler: Sampler) -> None:
     together = list(generate(session, PROMPTS, max_tokens=40, sampler=sampler, seed=3))
     for row, prompt in enumerate(PROMPTS):
         sole = list(generate(session, [PROMPTS[0]] * row + [prompt], max_tokens=40, sampler=sampler, seed=3))
@@ -131,7 +129,7 @@ def test_generating_20_tokens_and_then_continuing_is_generating_at_once(session:
     assert memory.positions.tolist() == [len(PROMPTS[1]) + 45]
 
 
-def test_without_memory_to_keep_no_step_is_taken_after_the_last_token() -> None:
+def test_no_step_follows_the_last_token_without_memory() -> None:
     session = Recital([1] * 9, CharVocab.build("ab"))
     list(generate(session, "b", max_tokens=5, sampler=GREEDY))
     assert session.fed == 5  # one for the prompt, four of the five tokens fed back
@@ -149,7 +147,7 @@ def test_without_memory_to_keep_no_step_is_taken_after_the_last_token() -> None:
         ((), "one two END three"),
     ],
 )
-def test_a_stop_string_ends_the_text_and_is_never_part_of_it(stop: Sequence[str], expected: str) -> None:
+def test_a_stop_string_ends_the_text_and_is_excluded(stop: Sequence[str], expected: str) -> None:
     pieces = recite("one two END three", stop)
     assert "".join(pieces) == expected
     so_far = ""
@@ -159,7 +157,7 @@ def test_a_stop_string_ends_the_text_and_is_never_part_of_it(stop: Sequence[str]
 
 
 @pytest.mark.parametrize("stop", [("aab",), ("abab", "bb"), ("ba", "aba"), ("aaaa",)])
-def test_text_with_stop_strings_is_what_a_search_of_the_whole_text_says(stop: Sequence[str]) -> None:
+def test_stop_strings_cut_as_a_search_of_the_text_would(stop: Sequence[str]) -> None:
     for number in range(64):
         whole = "".join("ab"[number >> bit & 1] for bit in range(6))
         ends = [end for end in range(1, 7) if any(text in whole[:end] for text in stop)]
@@ -167,7 +165,7 @@ def test_text_with_stop_strings_is_what_a_search_of_the_whole_text_says(stop: Se
         assert "".join(recite(whole, stop)) == whole[:cut], whole
 
 
-def test_a_kept_memory_of_each_row_has_seen_what_was_yielded_for_it(session: Session) -> None:
+def test_memory_holds_exactly_the_tokens_that_were_emitted(session: Session) -> None:
     prompts = ["The class", "x = 1 + 2"]
     if session.spec is not None and session.spec.form != "ring":
         with pytest.raises(StreamError, match="must end together"):
@@ -181,7 +179,7 @@ def test_a_kept_memory_of_each_row_has_seen_what_was_yielded_for_it(session: Ses
     assert memory.positions.tolist() == [9 + len(ids(pieces, row)) for row in (0, 1)]
 
 
-def test_a_row_that_met_a_stop_string_yields_no_more_while_others_go_on(session: Session) -> None:
+def test_a_stopped_row_emits_nothing_while_others_continue(session: Session) -> None:
     free = texts(list(generate(session, PROMPTS[:3], max_tokens=25, sampler=GREEDY)), 3)
     stop = free[0][3:5]
     pieces = list(generate(session, PROMPTS[:3], max_tokens=25, sampler=GREEDY, stop=[stop]))
@@ -190,11 +188,11 @@ def test_a_row_that_met_a_stop_string_yields_no_more_while_others_go_on(session:
     assert len(ids(pieces, 0)) == free[0].find(stop) + 2
 
 
-def test_bytes_of_a_character_are_shown_together_when_it_is_whole() -> None:
+def test_a_character_of_several_bytes_is_shown_when_complete() -> None:
     assert recite("aé€🙂b", (), ByteVocab()) == ["a", "", "é", "", "", "€", "", "", "", "🙂", "b"]
 
 
-def test_a_character_cut_off_by_the_end_shows_as_one_mark_or_not_at_all_but_does_not_fail() -> None:
+def test_an_incomplete_last_character_does_not_fail() -> None:
     session = Recital(ByteVocab().encode("a€").tolist(), ByteVocab())
     pieces = [piece.text for piece in generate(session, "?", max_tokens=3, sampler=GREEDY)]
     assert "".join(pieces).strip("�") == "a"
@@ -228,7 +226,7 @@ def test_streams_that_go_on_take_unequal_prompts_and_end_apart(
         assert np.abs(after[0] - after[1]).max() < 1e-4
 
 
-def test_unequal_prompts_of_a_new_memory_say_what_they_say_without_one(sessions: dict[str, Session]) -> None:
+def test_an_empty_memory_changes_no_answer(sessions: dict[str, Session]) -> None:
     session, prompts = sessions["ring"], ["ab", "a"]
     alone = [piece.token for piece in generate(session, prompts, max_tokens=5)]
     kept = [piece.token for piece in generate(session, prompts, max_tokens=5, memory=session.start(2))]
@@ -296,7 +294,7 @@ def test_a_row_ends_with_the_end_of_a_document() -> None:
     assert [piece.ended for piece in longest] == [None, "length"]
 
 
-def test_the_end_of_a_document_releases_text_held_for_a_stop_string() -> None:
+def test_the_end_of_a_document_releases_pending_text() -> None:
     vocab = IdsVocab(3, names=["a", "b", "."], special=SpecialTokens(end_of_document=2))
     pieces = list(generate(Recital([0, 2], vocab), [1], max_tokens=9, sampler=GREEDY, stop="a b"))
     assert [(piece.text, piece.ended) for piece in pieces] == [("", None), (" a", "end")]

@@ -47,9 +47,7 @@ def test_each_text_gets_what_it_gets_alone(
     same_as_alone(sessions[kind], texts, batch=batch, window=window)
 
 
-def test_under_the_full_mask_texts_and_contexts_are_cut_where_they_are_alone(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_full_mask_texts_are_cut_as_they_are_alone(make_run: Callable[..., Path], tmp_path: Path) -> None:
     from xl_export.artefact.export import export
 
     run = make_run(rule=MemoryRule(mem_len=5, segment=8, mask="full"))
@@ -130,7 +128,7 @@ def test_what_each_token_is_predicted_from(
     assert score.unknown == 0
 
 
-def test_bos_stands_before_the_context_and_is_fed_once() -> None:
+def test_bos_precedes_the_context_and_is_fed_once() -> None:
     session = Counting()
     texts = [TextToScore(text=[text], context=[3, 4]) for text in range(6)]
     assert [score.tokens for score in score_texts(session, texts, bos=True)] == [1] * 6
@@ -150,7 +148,7 @@ def test_a_context_is_fed_once_in_a_window() -> None:
     assert fed(1) == 8
 
 
-def test_unknown_tokens_of_the_text_are_counted_and_those_of_the_context_are_not() -> None:
+def test_only_unknown_tokens_of_the_text_are_counted() -> None:
     texts = [TextToScore(text=[6, 1, 6], context=context) for context in ([], [6, 6])]
     assert [score.unknown for score in score_texts(Counting(), texts)] == [2, 2]
 
@@ -171,7 +169,7 @@ def test_words_and_their_numbers() -> None:
     assert all(score.token_log_probs is None for score in scores)
 
 
-def test_texts_are_read_in_windows_and_given_back_before_the_next_is_read() -> None:
+def test_texts_are_read_and_returned_in_windows() -> None:
     read: list[int] = []
 
     def texts() -> Any:

@@ -31,7 +31,7 @@ def test_values_from_text(text: str, values: tuple[int, ...]) -> None:
     assert parse_values(text, "--mem-len") == values
 
 
-def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
+def test_a_sweep_has_every_combination_of_given_values() -> None:
     assert sweep(RULE) == [(RULE, 8)]
     pairs = sweep(RULE, mem_lens=(4, 32), segments=(2, 20), clamp_lens=(0, 6))
     assert [(rule.mem_len, segment, rule.clamp_len) for rule, segment in pairs] == [
@@ -51,7 +51,7 @@ def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
         sweep(RULE, mem_lens=(99999999,))
 
 
-def test_a_run_under_another_rule_is_the_run_opened_with_it(run: Path, tokens: np.ndarray) -> None:
+def test_a_run_under_another_rule_equals_reopening_it(run: Path, tokens: np.ndarray) -> None:
     own = open_session(run)
     for rule, segment in sweep(own.rule, mem_lens=(0, 40), segments=(12,), clamp_lens=(0, 4)):
         varied = evaluate(own.with_rule(rule), tokens[:200], segment=segment)
