@@ -112,12 +112,13 @@ class TrtSession(GraphSession):
         return cls(facts, spec, load_vocab(folder / VOCAB), folder)
 
     def start(self, batch: int) -> Memory:
+        memory = super().start(batch)
         if batch > self.facts.largest_batch:
             raise StreamError(
                 f"batch is {batch}; this engine takes 1 to {self.facts.largest_batch} rows: use a smaller "
                 f"batch, or build it with a larger --batch: {rebuild_command(self.folder, self.facts)}."
             )
-        return super().start(batch)
+        return memory
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         bound = self._bound(memory)
