@@ -35,7 +35,6 @@ from runtimes.contract.spec import (
     save_spec,
 )
 from runtimes.contract.tensors import OPTIONAL_WHEN, AnyForm, head_groups, state_tensors
-from runtimes.sessions.open import open_session
 from tests.sealing import identity, sealed
 
 MODEL = ModelFacts(
@@ -85,6 +84,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (folder / SPEC).write_text(json.dumps(document))
 
 
+Change = Callable[[dict[str, Any]], Any]
 SPANS = dataclasses.replace(MODEL, reaches=((10, 200, 300), (7, 9, 12)))
 LONG = MemoryRule(mem_len=256, segment=8)
 
@@ -217,37 +217,62 @@ def test_a_newer_schema_is_refused_with_an_update(artefact: Path) -> None:
         load_spec(artefact)
 
 
-def test_an_older_schema_is_refused(artefact: Path, reseal: Callable[..., None]) -> None:
-    reseal(artefact, schema=0)
-    with pytest.raises(ArtefactError, match="schema"):
-        load_spec(artefact)
+ALTERED: list[Change] = [
+    lambda spec: spec["rule"].update(mem_len=17),
+    lambda spec: spec.update(opset=25),
+    lambda spec: spec.update(digest="0" * 64),
+    lambda spec: spec.pop("digest"),
+    lambda spec: spec["producer"].update(numpy="0"),
+    lambda spec: spec["files"][WEIGHTS].update(sha256="0" * 64),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda spec: spec["rule"].update(mem_len=17),
-        lambda spec: spec.update(opset=25),
-        lambda spec: spec.update(digest="0" * 64),
-        lambda spec: spec.pop("digest"),
-        lambda spec: spec["producer"].update(numpy="0"),
-        lambda spec: spec["files"][WEIGHTS].update(sha256="0" * 64),
-    ],
-)
-def test_an_altered_spec_does_not_match_its_digest(
-    change: Callable[[dict[str, Any]], Any], artefact: Path
-) -> None:
-    edit(artefact, change)
-    with pytest.raises(ArtefactError, match=r"spec\.json was altered: its digest"):
-        load_spec(artefact)
+def test_an_altered_spec_does_not_match_its_digest(artefact: Path) -> None:
+    whole = (artefact / SPEC).read_bytes()
+    for change in ALTERED:
+        (artefact / SPEC).write_bytes(whole)
+        edit(artefact, change)
+        with pytest.raises(ArtefactError, match=r"spec\.json was altered: its digest"):
+            load_spec(artefact)
 
 
-@pytest.mark.parametrize("change", [lambda spec: spec.pop("rule"), lambda spec: spec.update(more=1)])
-def test_a_spec_with_other_keys_is_refused(change: Callable[[dict[str, Any]], Any], artefact: Path) -> None:
-    edit(artefact, change)
-    (artefact / SPEC).write_bytes(sealed(json.loads((artefact / SPEC).read_text())))
-    with pytest.raises(ArtefactError, match="the artefact is damaged or of another version of xl-export"):
-        load_spec(artefact)
+OUTSIDE = ["../x", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", "C:x", "x" * 5000, "\ud800"]
+FACTS = {"sha256": "0" * 64, "num_bytes": 1}
+OTHER, LISTS = "damaged or of another version of xl-export", "inputs, outputs or tolerances do not follow"
+# What a writer with a bug, or a stranger, may have written with a digest that fits.
+SEALED: list[tuple[Change, str]] = [
+    (lambda spec: spec.pop("rule"), OTHER),
+    (lambda spec: spec.update(more=1), OTHER),
+    (lambda spec: spec.update(schema=0), "schema"),
+    *(
+        (lambda spec, n=n: spec["files"].update({n: FACTS}), "lists a file outside its folder")
+        for n in OUTSIDE
+    ),
+    *(
+        (lambda spec, name=name: spec["files"].pop(name), f"does not list {name}")
+        for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS)
+    ),
+    (lambda spec: spec["inputs"][2]["shape"].__setitem__(1, 7), LISTS),
+    (lambda spec: spec["inputs"][2]["shape"].__setitem__(0, "rows"), LISTS),
+    (lambda spec: spec["inputs"][0].update(dtype="float32"), LISTS),
+    (lambda spec: spec["inputs"][0].update(name="tokens"), LISTS),
+    (lambda spec: spec["outputs"].pop(), LISTS),
+    (lambda spec: spec["outputs"].append(spec["outputs"][0]), LISTS),
+    (lambda spec: spec["inputs"][2].update(present="logits"), LISTS),
+    (lambda spec: spec["inputs"][2].pop("present"), LISTS),
+    (lambda spec: spec["inputs"].clear(), LISTS),
+]
+
+
+def test_an_impossible_spec_is_refused_despite_a_valid_digest(artefact: Path) -> None:
+    whole = (artefact / SPEC).read_text()
+    (artefact.parent / "x").write_text("x")
+    for change, words in SEALED:
+        document = json.loads(whole)
+        change(document)
+        (artefact / SPEC).write_bytes(sealed(document))
+        with pytest.raises(ArtefactError, match=words):
+            load_spec(artefact)
 
 
 @pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS])
@@ -264,30 +289,6 @@ def test_a_missing_cut_or_altered_file_is_named(name: str, artefact: Path) -> No
         load_spec(artefact)
     (artefact / name).mkdir()
     with pytest.raises(ArtefactError, match=rf"{name} is missing"):
-        load_spec(artefact)
-
-
-@pytest.mark.parametrize(
-    "name", ["../x", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", "C:x", "x" * 5000, "\ud800"]
-)
-def test_a_file_outside_the_folder_is_never_opened(
-    name: str, artefact: Path, reseal: Callable[..., None]
-) -> None:
-    (artefact.parent / "x").write_text("x")
-    files = {**json.loads((artefact / SPEC).read_text())["files"], name: {"sha256": "0" * 64, "num_bytes": 1}}
-    reseal(artefact, files=files)
-    with pytest.raises(ArtefactError, match="lists a file outside its folder"):
-        load_spec(artefact)
-
-
-@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS])
-def test_a_spec_that_does_not_list_its_files_is_refused(
-    name: str, artefact: Path, reseal: Callable[..., None]
-) -> None:
-    files = json.loads((artefact / SPEC).read_text())["files"]
-    del files[name]
-    reseal(artefact, files=files)
-    with pytest.raises(ArtefactError, match=f"does not list {name}"):
         load_spec(artefact)
 
 
@@ -336,31 +337,6 @@ def as_listed(node: Any) -> tuple[str, str, list[int | str]]:
     sizes = [x.dim_value if x.HasField("dim_value") else x.dim_param for x in tensor.shape.dim]
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
     return node.name, dtype, sizes
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lists: lists["inputs"][2]["shape"].__setitem__(1, 7),
-        lambda lists: lists["inputs"][2]["shape"].__setitem__(0, "rows"),
-        lambda lists: lists["inputs"][0].update(dtype="float32"),
-        lambda lists: lists["inputs"][0].update(name="tokens"),
-        lambda lists: lists["outputs"].pop(),
-        lambda lists: lists["outputs"].append(lists["outputs"][0]),
-        lambda lists: lists["inputs"][2].update(present="logits"),
-        lambda lists: lists["inputs"][2].pop("present"),
-        lambda lists: lists["inputs"].clear(),
-    ],
-)
-def test_lists_that_are_not_those_of_the_graph_are_refused(
-    change: Callable[[Any], Any], artefact: Path, reseal: Callable[..., None]
-) -> None:
-    document = json.loads((artefact / SPEC).read_text())
-    lists = {name: document[name] for name in ("inputs", "outputs")}
-    change(lists)
-    reseal(artefact, **lists)
-    with pytest.raises(ArtefactError, match=r"inputs, outputs or tolerances do not follow"):
-        open_session(artefact)
 
 
 def test_another_sentence_on_an_optional_tensor_is_read(

@@ -149,50 +149,41 @@ def test_a_vocabulary_comes_back_from_its_file(vocab: Vocab, tmp_path: Path) -> 
     assert loaded.size == vocab.size
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        None,
-        [],
-        "char",
-        1,
-        {},
-        {"kind": "char"},
-        {"kind": "subword", "symbols": ["a"]},
-        {"kind": ["char"], "symbols": ["a"]},
-        {"kind": {}, "symbols": ["a"]},
-        {"kind": "char", "symbols": "ab"},
-        {"kind": "char", "symbols": {"a": 0}},
-        {"kind": "char", "symbols": ["a", 1]},
-        {"kind": "char", "symbols": ["a", None]},
-        {"kind": "char", "symbols": ["a", ""]},
-        {"kind": "char", "symbols": ["a", "a"]},
-        {"kind": "char", "symbols": ["ab"]},
-        {"kind": "word", "symbols": ["a", ["b"]]},
-        {"kind": "byte", "values": [1, 1]},
-        {"kind": "byte", "values": [256]},
-        {"kind": "byte", "values": "a"},
-        {"kind": "byte", "values": []},
-        {"kind": "byte", "skipped": 10},
-        {"kind": "byte", "skipped": [True]},
-        {"kind": "word", "symbols": ["a"], "unknown": None},
-        {"kind": "word", "symbols": ["a"], "lower_case": 1},
-        {"kind": "word", "symbols": ["a", "a"]},
-        {"kind": "word", "symbols": ["a", ""]},
-        {"symbols": ["a"]},
-    ],
-)
-def test_a_file_that_is_no_vocabulary_is_refused(document: Any, tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps(document))
-    with pytest.raises(ArtefactError, match=r"vocab\.json is not a"):
-        load_vocab(tmp_path / "vocab.json")
+REFUSED: list[Any] = [
+    *(None, [], "char", 1, {}, {"kind": "char"}, {"symbols": ["a"]}, {"kind": "subword", "symbols": ["a"]}),
+    *({"kind": kind, "symbols": ["a"]} for kind in (["char"], {})),
+    *(
+        {"kind": "char", "symbols": symbols}
+        for symbols in ("ab", {"a": 0}, ["a", 1], ["a", None], ["a", ""], ["a", "a"], ["ab"])
+    ),
+    *({"kind": "byte", "values": values} for values in ([1, 1], [256], "a", [])),
+    *({"kind": "byte", "skipped": skipped} for skipped in (10, [True])),
+    *({"kind": "word", "symbols": symbols} for symbols in (["a", "a"], ["a", ""], ["a", ["b"]])),
+    {"kind": "word", "symbols": ["a"], "unknown": None},
+    {"kind": "word", "symbols": ["a"], "lower_case": 1},
+    *(
+        {"kind": "word", "symbols": ["a"], name: mark}
+        for name in ("unknown", "end_of_line", "start_of_line")
+        for mark in (1, "", " ", "two words", ["<S>"])
+    ),
+]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"kind": "char", "symbols": ["\xff"]}'])
-def test_a_file_that_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_bytes(content)
-    with pytest.raises(ArtefactError, match=r"vocab\.json is not (valid JSON|UTF-8)"):
-        load_vocab(tmp_path / "vocab.json")
+def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.json"
+    for document in REFUSED:
+        path.write_text(json.dumps(document))
+        with pytest.raises(ArtefactError, match=r"vocab\.json is not a"):
+            load_vocab(path)
+    for content in (b"", b"{", b'{"kind": "char", "symbols": ["\xff"]}'):
+        path.write_bytes(content)
+        with pytest.raises(ArtefactError, match=r"vocab\.json is not (valid JSON|UTF-8)"):
+            load_vocab(path)
+    for kind, symbols in (("char", ["a", "\ud800"]), ("word", ["<unk>", "a\udfffb"])):
+        path.write_text(json.dumps({"kind": kind, "symbols": symbols}))
+        with pytest.raises(ArtefactError, match=r"half of a surrogate pair") as caught:
+            load_vocab(path)
+        str(caught.value).encode()  # it can be printed
 
 
 def test_words_keep_other_marks_in_their_file(tmp_path: Path) -> None:
@@ -207,23 +198,6 @@ def test_words_keep_other_marks_in_their_file(tmp_path: Path) -> None:
         "kind": "word",
         "symbols": ["a"],
     }  # as it was before there were others
-
-
-@pytest.mark.parametrize("name", ["unknown", "end_of_line", "start_of_line"])
-@pytest.mark.parametrize("mark", [1, "", " ", "two words", ["<S>"]])
-def test_marks_that_are_no_words_are_refused(name: str, mark: Any, tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps({"kind": "word", "symbols": ["a"], name: mark}))
-    with pytest.raises(ArtefactError, match=r"vocab\.json is not a word vocabulary; its symbols"):
-        load_vocab(tmp_path / "vocab.json")
-
-
-@pytest.mark.parametrize(("kind", "symbols"), [("char", ["a", "\ud800"]), ("word", ["<unk>", "a\udfffb"])])
-def test_a_symbol_that_is_no_unicode_text_is_refused(kind: str, symbols: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "vocab.json"
-    path.write_text(json.dumps({"kind": kind, "symbols": symbols}))
-    with pytest.raises(ArtefactError, match=r"half of a surrogate pair") as caught:
-        load_vocab(path)
-    str(caught.value).encode()  # it can be printed
 
 
 def test_ids_have_names_or_none(tmp_path: Path) -> None:
