@@ -25,6 +25,7 @@ from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.open import describe
+from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
@@ -458,7 +459,10 @@ def test_each_row_gets_what_its_text_gets_alone(
     host_gpu.install(monkeypatch)
     run = make_run(**MODELS[model])
     sessions = opened(side, run, operator, tmp_path, monkeypatch)
-    by_row = sessions[0].spec is None or (takes_lengths(sessions[0]) and model not in FROM_END)
+    by_row = takes_lengths(sessions[0])
+    if by_row and sessions[0].spec:
+        by_row = model not in FROM_END
+        assert sees_segment_end(sessions[0]) == (not by_row)
     if not by_row:
         refuses_lengths(sessions[0])
     schedule = Schedule(sessions, open_session(run, device="cpu"), random.Random(0), tmp_path, by_row=by_row)
