@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -95,14 +97,25 @@ def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> N
     dtype = "uint8" if name == "a.bin" else None
     with pytest.raises(UserError, match="No such file"):
         list(documents(tmp_path / name, dtype=dtype))
-    (tmp_path / name).mkdir()
-    with pytest.raises(TextError, match="is not a file"):
-        list(documents(tmp_path / name, dtype=dtype))
+    for make in (os.mkdir, os.mkfifo):
+        make(tmp_path / name)
+        with pytest.raises(TextError, match="is not a file"):
+            list(documents(tmp_path / name, dtype=dtype))
+        os.rmdir(tmp_path / name) if make is os.mkdir else os.unlink(tmp_path / name)
 
 
 def test_damaged_arrays_and_arrays_of_other_types_are_refused(tmp_path: Path) -> None:
     whole = written(tmp_path / "a.npy", np.arange(1_000)).read_bytes()
-    for content in (b"", b"this is no array", whole[:50], whole[:4_000], b"\x93NUMPY\1\0\7\0{'a': 1"):
+    huge = whole.replace(b"(1000,)", b"(9**10,)")
+    for content in (
+        b"",
+        b"this is no array",
+        whole[:50],
+        whole[:4_000],
+        b"PK" + whole,
+        pickle.dumps([1]),
+        huge,
+    ):
         path = written(tmp_path / "b.npy", content)
         with pytest.raises(TextError) as caught:
             open_ids(path)
