@@ -29,7 +29,7 @@ from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
-from tests.schedule import DENSE, Schedule
+from tests.schedule import DENSE, MOST_ROWS, Schedule
 from tests.session_kinds import COMPUTED_BY, KINDS, folders_of_kinds
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
@@ -390,10 +390,6 @@ SIDES: dict[str, dict[str, Any] | None] = {
     "plugin-engine": {"target": "tensorrt", "precision": "fp32"},
     "shift-engine": {"target": "tensorrt", "precision": "fp32", "memory": "shift", "attention": "native"},
 }
-PROFILES = (
-    Profile(name="segment", batch=(1, 5, 5), tokens=(1, 8, 8)),
-    Profile(name="token", batch=(1, 5, 5), tokens=(1, 1, 1)),
-)
 
 
 @pytest.fixture(scope="session")
@@ -430,8 +426,15 @@ def opened(
         return [host_gpu.opened(artefact)]
     if side.endswith("engine"):
         attention = options.get("attention", "plugin")
-        engine = fake_gpu.make_engine(artefact, folder / "engine", attention=attention, profiles=PROFILES)
-        return [open_session(engine)]
+        longest = load_spec(artefact).rule.segment
+        profiles = [
+            Profile(name=name, batch=(1, MOST_ROWS, MOST_ROWS), tokens=(1, tokens, tokens))
+            for name, tokens in (("segment", longest), ("token", 1))
+        ]
+        made = fake_gpu.make_engine(
+            artefact, folder / "engine", attention=attention, profiles=tuple(profiles)
+        )
+        return [open_session(made)]
     sessions = on_the_cpu(artefact, operator, monkeypatch)
     assert side != "ring" or len(sessions) == 2 or operator is None  # the fused operator serves every model
     return sessions
