@@ -142,8 +142,8 @@ CONTINUED: list[tuple[dict[str, Any], str]] = [  # in shift memory
 ONE_TEXT = "texts is one text .* give a list of texts"
 SCORED: list[tuple[dict[str, Any], str]] = [
     *(({"texts": text}, ONE_TEXT) for text in ("It is said", b"It is said", TextToScore(text="It"))),
-    ({"bos": True}, "bos needs a token that stands before a text, and the byte vocabulary"),
-    ({"eos": True}, "eos needs a token that stands after a text"),
+    ({"bos": True}, "bos needs a token before a text, and the byte vocabulary"),
+    ({"eos": True}, "eos needs a token after a text"),
     ({"texts": ["\ud800"]}, "text 1 has half of a surrogate pair"),
     ({"batch": 0}, "batch is 0; expected at least 1"),
     ({"window": 0}, "window is 0; expected at least 1"),

@@ -53,7 +53,7 @@ TABLE: dict[str, list[Row]] = {
         (("eval", "x", "--tetx", "y"), ("xl-export eval has no option --tetx", "--text was probably meant")),
         (("eval", "x", "--tokens", "y"), ("no option --tokens; `xl-export eval --help` lists all of them.",)),
         (("--vresion",), ("no option --vresion", "--version was probably meant")),
-        (("eval", "x"), ("missing option '--text'", "`xl-export eval --help`")),
+        (("eval", "x"), ("--text is missing; expected the text to score: a text file such as RUN/",)),
         (("check",), ("missing argument 'PATH'", "`xl-export check --help`")),
         (("check", "x", "y"), ("unexpected extra argument (y)",)),
         (("score", "RUN", "--text", "a.txt"), ("no option --text; give --input a.txt for one text a line",)),
