@@ -16,10 +16,11 @@ from benchmarks.configs import checked_threads
 from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
-from benchmarks.plot import check_plot, plot, write_pictures
+from benchmarks.pictures import write_pictures
+from benchmarks.plot import check_plot, plot
 from benchmarks.render import terminal
 from benchmarks.runs import History, Run, read_results
-from benchmarks.summaries import FIGURES, growing_cache, server_rates
+from benchmarks.summaries import FIGURES
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, show
 
@@ -230,9 +231,7 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
 def pictures_command() -> None:
     """Draw the pictures of the documents from the history, each for light and for dark pages."""
     history = History.load(ROOT / "benchmarks" / "history")
-    growing = growing_cache(history).document
-    rates = server_rates(history)
-    for path in write_pictures(ROOT / "docs" / "images", growing, rates):
+    for path in write_pictures(ROOT / "docs" / "images", history):
         click.echo(f"drawn: {path.relative_to(ROOT)}")
 
 

@@ -1,16 +1,15 @@
-"""Draws results: of one run as a PNG file, and the pictures of the documents from the history."""
+"""Draws the result of one run as a PNG file. `benchmarks.pictures` draws the pictures of the documents."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.output import refuse_other_file
-from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
 
 SIDES = {"fixed memory": "memory of fixed length", "growing cache": "key/value cache that grows"}
@@ -20,7 +19,6 @@ ARITHMETIC = "#6b7280"
 PAPER = "#111827"
 FIXED = "fixed memory"
 GROWING = "growing cache"
-Document = Mapping[str, Any]
 SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
 
 
@@ -212,55 +210,13 @@ THEMES = (
 LIGHT = THEMES[0]
 
 
-def write_pictures(
-    folder: Path, growing: Document, rates: Mapping[tuple[str, int], Mapping[str, float]]
-) -> list[Path]:
-    """Draws the pictures of the documents as SVG files, each in both themes; returns their paths.
-
-    growing: a result of growing-cache. rates: see `benchmarks.summaries.server_rates`.
-    """
-    paths = []
-    for theme in THEMES:
-        figure = new_figure(8, 3.5)
-        _draw_growing(figure, growing, theme)
-        paths.append(_save_svg(figure, folder / f"growing-cache{theme.suffix}.svg"))
-        figure = new_figure(8, 2.2)
-        _draw_serving(figure, rates, theme)
-        paths.append(_save_svg(figure, folder / f"serving{theme.suffix}.svg"))
-    return paths
-
-
 def draw_growing_cache(figure: Any, rows: Sequence[Any]) -> None:
     """Milliseconds and megabytes against the tokens so far."""
-    _draw_positions(figure, [row.to_json() for row in rows], LIGHT)
+    draw_positions(figure, [row.to_json() for row in rows], LIGHT)
 
 
-def _draw_growing(figure: Any, result: Document, theme: Theme) -> None:
-    _draw_positions(figure, result["rows"], theme)
-    model = result["model"]
-    machine = result["machine"]
-    longest = max(row["position"] for row in result["rows"])
-    figure.suptitle(
-        f"What one more token costs, after 0 to {longest:,} tokens",
-        fontsize=12.5,
-        fontweight="bold",
-        color=theme.text,
-    )
-    sizes = f"{model['layers']} layers, D {model['d_model']}, fp32"
-    figure.supxlabel(
-        f"Sampled at {len(result['rows'])} lengths by filling the memory. Same weights and kernel on both "
-        f"sides: {sizes},\none thread of {_short(machine['cpu'])}, CPU time, medians. The fixed memory keeps "
-        f"{result['rows'][0]['mem_len']} tokens, the cache keeps all.",
-        fontsize=8,
-        color=theme.pale,
-    )
-
-
-def _short(cpu: str) -> str:
-    return cpu.replace("(R)", "").replace(" Processor", "")
-
-
-def _draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -> None:
+def draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -> None:
+    """Time and memory of both sides against the tokens so far."""
     lengths = [row["position"] / 1000 for row in rows]
     panels = {
         "time per token (ms)": {side: [row[side]["median"] for row in rows] for side in ("growing", "fixed")},
@@ -291,61 +247,13 @@ def _draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -
         axes.set_ylim(bottom=0)
         axes.set_xlim(-1, lengths[-1] * 1.02)
         axes.set_xlabel("thousand tokens read so far", fontsize=9, color=theme.text)
-        _themed(axes, theme)
+        themed(axes, theme)
 
 
-def _draw_serving(figure: Any, rates: Mapping[tuple[str, int], Mapping[str, float]], theme: Theme) -> None:
-    """Bars of tokens per second for each number of streams, at the larger size."""
-    size = "enwik8-base"
-    streams = [count for name, count in rates if name == size]
-    sides = {
-        "xl-export serve": theme.first,
-        "llama.cpp's server": theme.second,
-        "onnxruntime-genai": theme.third,
-    }
-    figure.suptitle(
-        "Tokens per second: 41 million parameters, fp32, two CPU cores",
-        fontsize=12.5,
-        fontweight="bold",
-        color=theme.text,
-    )
-    shown = figure.subplots(1, len(streams), sharey=True)
-    for axes, count in zip(shown, streams, strict=True):
-        found = rates[size, count]
-        for at, (side, colour) in enumerate(sides.items()):
-            axes.barh(-at, found.get(side, 0), color=colour, height=0.6)
-            axes.annotate(
-                f"{found[side]:,.0f}" if side in found else "not measured",
-                (found.get(side, 0), -at),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=10,
-                fontweight="bold",
-                color=theme.text,
-            )
-        title = "one stream" if count == 1 else f"{count} streams at once"
-        axes.set_title(title, loc="left", fontsize=10.5, color=theme.text)
-        axes.set_xlim(right=1.15 * max(found.values()))
-        axes.set_xticks([])
-        _themed(axes, theme)
-        axes.grid(False)
-        axes.spines["bottom"].set_visible(False)
-    shown[0].set_yticks([-at for at in range(len(sides))], list(sides))
-
-
-def _themed(axes: Any, theme: Theme) -> None:
+def themed(axes: Any, theme: Theme) -> None:
+    """Gives axes the colours of a theme and a pale grid."""
     axes.grid(True, axis="y", color=theme.pale, alpha=0.25)
     axes.set_axisbelow(True)
     axes.tick_params(colors=theme.text, labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(theme.pale)
-
-
-def _save_svg(figure: Any, path: Path) -> Path:
-    """Writes a figure with a transparent background; the same figure gives the same bytes."""
-    import matplotlib
-
-    with atomic_file(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "xl-export"}):
-        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
-    return path
