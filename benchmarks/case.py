@@ -32,6 +32,8 @@ class Column(NamedTuple):
 
     title: str
     cell: Callable[[Row, Run], str]
+    note: str = ""  # explains the column below the table
+    detail: bool = False  # shown on the terminal only, and not in the documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Case:
     columns: tuple[Column, ...]
     options: tuple[Callable[[], click.Option], ...] = ()  # besides those of every case
     claims: tuple[Claim, ...] = ()
-    # Paragraphs under the table that explain its columns.
+    # Paragraphs under the table, before the notes of its columns.
     notes: Callable[[Sequence[Line]], list[str]] = lambda lines: []
     # Rows to show instead of those in the history, such as means over seeds.
     summarized: Callable[[list[Line]], list[Line]] = lambda lines: lines

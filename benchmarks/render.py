@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from benchmarks.case import Case, Line
+from benchmarks.case import Case, Column, Line
 from benchmarks.configs import CONFIGS
 from benchmarks.runs import Run, sources
 
@@ -17,33 +17,43 @@ def terminal(case: Case, run: Run, *, judged: bool) -> list[str]:
     lines = case.summarized([Line(row, run) for row in run.rows])
     if not lines:
         return []
-    titles, body = cells(case, lines)
+    shown = filled(case.columns, lines)
+    body = cells(shown, lines)
     columns = list(zip(*body, strict=True))
     heads = [
-        textwrap.wrap(title, max(NARROW, *map(len, column)))
-        for title, column in zip(titles, columns, strict=True)
+        textwrap.wrap(column.title, max(NARROW, *map(len, texts)))
+        for column, texts in zip(shown, columns, strict=True)
     ]
     height = max(map(len, heads))
     heads = [[""] * (height - len(head)) + head for head in heads]
     table = [*zip(*heads, strict=True), *body]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
-    return [*text, *case.notes(lines), *(verdicts(case, lines) if judged else [])]
+    return [*text, *notes(case, shown, lines), *(verdicts(case, lines) if judged else [])]
 
 
 def markdown(case: Case, runs: Sequence[Run]) -> list[str]:
-    """The table of some runs as Markdown, with notes, claims, and where it was measured."""
+    """The table of some runs as Markdown without details, with notes, claims, and where it was measured."""
     lines = case.summarized([Line(row, run) for run in runs for row in run.rows])
-    titles, body = cells(case, lines)
-    notes = " ".join([*case.notes(lines), *verdicts(case, lines)])
-    return markdown_table(titles, body, *([notes] if notes else []), sources(*runs))
+    shown = filled([column for column in case.columns if not column.detail], lines)
+    text = " ".join([*notes(case, shown, lines), *verdicts(case, lines)])
+    titles = [column.title for column in shown]
+    return markdown_table(titles, cells(shown, lines), *([text] if text else []), sources(*runs))
 
 
-def cells(case: Case, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-    """The titles and the cells of a table, without columns that are empty in all rows."""
-    body = [[column.cell(line.row, line.run) for column in case.columns] for line in lines]
-    kept = [at for at, column in enumerate(zip(*body, strict=True)) if any(column)]
-    return [case.columns[at].title for at in kept], [[row[at] for at in kept] for row in body]
+def filled(columns: Sequence[Column], lines: Sequence[Line]) -> list[Column]:
+    """The columns that are not empty in all rows."""
+    return [column for column in columns if any(column.cell(*line) for line in lines)]
+
+
+def cells(columns: Sequence[Column], lines: Sequence[Line]) -> list[list[str]]:
+    """The texts of a table, row by row."""
+    return [[column.cell(*line) for column in columns] for line in lines]
+
+
+def notes(case: Case, columns: Sequence[Column], lines: Sequence[Line]) -> list[str]:
+    """The notes of a case and of the columns that are shown."""
+    return [*case.notes(lines), *dict.fromkeys(column.note for column in columns if column.note)]
 
 
 def verdicts(case: Case, lines: Sequence[Line]) -> list[str]:

@@ -15,8 +15,7 @@ from benchmarks.machine import BUSY
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 
-SOFTWARE = (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch"), ("python", "Python"))
-FEW = 3  # runs that are described one by one
+SOFTWARE = (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch"))
 RENAMED = (("raw loop", "baseline loop"), ("relay", "baseline server"))  # sides of `serve` in older results
 Row = dict[str, Any]
 Document = dict[str, Any]
@@ -55,55 +54,39 @@ class Run:
         return f"`python -m benchmarks run {document['case']}{config}{fused}`"
 
     @property
-    def source(self) -> str:
-        """The command, the date and the commit of this run."""
-        time = datetime.fromisoformat(self.document["time"]).strftime("%Y-%m-%d %H:%M UTC")
-        return f"{self.command} on {time} at commit {_commit(self.document.get('commit'))}"
+    def day(self) -> str:
+        """The date of this run."""
+        return str(self.document["time"])[:10]
 
     @property
     def machine(self) -> str:
-        """The machine, the number of threads, and the versions of the software."""
+        """The processor, the CPUs and threads, and the versions of the packages that computed."""
         document = self.document
-        machine = self.document["machine"]
         known = [
             f"{title} {document['versions'][name]}"
             for name, title in SOFTWARE
             if name in document["versions"]
         ]
-        return (
-            f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_bytes'] / 2**30:.0f} GiB, "
-            f"{machine['system']}, {document['threads']} threads, {', '.join(known)}"
-        )
-
-    @property
-    def limits(self) -> str:
-        """What the machine could do at best, measured in the same run, and the steal time."""
-        limits = self.document["limits"]
-        stolen = self.document["machine"].get("stolen")
-        kept = f", steal time {stolen:.1%} of the CPU time" if stolen is not None else ""
-        return (
-            f"reading memory {limits['read_bytes'] / 1e9:.0f} GB/s, "
-            f"fp32 products {limits['multiply_adds'] / 1e9:.0f} G multiply-adds/s{kept}"
-        )
+        cpu = document["machine"]["cpu"].replace("(R)", "").replace(" Processor", "")
+        counts = ((document["machine"]["cpus"], "CPU"), (document["threads"], "thread"))
+        parts = [f"{count} {what}{'s' * (count > 1)}" for count, what in counts]
+        return ", ".join([cpu, *parts, *known])
 
 
 def sources(*runs: Run) -> str:
-    """The paragraph under a table: commands, dates, commits and machines of the measurement."""
-    runs = tuple({(run.source, run.machine): run for run in runs}.values())
+    """The paragraph under a table: commands, dates, commits and machines of the measurement.
+
+    The history has more: memory, system, rates and steal time of the machine, and all versions.
+    """
+    commands = dict.fromkeys(run.command for run in runs)
+    days = sorted({run.day for run in runs})
+    commits = dict.fromkeys(_commit(run.document.get("commit")) for run in runs)
     machines = dict.fromkeys(run.machine for run in runs)
-    if len(runs) > FEW:
-        commands = dict.fromkeys(run.command for run in runs)
-        days = sorted({run.document["time"][:10] for run in runs})
-        commits = dict.fromkeys(_commit(run.document.get("commit")) for run in runs)
-        period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        return (
-            f"Measured by {', '.join(commands)} on {period} at commit {', '.join(commits)}. "
-            f"Machine: {'; '.join(machines)}."
-        )
-    if len(machines) == 1:
-        measured = "; ".join(f"{run.source} ({run.limits})" for run in runs)
-        return f"Measured by {measured}. Machine: {next(iter(machines))}."
-    return " ".join(f"Measured by {run.source} ({run.limits}). Machine: {run.machine}." for run in runs)
+    period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return (
+        f"Measured by {', '.join(commands)} on {period} at commit {', '.join(commits)}. "
+        f"Machine: {'; '.join(machines)}."
+    )
 
 
 @dataclass(frozen=True)

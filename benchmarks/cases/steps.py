@@ -20,7 +20,6 @@ from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.case import (
     Case,
     Column,
-    Line,
     config_option,
     decimal,
     lengths_option,
@@ -183,33 +182,27 @@ def _times_reading(row: Figures, run: Run) -> str:
     return (reading and f"{reading['middle']:.2f} ({reading['low']:.2f} to {reading['high']:.2f})") or ""
 
 
-def _notes(lines: Sequence[Line]) -> list[str]:
-    notes = [
-        "Times are of a whole step. At least: what the step must read and multiply, at the machine's best "
-        "rates, measured before and after."
-    ]
-    if any(_times_reading(*line) for line in lines):
-        notes.append(
-            "Times reading: the median ratio, and its 10th and 90th percentile, of a step to reading as many "
-            "bytes just before and after it. Ratios below 1 are noise: the memory's speed changed in between."
-        )
-    return notes
-
-
 COLUMNS = (
     Column("memory, tokens", whole("mem_len")),
     Column("streams", whole("batch")),
     Column("tokens of each", whole("tokens")),
-    Column("MB to read", lambda row, run: megabytes(row["num_bytes"])),
+    Column("MB to read", lambda row, run: megabytes(row["num_bytes"]), detail=True),
     Column(
         "at least, ms",
         lambda row, run: number(max(run.reading(row["num_bytes"]), run.computing(row["multiply_adds"]))),
+        note="At least: what the step must read and multiply, at the machine's best rates.",
     ),
     Column("ONNX Runtime, ms", _of_step("onnxruntime")),
     Column("PyTorch, ms", _of_step("pytorch")),
     Column("PyTorch / ONNX Runtime", decimal("ratio")),
     Column("ONNX Runtime, tokens/s", lambda row, run: f"{1e3 / row['onnxruntime']['median']:,.0f}"),
-    Column("times reading", _times_reading),
+    Column(
+        "times reading",
+        _times_reading,
+        note="Times reading: the median ratio, and its 10th and 90th percentile, of a step to reading as "
+        "many bytes just before and after it. Ratios below 1 are noise: the memory's speed changed.",
+        detail=True,
+    ),
 )
 KEYS = ("mem_len", "batch", "tokens", "operators")
 BASE = CONFIGS["enwik8-base"]
@@ -227,7 +220,7 @@ DECODE = Case(
     run=decode,
     keys=KEYS,
     columns=COLUMNS,
-    notes=_notes,
+    notes=lambda lines: ["Times are of a whole step."],
     options=(config_option, repeats_option, lengths_option, operators_option),
     published=_published("decode", "mem_len", BASE.attention_lengths),
     draw=draw_decode,
@@ -238,7 +231,7 @@ SEGMENT = Case(
     run=segment,
     keys=KEYS,
     columns=COLUMNS,
-    notes=_notes,
+    notes=lambda lines: ["Times are of a whole step."],
     options=STEP_OPTIONS,
     published=_published("segment", "tokens", (BASE.segment,)),
 )
@@ -248,7 +241,7 @@ BATCH = Case(
     run=batch,
     keys=KEYS,
     columns=COLUMNS,
-    notes=_notes,
+    notes=lambda lines: ["Times are of a whole step."],
     options=STEP_OPTIONS,
     published=_published("batch", "batch", BASE.streams),
 )

@@ -238,14 +238,18 @@ CASE = Case(
         Column("what is trained", lambda row, run: SIDES[row.get("side")]),
         Column("memory, tokens", whole("mem_len")),
         Column("ms per trained token", milliseconds("token")),
-        Column("at least, ms", lambda row, run: number(run.computing(row["multiply_adds"]))),
+        Column(
+            "at least, ms",
+            lambda row, run: number(run.computing(row["multiply_adds"])),
+            note="At least: the multiply-adds at the measured rate in fp32, for the whole memory.",
+            detail=True,
+        ),
         Column(
             "times the cost without memory", lambda row, run: "" if row.get("side") else f"{row['ratio']:.2f}"
         ),
         Column("times as fast as the public code", _faster),
-        Column("tokens/s", lambda row, run: f"{1e3 / row['token']['median']:,.0f}"),
+        Column("tokens/s", lambda row, run: f"{1e3 / row['token']['median']:,.0f}", detail=True),
     ),
-    notes=lambda lines: ["At least: the multiply-adds at the measured rate in fp32, for the whole memory."],
     options=(
         config_option,
         repeats_option,

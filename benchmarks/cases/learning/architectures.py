@@ -495,10 +495,10 @@ CASE = Case(
     keys=("name", "side", "seed", "budget_seconds"),
     columns=(
         Column("model", _name),
-        Column("parameters", whole("parameters")),
-        Column("steps", whole("steps")),
+        Column("parameters", whole("parameters"), detail=True),
+        Column("steps", whole("steps"), detail=True),
         Column("million tokens", lambda row, run: f"{row['tokens'] / 1e6:.2f}"),
-        Column("CPU s", lambda row, run: f"{sum(row['cpu_seconds']) / row['seeds']:,.0f}"),
+        Column("CPU s", lambda row, run: f"{sum(row['cpu_seconds']) / row['seeds']:,.0f}", detail=True),
         Column("seeds", whole("seeds")),
         Column("own rule", _mean("own")),
         Column("public code", _mean("public")),

@@ -258,7 +258,7 @@ CASE = Case(
         Column("bits per event", decimal("bits_per_event", ".3f")),
         Column("more than with memory", _more),
         Column("ms for a new event", milliseconds("timing")),
-        Column("from, to", _range),
+        Column("from, to", _range, detail=True),
     ),
     notes=_notes,
     options=(

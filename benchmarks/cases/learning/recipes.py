@@ -405,7 +405,7 @@ CASE = Case(
     columns=(
         Column("recipe", words("name")),
         Column("parameters", lambda row, run: f"{row['parameters'] / 1e6:.1f}M"),
-        Column("steps", whole("steps")),
+        Column("steps", whole("steps"), detail=True),
         Column("million tokens", lambda row, run: f"{row['steps'] * row['step_tokens'] / 1e6:.2f}"),
         Column(
             "passes over the text",

@@ -131,17 +131,35 @@ def _default_threads(artefact: Path) -> int:
 
 
 def published(history: History) -> list[Run]:
-    """For each part and size the newest run that may be published, with the rows of that part only.
+    """For each part and size the newest run that may be published, with its figures that have a target.
 
-    Rows of another checkout, which `stall` may be compared with, are left out."""
+    The CPU time of the baseline server is shown too. Of the attacks of `stall` only the worst is shown."""
     found = []
     for part in PARTS:
         for size in SIZES_SHOWN:
             with contextlib.suppress(ArtefactError):  # not measured yet at this size
                 run = history.newest("serve", size, rows=("part", (part,)))
-                rows = [row for row in run.rows if row["part"] == part and ", before: " not in row["side"]]
-                found.append(Run({**run.document, "rows": rows}))
-    return found
+                rows = [row for row in run.rows if row["part"] == part]
+                judged = [row for row in rows if _target(row, run)]
+                streams = {row["streams"] for row in judged}
+                baseline = [
+                    row for row in rows if row["side"] == "baseline server" and row["streams"] in streams
+                ]
+                rows = judged + (baseline if part == "overhead" else [])
+                found.append(Run({**run.document, "rows": _worst(rows) if part == "stall" else rows}))
+    return [run for run in found if run.rows]
+
+
+def _worst(rows: Sequence[Figures]) -> list[Figures]:
+    """For each figure of the other client, the attack that makes it largest."""
+    worst: dict[str, Figures] = {}
+    for row in rows:
+        if ", before: " in row["side"]:  # of another checkout
+            continue
+        figure = row["side"].rpartition(": ")[2]
+        if figure not in worst or row["figure"]["median"] > worst[figure]["figure"]["median"]:
+            worst[figure] = row
+    return list(worst.values())
 
 
 def _target(row: Figures, run: Run) -> str:
@@ -178,11 +196,11 @@ CASE = Case(
         Column("what", words("side")),
         Column("streams", whole("streams")),
         Column("median", _of("median")),
-        Column("from", _of("fastest")),
-        Column("to", _of("slowest")),
+        Column("from", _of("fastest"), detail=True),
+        Column("to", _of("slowest"), detail=True),
         Column("unit", words("unit")),
         Column("target", _target),
-        Column("note", _note),
+        Column("note", _note, detail=True),
     ),
     options=(
         config_option,
