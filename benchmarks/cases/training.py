@@ -234,7 +234,6 @@ CASE = Case(
     run=run,
     keys=("side", "mem_len"),
     columns=(
-        Column("model", lambda row, run: run.document["config"]),
         Column("what is trained", lambda row, run: SIDES[row.get("side")]),
         Column("memory, tokens", whole("mem_len")),
         Column("ms per trained token", milliseconds("token")),
@@ -255,6 +254,6 @@ CASE = Case(
         repeats_option,
         file_option("--reference references", REFERENCE_HELP, multiple=True),
     ),
-    published=lambda history: [history.newest("training", size) for size in ("small", "enwik8-base")],
+    published=lambda history: [history.newest("training", "enwik8-base")],
     engine="torch",
 )
