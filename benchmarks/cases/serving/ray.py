@@ -191,8 +191,8 @@ CASE = Case(
     columns=(
         Column("side", _side),
         Column("tokens/s", decimal("rate", ",.0f")),
-        Column("from", decimal("lowest", ",.0f")),
-        Column("to", decimal("highest", ",.0f")),
+        Column("from", decimal("lowest", ",.0f"), detail=True),
+        Column("to", decimal("highest", ",.0f"), detail=True),
         Column("times one actor", decimal("ratio")),
         Column("seconds of the call", lambda row, run: number(row["seconds"])),
         Column(
