@@ -67,7 +67,7 @@ lint: $(READY)
 # the site, in build/site; ends with an error at a dead link or a page that is in no menu
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "docs/ has $$(find docs -name '*.md' -exec cat {} + | wc -w) words"
+	@echo "docs/ has $$(find docs -name '*.md' -exec cat {} + | tr '|' ' ' | wc -w) words"
 
 setup: $(READY)
 
