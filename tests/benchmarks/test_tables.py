@@ -14,10 +14,13 @@ from benchmarks import documents
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.documents import NOTHING, table
+from benchmarks.pictures import PICTURES
+from benchmarks.plot import LIGHT
 from benchmarks.render import terminal
 from benchmarks.runs import History, Run, sources
 from benchmarks.summaries import FIGURES, SUMMARIES
 from runtimes.base.errors import ArtefactError
+from xl_export.figures.canvas import new_figure
 
 ROOT = Path(__file__).parent.parent.parent
 PUBLISHED = History.load(ROOT / "benchmarks" / "history")
@@ -80,6 +83,17 @@ def test_every_table_can_be_made_and_names_its_source(name: str) -> None:
 def test_every_short_table_has_rows(name: str) -> None:
     header, _, *rows = SUMMARIES[name](PUBLISHED)
     assert {row.count("|") for row in rows if row.startswith("|")} == {header.count("|")}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_can_be_drawn_from_the_history(name: str) -> None:
+    height, draw = PICTURES[name]
+    figure = new_figure(8, height)
+    draw(figure, PUBLISHED, LIGHT)
+    assert figure.get_suptitle()
+    assert all(axes.has_data() for axes in figure.axes)
+    for suffix in ("", "-dark"):
+        assert (ROOT / "docs" / "images" / f"{name}{suffix}.svg").is_file()
 
 
 @pytest.mark.parametrize("name", FIGURES)
