@@ -21,9 +21,8 @@ from benchmarks.cases.on_gpu import gpu
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Reader, Timing
 from benchmarks.models import random_weights
+from benchmarks.pictures import write_pictures
 from benchmarks.runs import History
-from benchmarks.summaries import growing_cache as growing_cache_run
-from benchmarks.summaries import server_rates
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from tests.benchmarks.shown import on_terminal
@@ -285,12 +284,9 @@ def test_a_wrong_growing_side_is_not_timed(tiny: BenchmarkConfig, monkeypatch: p
         growing_cache.run(tiny)
 
 
-def test_the_pictures_of_this_checkout_are_drawn_from_its_history(tmp_path: Path) -> None:
+def test_a_picture_is_written_as_svg(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     published = History.load(Path(__file__).parents[2] / "benchmarks" / "history")
-    growing, rates = growing_cache_run(published).document, server_rates(published)
-    drawn = plot.write_pictures(tmp_path, growing, rates)
-    assert {path.name for path in drawn} == {
-        f"{name}{theme}.svg" for name in ("growing-cache", "serving") for theme in ("", "-dark")
-    }
-    assert all(path.read_text(encoding="utf-8").startswith("<?xml") for path in drawn)
+    path = next(write_pictures(tmp_path, published))
+    assert path.name == "growing-cache.svg"
+    assert path.read_text(encoding="utf-8").startswith("<?xml")
