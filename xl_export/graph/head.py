@@ -18,7 +18,7 @@ from xl_export.graph.layers import Layers
 def embed(layers: Layers, config: ModelConfig, tokens: ir.Value) -> ir.Value:
     """Returns the embeddings [B, T, D] of tokens int64 [B, T]."""
     op = layers.op
-    scale = np.float32(config.d_model**0.5 if config.vocabulary.scale else 1.0)
+    scale = embedding_scale(config)
     x: ir.Value | None = None
     for i, cluster in enumerate(config.clusters):
         at = op.Clip(
@@ -35,6 +35,11 @@ def embed(layers: Layers, config: ModelConfig, tokens: ir.Value) -> ir.Value:
         x = rows if x is None else op.Where(inside, rows, x)
     assert x is not None, "a vocabulary has at least one cluster"
     return op.Mul(x, op.constant(scale)) if scale != 1 else x
+
+
+def embedding_scale(config: ModelConfig) -> np.float32:
+    """What multiplies the rows of the vocabulary's table."""
+    return np.float32(config.d_model**0.5 if config.vocabulary.scale else 1.0)
 
 
 def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
@@ -141,7 +146,7 @@ def _head(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
         return shortlist
     table, bias = (layers.weight(f"vocabulary.cluster_{kind}") for kind in ("table", "bias"))
     return layers.op.Concat(
-        shortlist, layers.op.Gemm(_project(layers, config, 0, hidden), table, bias, transB=1), axis=-1
+        shortlist, layers.op.Gemm(project(layers, config, 0, hidden), table, bias, transB=1), axis=-1
     )
 
 
@@ -151,14 +156,20 @@ def _logits(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir
     The table is read in the layout that is stored, so that input and output share it.
     """
     op = layers.op
-    bias = layers.weight(f"vocabulary.output_bias.{i}")
-    table = layers.weight(f"vocabulary.{'table' if config.vocabulary.tie_weights else 'output_table'}.{i}")
+    table, bias = output_weights(layers, config, i)
     if is_selective(config.vocabulary.cutoffs, config.vocab_size):
-        return op.Gemm(_project(layers, config, i, hidden), table, bias, transB=1)
-    return op.Add(op.MatMul(_project(layers, config, i, hidden), op.Transpose(table, perm=[1, 0])), bias)
+        return op.Gemm(project(layers, config, i, hidden), table, bias, transB=1)
+    return op.Add(op.MatMul(project(layers, config, i, hidden), op.Transpose(table, perm=[1, 0])), bias)
 
 
-def _project(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir.Value:
+def output_weights(layers: Layers, config: ModelConfig, i: int) -> tuple[ir.Value, ir.Value]:
+    """Returns the output table [n, D] of one cluster and its bias [n]."""
+    table = layers.weight(f"vocabulary.{'table' if config.vocabulary.tie_weights else 'output_table'}.{i}")
+    return table, layers.weight(f"vocabulary.output_bias.{i}")
+
+
+def project(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir.Value:
+    """Returns the last layer's output in the width of one cluster's output table."""
     cluster = config.clusters[i]
     if not cluster.projected:
         return hidden

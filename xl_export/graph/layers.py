@@ -43,9 +43,10 @@ class Layers:
         return matrix * np.float32(self.head_dim**-0.5) if kind == "query" else matrix
 
     def norm(self, name: str, x: ir.Value) -> ir.Value:
-        scale = self.weight(name + ".weight")
-        shift = self.weight(name + ".bias")
-        return self.op.LayerNormalization(x, scale, shift, axis=-1, epsilon=self.norm_epsilon)
+        return self.op.LayerNormalization(x, *self.norm_weights(name), axis=-1, epsilon=self.norm_epsilon)
+
+    def norm_weights(self, name: str) -> list[ir.Value]:
+        return [self.weight(f"{name}.weight"), self.weight(f"{name}.bias")]
 
     def feed_forward(self, layer: int, x: ir.Value) -> ir.Value:
         op = self.op

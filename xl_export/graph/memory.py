@@ -92,8 +92,7 @@ class MemoryLayers(Layers):
         name = f"blocks.{layer}."
         if self.config.pre_norm:
             x = self.norm(name + "attention_norm", x)
-        matrices = [self.projection(layer, "query", [*order, *others])]
-        matrices += [self.projection(layer, kind, order) for kind in ("key", "value")]
+        matrices = self.projections(layer, order, others)
         widths = [matrix.shape[1] for matrix in matrices]
         if self.config.pre_norm and not self.config.query_norm:
             query = op.MatMul(query_input, op.constant(matrices.pop(0), name + "query"))
@@ -101,6 +100,13 @@ class MemoryLayers(Layers):
             return [(query, widths[:1]), (packed, widths[1:])]
         return [
             (op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value")), widths)
+        ]
+
+    def projections(self, layer: int, order: list[int], others: list[int]) -> list[np.ndarray]:
+        """The weights [D, …] of the queries of all heads, and of the keys and values of heads in `order`."""
+        return [
+            self.projection(layer, "query", [*order, *others]),
+            *(self.projection(layer, kind, order) for kind in ("key", "value")),
         ]
 
     def from_hidden(

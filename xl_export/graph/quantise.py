@@ -17,6 +17,7 @@ half precision.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ import onnx_ir as ir
 
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import PRESETS, Precision
-from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, SCALES_OF
+from xl_export.graph.fused_cpu import SCALES_OF, matrices_of, reads_tables
 from xl_export.graph.ops import remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
@@ -64,7 +65,7 @@ def halve(model: ir.Model) -> None:
             continue
         stored = constant(graph, f"{name}.fp16", _half(array))
         for node, index in value.uses():
-            if _is_fused(node) and index in SCALES_OF:
+            if reads_tables(node) and index in SCALES_OF:
                 node.replace_input_with(index, stored)
         if value.uses():
             cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
@@ -82,6 +83,8 @@ def quantise(model: ir.Model, bits: int) -> None:
     graph = model.graph
     model.opset_imports[MICROSOFT] = 1
     for node in list(graph):
+        for index, matrix in read_matrices(node).items():
+            _replace_matrix(node, index, matrix.stored(graph, bits))
         if (product := product_of(node)) is not None:
             new = _multiplied(graph, node, product, bits)
         elif (table := embedding_of(node)) is not None:
@@ -102,6 +105,8 @@ def store_matrices_in_bytes(model: ir.Model) -> None:
     """
     graph = model.graph
     for node in list(graph):
+        for index, matrix in read_matrices(node).items():
+            _replace_matrix(node, index, matrix.in_bytes(graph))
         if (product := product_of(node)) is not None:
             new = _scaled_product(graph, node, product)
         elif (table := embedding_of(node)) is not None:
@@ -110,6 +115,13 @@ def store_matrices_in_bytes(model: ir.Model) -> None:
             continue
         _replace(graph, node, new)
     remove_unused_nodes(model)
+
+
+def _replace_matrix(node: ir.Node, index: int, parts: Sequence[ir.Value]) -> None:
+    """Gives a fused node the parts of a matrix in place of the matrix: values, scales and zero points."""
+    for at, part in zip((index, *matrices_of(node)[index]), parts, strict=False):
+        node.resize_inputs(max(len(node.inputs), at + 1))
+        node.replace_input_with(at, part)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, new: list[ir.Node]) -> None:
@@ -137,7 +149,7 @@ def store_tables_in_bytes(model: ir.Model) -> None:
         stored = constant(graph, f"{name}.int8", bytes_)
         factors = constant(graph, name + SCALES, scales)
         for node, index in value.uses():
-            if _is_fused(node) and index in SCALES_OF:
+            if reads_tables(node) and index in SCALES_OF:
                 node.resize_inputs(max(len(node.inputs), SCALES_OF[index] + 1))
                 node.replace_input_with(index, stored)
                 node.replace_input_with(SCALES_OF[index], factors)
@@ -227,6 +239,21 @@ def product_of(node: ir.Node) -> Matrix | None:
     """
     matrix = matrix_of(node)
     return matrix if matrix is not None and matrix.array.shape[0] >= BLOCK else None
+
+
+def read_matrices(node: ir.Node) -> dict[int, Matrix]:
+    """The matrices of a fused node that are quantised, by the index of the input."""
+    turned = bool(node.attributes.get_int("turned", 0)) if matrices_of(node) else False
+    found = {
+        index: _matrix(node.inputs[index], turned=turned)
+        for index in matrices_of(node)
+        if index < len(node.inputs)
+    }
+    return {
+        index: matrix
+        for index, matrix in found.items()
+        if matrix is not None and matrix.array.shape[0] >= BLOCK
+    }
 
 
 def matrix_of(node: ir.Node) -> Matrix | None:
@@ -328,10 +355,6 @@ def _floats(value: ir.Value | None) -> np.ndarray | None:
     """Returns the array of a float32 constant; None for every other value."""
     tensor = None if value is None else value.const_value
     return tensor.numpy() if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
-
-
-def _is_fused(node: ir.Node) -> bool:
-    return node.domain == DOMAIN and node.op_type in OPERATORS.values()
 
 
 def _half(array: np.ndarray) -> np.ndarray:

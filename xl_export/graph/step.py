@@ -45,7 +45,7 @@ class StepGraph(MemoryLayers):
 
     def build(self) -> ir.Model:
         op = self.op
-        x = embed(self, self.config, self.inputs["input_ids"])
+        x = self.embedded()
         present: list[ir.Value] = []
         for layer, groups in enumerate(head_groups(self.spec.model, self.rule, self.spec.form)):
             x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
@@ -54,7 +54,7 @@ class StepGraph(MemoryLayers):
             assert all(len(self.inputs[state.name].uses()) == 1 for state in self.spec.state), (
                 "a ring tensor has two readers"
             )
-        head = self.selected(x) if self.spec.model.selective else [all_logits(self, self.config, x)]
+        head = self.selected(x) if self.spec.model.selective else [self.logits(x)]
         model = op.model(
             list(self.inputs.values()),
             [*head, *present],
@@ -64,6 +64,14 @@ class StepGraph(MemoryLayers):
         )
         remove_unused_nodes(model)  # table rows, where no term depends on distance
         return model
+
+    def embedded(self) -> ir.Value:
+        """The embeddings [B, T, D] of the tokens."""
+        return embed(self, self.config, self.inputs["input_ids"])
+
+    def logits(self, x: ir.Value) -> ir.Value:
+        """Logits [B, T, V] of the last layer's output [B, T, D]."""
+        return all_logits(self, self.config, x)
 
     def selected(self, x: ir.Value) -> list[ir.Value]:
         """Logits of the chosen rows, and the log-probabilities of the given targets."""

@@ -30,14 +30,34 @@
 //          2 values     [B, h, S, K]     the same for input 3
 //          3, 4 scales  float [B, h, S, 1]  the same for inputs 17 and 18
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at; float epsilon, with a gate
+//
+// RingRelativeLayer, RingRelativeLayerOverHalves and RingRelativeLayerOverBytes compute a whole layer around it.
+// D is the width of the model, and F the width of the feed-forward network. Inputs 2 to 18 are as above; also
+//
+//          0 x          float [B, T, D]
+//          1 matrix     [D, …]           gives query and context; 19, 20 are its scales and zero points
+//         21 matrix     [h·K, D]         of the answers; 22, 23 are its scales and zero points
+//         24, 25        float [D]        weight and bias of attention's norm
+//         26 matrix     [D, F]           27, 28 are its scales and zero points, and 29 its bias [F]
+//         30 matrix     [F, D]           31, 32 are its scales and zero points, and 33 its bias [D]
+//         34, 35        float [D]        weight and bias of the feed-forward network's norm
+// output   0 y          float [B, T, D]
+// attributes: also pre_norm, and float norm_epsilon. A layer without inputs 26 to 35 ends after attention.
+//
+// ConstantProduct computes y [.., N] = x [.., K] · W + bias. Its inputs are x, the matrix, its scales, its zero
+// points and the bias. Its attribute `turned` says whether the matrix is [N, K].
+//
+// ConstantRows looks up rows of a table [V, D]: x float [B, T, D] = factor · table[ids int64 [B, T]]. Its inputs are
+// ids, the table, its scales and its zero points; its attributes are width, which is D, and float factor.
+//
+// Matrices are constants of the graph: floats, int8 with a scale for each column, or blocks of uint8 as
+// MatMulNBits reads them.
 
-#include "node.hpp"
+#include "layer.hpp"
 
 namespace {
 
 using xl::Failure;
-using xl::IN_BYTES;
-using xl::Node;
 using xl::TYPE_OF;
 
 /// Runs work() and turns what it throws into a status of ONNX Runtime.
@@ -57,7 +77,8 @@ struct Operator : OrtCustomOp {
   const char* operator_name = nullptr;
 };
 
-template <class Stored>
+/// The operator whose nodes are of a class.
+template <class Node>
 Operator described(const char* operator_name) {
   Operator op{};
   op.operator_name = operator_name;
@@ -65,17 +86,18 @@ Operator described(const char* operator_name) {
   op.GetName = [](const OrtCustomOp* self) { return static_cast<const Operator*>(self)->operator_name; };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
   op.GetInputType = [](const OrtCustomOp*, size_t i) {
-    if (i == 4 || i == 13 || i == 14)
-      return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // any type: the node checks it
-    return i == 2 || i == 3 ? TYPE_OF<Stored> : i == 5 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 : TYPE_OF<float>;
+    if (Node::has_any_type(i)) return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // the node checks it
+    return i == 2 || i == 3 ? TYPE_OF<typename Node::Ring>
+           : i == 5         ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
+                            : TYPE_OF<float>;
   };
-  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return IN_BYTES<Stored> ? 19 : 17; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return Node::INPUTS; };
   op.GetOutputType = [](const OrtCustomOp*, size_t i) {
-    return i == 1 || i == 2 ? TYPE_OF<Stored> : TYPE_OF<float>;
+    return i == 1 || i == 2 ? TYPE_OF<typename Node::Ring> : TYPE_OF<float>;
   };
-  op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return IN_BYTES<Stored> ? 5 : 3; };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return Node::OUTPUTS; };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i < 2 || i == 5 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+    return i < 2 || (i == 5 && Node::OUTPUTS > 1) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
   };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
     return i > 0 ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
@@ -84,22 +106,27 @@ Operator described(const char* operator_name) {
   op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
   op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
   op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* ort, const OrtKernelInfo* info, void** node) {
-    return guarded(*ort, [&] { *node = new Node<Stored>(*ort, info); });
+    return guarded(*ort, [&] { *node = new Node(*ort, info); });
   };
   op.KernelComputeV2 = [](void* data, OrtKernelContext* context) {
-    const Node<Stored>& node = *static_cast<Node<Stored>*>(data);
+    const Node& node = *static_cast<Node*>(data);
     return guarded(node.ort, [&] { node.compute(context); });
   };
-  op.KernelDestroy = [](void* data) { delete static_cast<Node<Stored>*>(data); };
+  op.KernelDestroy = [](void* data) { delete static_cast<Node*>(data); };
   op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
   op.GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
   return op;
 }
 
 const Operator OPERATORS[] = {
-    described<float>("RingRelativeAttention"),
-    described<xl::half>("RingRelativeAttentionOverHalves"),
-    described<int8_t>("RingRelativeAttentionOverBytes"),
+    described<xl::Attention<float>>("RingRelativeAttention"),
+    described<xl::Attention<xl::half>>("RingRelativeAttentionOverHalves"),
+    described<xl::Attention<int8_t>>("RingRelativeAttentionOverBytes"),
+    described<xl::Layer<float>>("RingRelativeLayer"),
+    described<xl::Layer<xl::half>>("RingRelativeLayerOverHalves"),
+    described<xl::Layer<int8_t>>("RingRelativeLayerOverBytes"),
+    described<xl::Product>("ConstantProduct"),
+    described<xl::Rows>("ConstantRows"),
 };
 
 }  // namespace

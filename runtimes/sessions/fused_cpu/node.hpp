@@ -1,4 +1,4 @@
-// One node of the operator in ONNX Runtime: it checks what it is given, and works on the session's threads.
+// Nodes of the operators in ONNX Runtime: they check what they are given, and work on the session's threads.
 #pragma once
 
 #include <exception>
@@ -8,11 +8,18 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "matrix.hpp"
 #include "vendor/onnxruntime/onnxruntime_c_api.h"
 
 namespace xl {
 
 constexpr int64_t LARGEST_SIZE = 1 << 24;  // of any dimension, so that no product of two overflows
+// Multiply-adds that are worth waking another thread for: about 50 µs of one core. Less is computed by the
+// thread that runs the session, so steps of small models never wait for a thread that other work holds up.
+constexpr int64_t WORTH_A_THREAD = 1 << 19;
+
+constexpr size_t ANY_RANK = 0;
+constexpr size_t NO_INPUT = SIZE_MAX;
 
 /// Carries a status of ONNX Runtime up to the function that hands it back.
 struct Failure {
@@ -49,10 +56,195 @@ struct Tensor {
   }
 };
 
-/// One node of the graph: its attributes, and the work of a step.
-template <class Stored>
-struct Node {
+/// What the nodes of all operators share.
+class Node {
+ public:
   Node(const OrtApi& ort, const OrtKernelInfo* info) : ort(ort) {
+    check(ort.KernelInfo_GetInputCount(info, &inputs));
+  }
+
+  const OrtApi& ort;
+
+ protected:
+  size_t inputs = 0;  // that the graph gives, absent ones among them included
+
+  /// Working memory of the thread that asks, for one task at a time.
+  static Scratch& scratch() {
+    static thread_local Scratch own;
+    return own;
+  }
+
+  int64_t attribute(const OrtKernelInfo* info, const char* name) const {
+    int64_t value = 0;
+    check(ort.KernelInfoGetAttribute_int64(info, name, &value));
+    return value;
+  }
+
+  float attribute(const OrtKernelInfo* info, const char* name, float otherwise) const {
+    float value = otherwise;
+    if (OrtStatus* absent = ort.KernelInfoGetAttribute_float(info, name, &value)) {
+      ort.ReleaseStatus(absent);
+      return otherwise;
+    }
+    return value;
+  }
+
+  void check(OrtStatus* status) const {
+    if (status) throw Failure{status};
+  }
+
+  void expect(bool holds) const {
+    constexpr const char* message = "the shapes and attributes given to a node do not fit together";
+    if (!holds) throw Failure{ort.CreateStatus(ORT_INVALID_ARGUMENT, message)};
+  }
+
+  /// Input `index`, which must have `rank` dimensions, or at least one with ANY_RANK; a Tensor without data where the graph leaves it out.
+  Tensor input(const OrtKernelContext* context, size_t index, size_t rank) const {
+    const OrtValue* value = nullptr;
+    if (index >= inputs) return {};
+    check(ort.KernelContext_GetInput(context, index, &value));
+    return tensor_of(value, rank);
+  }
+
+  /// The same for an input that is a constant of the graph, when the session opens.
+  Tensor constant(const OrtKernelInfo* info, size_t index, size_t rank) const {
+    const OrtValue* value = nullptr;
+    int is_constant = 0;
+    if (index >= inputs) return {};
+    check(ort.KernelInfoGetConstantInput_tensor(info, index, &is_constant, &value));
+    return tensor_of(is_constant ? value : nullptr, rank);
+  }
+
+  Tensor tensor_of(const OrtValue* value, size_t rank) const {
+    Tensor tensor;
+    if (!value) return tensor;
+    OrtTensorTypeAndShapeInfo* shape = nullptr;
+    size_t actual_rank = 0;
+    check(ort.GetTensorTypeAndShape(value, &shape));
+    // The shape is released before a failure of any of these calls is thrown.
+    OrtStatus* status = ort.GetDimensionsCount(shape, &actual_rank);
+    if (!status) status = ort.GetTensorElementType(shape, &tensor.type);
+    tensor.sizes.resize(actual_rank);
+    if (!status) status = ort.GetDimensions(shape, tensor.sizes.data(), actual_rank);
+    ort.ReleaseTensorTypeAndShapeInfo(shape);
+    check(status);
+    expect(actual_rank == rank || (rank == ANY_RANK && actual_rank > 0));
+    // An empty tensor has no data and would be taken for one that the graph leaves out, so it is refused.
+    for (int64_t size : tensor.sizes) expect(0 < size && size <= LARGEST_SIZE);
+    check(ort.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
+    return tensor;
+  }
+
+  void* output(OrtKernelContext* context, size_t index, const Sizes& sizes) const {
+    OrtValue* value = nullptr;
+    void* data = nullptr;
+    check(ort.KernelContext_GetOutput(context, index, sizes.data(), sizes.size(), &value));
+    expect(value);  // a graph may leave an optional output out, but this one is written
+    check(ort.GetTensorMutableData(value, &data));
+    return data;
+  }
+
+  /// The matrix of the constant inputs with these numbers; without values if the graph leaves it out.
+  ///
+  /// turned: whether the graph has W [K, N] as [N, K], if it is not in blocks.
+  GivenMatrix given(const OrtKernelInfo* info, size_t values, size_t scales, size_t zero_points,
+                    bool turned) const {
+    const Tensor tensor = constant(info, values, ANY_RANK), factors = constant(info, scales, ANY_RANK);
+    const Tensor points = constant(info, zero_points, 2);
+    if (!tensor.data) return {};
+    GivenMatrix matrix{};
+    matrix.values = tensor.data, matrix.scales = factors.floats(), matrix.turned = turned;
+    matrix.zero_points = static_cast<const uint8_t*>(points.data);
+    if (tensor.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8) {
+      expect(tensor.sizes.size() == 3 && points.data);
+      const int64_t columns = tensor.sizes[0], blocks = tensor.sizes[1];
+      matrix.form = GivenMatrix::BLOCKS;
+      matrix.bits = tensor.sizes[2] == DEPTH ? 8 : 4;
+      matrix.columns = columns, matrix.depth = blocks * DEPTH;
+      expect(tensor.sizes[2] * 8 == DEPTH * matrix.bits);
+      expect(factors.sizes == Sizes({columns, blocks}));
+      expect(points.type == tensor.type && points.sizes[0] == columns);
+      expect(points.sizes[1] == (matrix.bits == 8 ? blocks : (blocks + 1) / 2));
+    } else {
+      expect(tensor.sizes.size() == 2 && !points.data);
+      matrix.columns = tensor.sizes[turned ? 0 : 1], matrix.depth = tensor.sizes[turned ? 1 : 0];
+      matrix.form = tensor.type == TYPE_OF<int8_t> ? GivenMatrix::BYTES : GivenMatrix::FLOATS;
+      expect(tensor.type == TYPE_OF<int8_t> || tensor.type == TYPE_OF<float>);
+      expect(tensor.type == TYPE_OF<float> ? !factors.data : factors.sizes == Sizes({matrix.columns}));
+    }
+    expect(!factors.data || factors.type == TYPE_OF<float>);
+    return matrix;
+  }
+
+  /// The same matrix with a bias [N], which may be left out, packed for `multiply`.
+  Matrix packed(const OrtKernelInfo* info, const GivenMatrix& matrix, size_t bias) const {
+    const Tensor added = constant(info, bias, 1);
+    if (!matrix.values) return {};
+    expect(!added.data || (added.type == TYPE_OF<float> && added.sizes == Sizes({matrix.columns})));
+    return Matrix(matrix, added.floats());
+  }
+
+  /// Multiplies `rows` rows of x by a matrix and adds its bias: y = x·W + bias.
+  ///
+  /// adds: adds the product to y. positive: numbers below 0 become 0. Both rows begin a `pitch_of` apart; the
+  /// numbers behind the columns of y become 0.
+  void multiply(const OrtKernelContext* context, const Matrix& matrix, int64_t rows, const float* x, float* y,
+                bool adds = false, bool positive = false) const {
+    const int64_t x_pitch = pitch_of(matrix.depth()), y_pitch = pitch_of(matrix.columns());
+    const int64_t bands = (rows + BLOCK - 1) / BLOCK;
+    const int64_t cost = std::min<int64_t>(rows, BLOCK) * matrix.depth() * 2 * QUAD_COLUMNS;
+    parallel(context, bands * matrix.panels(), cost, [&](int64_t i) {
+      const int64_t p = i / bands, row = i % bands * BLOCK, count = std::min<int64_t>(BLOCK, rows - row);
+      const int64_t first = matrix.first_column(p);
+      const float* bias = matrix.bias() + first;
+      float* to = y + row * y_pitch + first;
+      const int64_t wide = matrix.vectors(p) * LANES;
+      matrix.multiply(p, count, x + row * x_pitch, x_pitch, adds ? to : bias, adds ? y_pitch : 0, to, y_pitch,
+                      scratch());
+      for (int64_t r = 0; r < count; ++r, to += y_pitch) {
+        for (int64_t c = 0; adds && c < wide; c += LANES) store(to + c, load(to + c) + load(bias + c));
+        for (int64_t c = 0; positive && c < wide; c += LANES) store(to + c, larger(vec{}, load(to + c)));
+        if (p + 1 == matrix.panels()) std::fill(to + matrix.columns() - first, to + y_pitch - first, 0.0f);
+      }
+    });
+  }
+
+  /// Calls work(0) … work(count - 1), on the threads of the session if it is worth it.
+  ///
+  /// cost: of one call, in multiply-adds.
+  template <class Work>
+  void parallel(const OrtKernelContext* context, int64_t count, int64_t cost, const Work& work) const {
+    if (count == 1 || count * cost < WORTH_A_THREAD) {
+      for (int64_t i = 0; i < count; ++i) work(i);
+      return;
+    }
+    struct Job {
+      const Work& work;
+      bool out_of_memory;
+    } job{work, false};
+    // An exception must not leave the task: ONNX Runtime calls it as a C function.
+    auto task = [](void* data, size_t i) {
+      Job& own = *static_cast<Job*>(data);
+      try {
+        own.work(static_cast<int64_t>(i));
+      } catch (const std::bad_alloc&) {
+        own.out_of_memory = true;
+      }
+    };
+    check(ort.KernelContext_ParallelFor(context, task, count, 0, &job));
+    if (job.out_of_memory) throw std::bad_alloc();
+  }
+};
+
+/// A node of ring attention: its attributes, and the work of a step.
+template <class Stored>
+class Attention : public Node {
+ public:
+  using Ring = Stored;
+  static constexpr size_t INPUTS = IN_BYTES<Stored> ? 19 : 17, OUTPUTS = IN_BYTES<Stored> ? 5 : 3;
+  static bool has_any_type(size_t input) { return input == 4 || input == 13 || input == 14; }
+
+  Attention(const OrtApi& ort, const OrtKernelInfo* info) : Node(ort, info) {
     int64_t full = 0;
     for (auto [name, to] : {std::pair<const char*, int64_t*>{"heads", &heads},
                             {"mem_len", &rule.mem_len},
@@ -62,37 +254,24 @@ struct Node {
                             {"key_at", &key_at},
                             {"value_at", &value_at},
                             {"head_dim", &head_dim}})
-      check(ort.KernelInfoGetAttribute_int64(info, name, to));
+      *to = attribute(info, name);
     rule.full = full != 0;
     for (int64_t x : {heads, rule.mem_len, rule.nearest, query_at, key_at, value_at, head_dim})
       expect(0 <= x && x <= LARGEST_SIZE);
     expect(heads > 0);
-    if (OrtStatus* absent = ort.KernelInfoGetAttribute_float(info, "epsilon", &rule.epsilon)) {
-      ort.ReleaseStatus(absent);
-      rule.epsilon = 0;
-    }
+    rule.epsilon = attribute(info, "epsilon", 0);
   }
 
   void compute(OrtKernelContext* context) const {
-    const Call call = checked(context);
-    const int64_t heads_and_rows = heads * call.batch, blocks = (call.length + BLOCK - 1) / BLOCK;
-    // With several blocks of queries, several tasks read one head's ring: it must be complete before they
-    // start. With one block, the task that reads a head's ring writes it too, while it is in that core's
-    // cache.
-    if (call.ring[0] && blocks > 1)
-      parallel(context, heads_and_rows, [&](int64_t i) { write(call, i % call.batch, i / call.batch); });
-    parallel(context, heads_and_rows * blocks, [&](int64_t i) {
-      static thread_local Scratch scratch;
-      const int64_t b = i % call.batch, h = i / call.batch % heads, first = i / heads_and_rows * BLOCK;
-      if (call.ring[0] && blocks == 1) write(call, b, h);
-      attend(head_of(call, b, h), rule, first, std::min<int64_t>(BLOCK, call.length - first),
-                 scratch);
-    });
+    Call call;
+    call.query = input(context, 0, 3), call.context = input(context, 1, 3);
+    take(context, call);
+    call.answers = static_cast<float*>(output(context, 0, {call.batch, call.length, heads * head_dim}));
+    call.answer_pitch = heads * head_dim;
+    attend(context, call);
   }
 
-  const OrtApi& ort;
-
- private:
+ protected:
   int64_t heads = 0, head_dim = 0, query_at = 0, key_at = 0, value_at = 0;
   Rule rule{};
 
@@ -101,39 +280,50 @@ struct Node {
     Tensor query, context, past[2], table, positions, u, v, bias, initial[2], gate, table_scales;
     Tensor persistent[2], persistent_scales[2], past_scales[2];
     int64_t batch = 0, length = 0, slots = 0, rows = 0, vectors = 0, query_pitch = 0, context_pitch = 0;
-    float* answers = nullptr;
+    float* answers = nullptr;  // rows `answer_pitch` apart
+    int64_t answer_pitch = 0;
     Stored* ring[2] = {};  // null where the segment attends to itself alone
     float* scales[2] = {};  // of a ring of bytes
   };
 
-  /// Reads a step's tensors and checks every size that is later used as an offset.
-  Call checked(OrtKernelContext* context) const {
-    size_t given = 0, next = 0;
-    check(ort.KernelContext_GetInputCount(context, &given));
-    const auto take = [&](size_t rank) {
-      const size_t index = next++;
-      return index < given ? input(context, index, rank) : Tensor{};
-    };
-    Call call;
-    call.query = take(3), call.context = take(3);
-    for (Tensor& side : call.past) side = take(4);
-    call.table = take(3), call.positions = take(2);
+  /// Takes a step's tensors from the third on, and checks every size that is later used as an offset.
+  void take(OrtKernelContext* context, Call& call) const {
+    size_t next = 2;
+    for (Tensor& side : call.past) side = input(context, next++, 4);
+    call.table = input(context, next++, 3), call.positions = input(context, next++, 2);
     for (Tensor* by_head : {&call.u, &call.v, &call.bias, &call.initial[0], &call.initial[1], &call.gate,
                             &call.table_scales, &call.persistent[0], &call.persistent[1],
                             &call.persistent_scales[0], &call.persistent_scales[1]})
-      *by_head = take(3);
-    for (Tensor& side : call.past_scales) side = take(4);
+      *by_head = input(context, next++, 3);
+    for (Tensor& side : call.past_scales) side = input(context, next++, 4);
     check_sizes(call);
-    call.answers = static_cast<float*>(output(context, 0, {call.batch, call.length, heads * head_dim}));
     for (int side = 0; side < 2; ++side)
       if (call.past[side].data)
         call.ring[side] = static_cast<Stored*>(output(context, 1 + side, call.past[side].sizes));
     if (IN_BYTES<Stored>)
       for (int side = 0; side < 2; ++side)
         call.scales[side] = static_cast<float*>(output(context, 3 + side, call.past_scales[side].sizes));
-    return call;
   }
 
+  /// Writes the ring and the answers of all heads.
+  void attend(OrtKernelContext* context, const Call& call) const {
+    const int64_t heads_and_rows = heads * call.batch, blocks = (call.length + BLOCK - 1) / BLOCK;
+    const int64_t width = 3 * head_dim;  // multiply-adds for a key: content, position and value
+    // With several blocks of queries, several tasks read one head's ring: it must be complete before they
+    // start. With one block, the task that reads a head's ring writes it too, while it is in that core's
+    // cache.
+    if (call.ring[0] && blocks > 1)
+      parallel(context, heads_and_rows, call.length * width,
+               [&](int64_t i) { write(call, i % call.batch, i / call.batch); });
+    const int64_t cost = std::min<int64_t>(BLOCK, call.length) * (rule.mem_len + call.length) * width;
+    parallel(context, heads_and_rows * blocks, cost, [&](int64_t i) {
+      const int64_t b = i % call.batch, h = i / call.batch % heads, first = i / heads_and_rows * BLOCK;
+      if (call.ring[0] && blocks == 1) write(call, b, h);
+      xl::attend(head_of(call, b, h), rule, first, std::min<int64_t>(BLOCK, call.length - first), scratch());
+    });
+  }
+
+ private:
   /// Fills in the sizes of a call, and refuses tensors whose sizes or types do not fit together.
   void check_sizes(Call& call) const {
     const Tensor &keys = call.past[0], &table = call.table, &persistent = call.persistent[0];
@@ -202,8 +392,8 @@ struct Node {
     head.persistent_values = call.persistent[1].numbers(vectors * width);
     head.persistent_key_scales = call.persistent_scales[0].floats(vectors);
     head.persistent_value_scales = call.persistent_scales[1].floats(vectors);
-    head.out = call.answers + b * call.length * heads * width + h * width;
-    head.query_pitch = call.query_pitch, head.out_pitch = heads * width;
+    head.out = call.answers + b * call.length * call.answer_pitch + h * width;
+    head.query_pitch = call.query_pitch, head.out_pitch = call.answer_pitch;
     head.ring_pitch = call.ring[0] ? width : call.context_pitch;
     head.width = width, head.slots = call.slots, head.rows = call.rows, head.length = call.length;
     head.position = call.ring[0] ? static_cast<const int64_t*>(call.positions.data)[b * call.length] : 0;
@@ -233,68 +423,6 @@ struct Node {
           copy(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
       }
     }
-  }
-
-  void check(OrtStatus* status) const {
-    if (status) throw Failure{status};
-  }
-
-  void expect(bool holds) const {
-    constexpr const char* message =
-        "the shapes and attributes given to RingRelativeAttention do not fit together";
-    if (!holds) throw Failure{ort.CreateStatus(ORT_INVALID_ARGUMENT, message)};
-  }
-
-  /// Input `index`, which must have `rank` dimensions; a Tensor without data where the graph leaves it out.
-  Tensor input(const OrtKernelContext* context, size_t index, size_t rank) const {
-    const OrtValue* value = nullptr;
-    Tensor tensor;
-    check(ort.KernelContext_GetInput(context, index, &value));
-    if (!value) return tensor;
-    OrtTensorTypeAndShapeInfo* shape = nullptr;
-    size_t actual_rank = 0;
-    check(ort.GetTensorTypeAndShape(value, &shape));
-    // The shape is released before a failure of any of these calls is thrown.
-    OrtStatus* status = ort.GetDimensionsCount(shape, &actual_rank);
-    if (!status) status = ort.GetTensorElementType(shape, &tensor.type);
-    tensor.sizes.resize(actual_rank);
-    if (!status) status = ort.GetDimensions(shape, tensor.sizes.data(), actual_rank);
-    ort.ReleaseTensorTypeAndShapeInfo(shape);
-    check(status);
-    expect(actual_rank == rank);
-    // An empty tensor has no data and would be taken for one that the graph leaves out, so it is refused.
-    for (int64_t size : tensor.sizes) expect(0 < size && size <= LARGEST_SIZE);
-    check(ort.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
-    return tensor;
-  }
-
-  void* output(OrtKernelContext* context, size_t index, const Sizes& sizes) const {
-    OrtValue* value = nullptr;
-    void* data = nullptr;
-    check(ort.KernelContext_GetOutput(context, index, sizes.data(), sizes.size(), &value));
-    expect(value);  // a graph may leave an optional output out, but this one is written
-    check(ort.GetTensorMutableData(value, &data));
-    return data;
-  }
-
-  /// Calls work(0) … work(count - 1) on the threads of the session.
-  template <class Work>
-  void parallel(const OrtKernelContext* context, int64_t count, const Work& work) const {
-    struct Job {
-      const Work& work;
-      bool out_of_memory;
-    } job{work, false};
-    // An exception must not leave the task: ONNX Runtime calls it as a C function.
-    auto task = [](void* data, size_t i) {
-      Job& own = *static_cast<Job*>(data);
-      try {
-        own.work(static_cast<int64_t>(i));
-      } catch (const std::bad_alloc&) {
-        own.out_of_memory = true;
-      }
-    };
-    check(ort.KernelContext_ParallelFor(context, task, count, 0, &job));
-    if (job.out_of_memory) throw std::bad_alloc();
   }
 };
 

@@ -10,11 +10,13 @@ from typing import NamedTuple
 SOURCES = (
     "library.cpp",
     "vendor/onnxruntime/onnxruntime_c_api.h",
+    "layer.hpp",
     "node.hpp",
     "attention.hpp",
     "block.hpp",
     "pack.hpp",
     "token.hpp",
+    "matrix.hpp",
     "head.hpp",
     "numbers.hpp",
     "half.hpp",

@@ -20,6 +20,7 @@ constexpr int LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2;
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
 typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));  // at any address
 
 inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }

@@ -40,7 +40,7 @@ def test_a_table_without_rows_is_refused(
     folder = tmp_path / "altered"
     shutil.copytree(artefacts["ring"], folder)
     model = onnx.load(folder / FUSED, load_external_data=False)
-    name = next(node for node in model.graph.node if node.op_type == "RingRelativeAttention").input[4]
+    name = next(node for node in model.graph.node if node.op_type == "RingRelativeLayer").input[4]
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     heads, width, _ = tensor.dims
     tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros((heads, width, 0), np.float32), name))
@@ -56,7 +56,7 @@ def test_a_table_without_rows_is_refused(
         ("heads", 3),
         ("mem_len", 1 << 40),
         ("mem_len", 17),
-        ("query_at", 25),
+        ("query_at", 90),
         ("key_at", -1),
         ("value_at", 1 << 62),
     ],
@@ -67,7 +67,7 @@ def test_a_graph_that_would_read_elsewhere_is_refused(
     folder = tmp_path / "altered"
     shutil.copytree(artefacts["ring"], folder)
     model = onnx.load(folder / FUSED, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type == "RingRelativeAttention")
+    node = next(node for node in model.graph.node if node.op_type == "RingRelativeLayer")
     next(a for a in node.attribute if a.name == attribute).i = value
     onnx.save(model, folder / FUSED)
     reseal(folder, FUSED)
@@ -87,7 +87,7 @@ def test_a_graph_without_its_ring_outputs_is_refused(
     """Outputs 3 and 4 are the scales of a ring of bytes."""
     folder = Path(shutil.copytree(artefacts["ring"] if dropped < 3 else in_bytes, tmp_path / "altered"))
     model = onnx.load(folder / FUSED, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type.startswith("RingRelativeAttention"))
+    node = next(node for node in model.graph.node if node.op_type.startswith("RingRelativeLayer"))
     past = node.input[given]
     model.graph.node.append(onnx.helper.make_node("Identity", [past], [node.output[dropped]]))
     node.output[dropped] = ""

@@ -1,0 +1,275 @@
+// Products with constant matrices, which are packed once, when a session opens.
+//
+// A matrix W [K, N] lies in panels of 8 vectors of columns, the last of them of 4 or 8. A panel holds, for each
+// k, the numbers of its columns side by side, so a product reads it from beginning to end. Numbers are floats,
+// bytes, or halves of bytes. The last two are widened to floats in registers; activations are never rounded.
+//
+// Byte v of 32 bits belongs to the v-th of 4 vectors of columns. A mask leaves w · 256^v of it, which is a float
+// after one conversion; the scale of the v-th vector includes 256^-v. Only the last byte is shifted, because it
+// has the sign. With 4 bits the lower half of a byte is for an even k and the upper half for the odd k behind
+// it, which leaves 16 w.
+//
+// A number is scale · w - offset, with a scale and an offset for each column of a block of k. The sum of a block
+// is scale · Σ x w - offset · Σ x, so scales and offsets are read once a block.
+//
+// Rows of activations begin a pitch apart. What is between the end of a row and the next one are zeros.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "head.hpp"
+
+namespace xl {
+
+constexpr int QUAD = 4;                        // vectors of columns that share 32 bits
+constexpr int64_t QUAD_COLUMNS = QUAD * LANES;
+constexpr int64_t DEPTH = 32;                  // values of k in a block of MatMulNBits
+constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);
+
+inline int64_t pitch_of(int64_t columns) { return (columns + PITCH - 1) / PITCH * PITCH; }
+
+struct bytes {};    // numbers of 8 bits, 4 in 32 bits for each k
+struct nibbles {};  // numbers of 4 bits, 8 in 32 bits for each two k
+
+/// Values of k that one vector of 32 bits is for.
+template <class Number>
+constexpr int TOGETHER = std::is_same_v<Number, nibbles> ? 2 : 1;
+
+/// The numbers of vector v of columns and of the next k + odd, as `w` above.
+template <class Number>
+inline vec number_of(ivec quad, int v, int odd) {
+  constexpr bool halves = std::is_same_v<Number, nibbles>;
+  const ivec from = v == QUAD - 1 ? (ivec)((uvec)quad >> 24) : quad;
+  const int mask = (halves ? odd ? 0xf0 : 0x0f : 0xff) << (v == QUAD - 1 ? 0 : 8 * v);
+  return __builtin_convertvector(v == QUAD - 1 && !halves ? from : from & mask, vec);
+}
+
+/// What `number_of` is to be multiplied by.
+inline float unit_of(int v) { return v == QUAD - 1 ? 1.0f : 1.0f / (1 << 8 * v); }
+
+/// A panel of a packed matrix.
+struct Panel {
+  const void* values;             // as above, for `depth` values of k
+  const float *scales, *offsets;  // [depth / block, columns], null for floats; the scales include `unit_of`
+  int64_t depth, block;
+};
+
+inline float sum_of(const float* x, int64_t count) {
+  vec total{};
+  for (int64_t i = 0; i < count; i += LANES) total += load(x + i);
+  return sum(total);
+}
+
+/// y = init + x [depth] · panel, for a panel of NV vectors of columns.
+template <class Number, int NV>
+__attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, const float* init, float* y) {
+  constexpr int WIDTH = NV * LANES;
+  vec total[NV];
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; ++v) total[v] = load(init + v * LANES);
+  if constexpr (std::is_same_v<Number, float>) {
+    const float* w = static_cast<const float*>(panel.values);
+    for (int64_t k = 0; k < panel.depth; ++k, w += WIDTH)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) total[v] += x[k] * load(w + v * LANES);
+  } else {
+    const ivec* quad = static_cast<const ivec*>(panel.values);
+    const float *scales = panel.scales, *offsets = panel.offsets;
+    for (int64_t first = 0; first < panel.depth; first += panel.block) {
+      vec sums[NV] = {};
+      for (int64_t k = first; k < first + panel.block; k += TOGETHER<Number>, quad += NV / QUAD)
+#pragma GCC unroll 2
+        for (int odd = 0; odd < TOGETHER<Number>; ++odd) {
+          const float factor = odd ? x[k + 1] / 16 : x[k];
+#pragma GCC unroll 8
+          for (int v = 0; v < NV; ++v)
+            sums[v] += factor * number_of<Number>(quad[v / QUAD], v % QUAD, odd);
+        }
+      const float inputs = sum_of(x + first, panel.block);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v)
+        total[v] += sums[v] * load(scales + v * LANES) - inputs * load(offsets + v * LANES);
+      scales += WIDTH, offsets += WIDTH;
+    }
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; ++v) store(y + v * LANES, total[v]);
+}
+
+/// Writes a panel as floats, in strips of TILE_VECTORS vectors, each [depth, …], as `tile` reads them.
+template <class Number>
+inline void widen(const Panel& panel, int vectors, float* to) {
+  for (int first = 0; first < vectors; first += TILE_VECTORS)
+    for (int64_t k = 0; k < panel.depth; ++k)
+      for (int v = first; v < first + TILE_VECTORS; ++v, to += LANES) {
+        if constexpr (std::is_same_v<Number, float>) {
+          store(to, load(static_cast<const float*>(panel.values) + (k * vectors + v) * LANES));
+        } else {
+          const int odd = k % TOGETHER<Number>;
+          const ivec quad = static_cast<const ivec*>(
+              panel.values)[k / TOGETHER<Number> * (vectors / QUAD) + v / QUAD];
+          const int64_t scaled = (k / panel.block * vectors + v) * LANES;
+          const vec w = number_of<Number>(quad, v % QUAD, odd) * (odd ? 1.0f / 16 : 1.0f);
+          store(to, w * load(panel.scales + scaled) - load(panel.offsets + scaled));
+        }
+      }
+}
+
+/// A matrix as a graph holds it.
+struct GivenMatrix {
+  enum Form {
+    FLOATS,  // [K, N], or [N, K] if `turned`
+    BYTES,   // int8, likewise, with scales [N]
+    BLOCKS   // uint8 [N, K / 32 rounded up, 4 · bits], as MatMulNBits reads it, with scales and zero points by
+             // column and block
+  };
+  Form form;
+  const void* values;
+  const float* scales;
+  const uint8_t* zero_points;  // two in a byte where there are 4 bits; each column begins a byte
+  int64_t depth, columns;      // K and N
+  bool turned;
+  int bits;
+
+  int64_t blocks() const { return form == BLOCKS ? (depth + DEPTH - 1) / DEPTH : 1; }
+  /// Calls work(k, number) for all rows of column n: floats, or whole numbers from 0 to 255 or 15.
+  template <class Work>
+  void read(int64_t n, const Work& work) const {
+    const int64_t first = turned || form == BLOCKS ? n * depth : n, pitch = turned || form == BLOCKS ? 1 : columns;
+    const auto* bytes = static_cast<const uint8_t*>(values);
+    for (int64_t k = 0, i = first; k < depth; ++k, i += pitch)
+      if (form == FLOATS) work(k, static_cast<const float*>(values)[i]);
+      else if (form == BYTES) work(k, static_cast<const int8_t*>(values)[i] + 128);
+      else work(k, bits == 8 ? bytes[i] : bytes[i / 2] >> (i % 2 * 4) & 15);
+  }
+  float scale(int64_t n, int64_t block) const { return scales[n * blocks() + block]; }
+  float zero_point(int64_t n, int64_t block) const {
+    if (form == BYTES) return 128;
+    if (bits == 8) return zero_points[n * blocks() + block];
+    return zero_points[n * ((blocks() + 1) / 2) + block / 2] >> (block % 2 * 4) & 15;
+  }
+};
+
+/// W [K, N] and a bias [N] of a product x·W + bias.
+class Matrix {
+ public:
+  Matrix() = default;
+
+  /// bias: null for zeros.
+  Matrix(const GivenMatrix& given, const float* bias)
+      : depth_(given.depth), columns_(given.columns), in_floats_(given.form == GivenMatrix::FLOATS),
+        in_halves_(given.form == GivenMatrix::BLOCKS && given.bits == 4) {
+    const int64_t width = pitch_of(columns_);
+    padded_ = given.form == GivenMatrix::BLOCKS ? depth_ : pitch_of(depth_);
+    block_ = given.form == GivenMatrix::BLOCKS ? DEPTH : padded_;
+    bias_.assign(width, 0.0f);
+    if (bias) std::copy_n(bias, columns_, bias_.begin());
+    values_ = std::make_unique<Scratch>();
+    const int64_t words = width * padded_ / (in_floats_ ? 1 : in_halves_ ? 8 : 4);
+    std::memset(values_->take(words), 0, words * sizeof(float));
+    if (!in_floats_) scales_.assign(width * (padded_ / block_), 0.0f), offsets_ = scales_;
+    for (int64_t p = 0; p < panels(); ++p) pack(given, p);
+  }
+
+  explicit operator bool() const { return columns_ > 0; }
+  int64_t depth() const { return depth_; }
+  int64_t columns() const { return columns_; }
+  const float* bias() const { return bias_.data(); }
+  int64_t panels() const { return (columns_ + PANEL - 1) / PANEL; }
+  int64_t first_column(int64_t p) const { return p * PANEL; }
+  /// Vectors of columns in panel p.
+  int vectors(int64_t p) const { return columns_ - first_column(p) > QUAD_COLUMNS ? 2 * QUAD : QUAD; }
+
+  /// Multiplies rows of x by panel p: y = init + x · W. y and init point to the panel's first column; the rows
+  /// of init are `init_pitch` apart. y may be init.
+  void multiply(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* init,
+                int64_t init_pitch, float* y, int64_t y_pitch, Scratch& scratch) const {
+    const auto run = [&](auto number) {
+      using Number = decltype(number);
+      const bool whole = vectors(p) > QUAD;
+      if (rows == 1)
+        return (whole ? multiply_row<Number, 2 * QUAD> : multiply_row<Number, QUAD>)(x, panel(p), init, y);
+      float* floats = scratch.take(padded_ * vectors(p) * LANES);
+      widen<Number>(panel(p), vectors(p), floats);
+      multiply_rows(vectors(p), rows, x, x_pitch, floats, init, init_pitch, y, y_pitch);
+    };
+    if (in_floats_) run(0.0f);
+    else if (in_halves_) run(nibbles{});
+    else run(bytes{});
+  }
+
+ private:
+  static constexpr int64_t PANEL = 2 * QUAD_COLUMNS;
+
+  int64_t depth_ = 0, columns_ = 0, padded_ = 0, block_ = DEPTH;
+  bool in_floats_ = true, in_halves_ = false;
+  std::unique_ptr<Scratch> values_;  // aligned memory
+  std::vector<float> scales_, offsets_, bias_;
+
+  Panel panel(int64_t p) const {
+    const int64_t before = first_column(p), scaled = before * (padded_ / block_);
+    return {values_->take(0) + before * padded_ / (in_floats_ ? 1 : in_halves_ ? 8 : 4),
+            scales_.data() + scaled, offsets_.data() + scaled, padded_, block_};
+  }
+
+  void pack(const GivenMatrix& given, int64_t p) {
+    const Panel to = panel(p);
+    const int64_t width = vectors(p) * LANES, first = first_column(p);
+    float* floats = static_cast<float*>(const_cast<void*>(to.values));
+    uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(to.values));
+    for (int64_t c = 0; c < std::min(width, columns_ - first); ++c) {
+      // The byte of column c among those of one k, or of two.
+      const int64_t v = c / LANES, at = (v / QUAD * LANES + c % LANES) * QUAD + v % QUAD;
+      given.read(first + c, [&](int64_t k, auto number) {
+        if (in_floats_) floats[k * width + c] = number;
+        else if (in_halves_) packed[k / 2 * width + at] |= static_cast<int>(number) << (k % 2 * 4);
+        else packed[k * width + at] = static_cast<uint8_t>(number);
+      });
+      for (int64_t b = 0; !in_floats_ && b < given.blocks(); ++b) {
+        const float scale = given.scale(first + c, b);
+        const_cast<float*>(to.scales)[b * width + c] = scale * unit_of(v % QUAD);
+        const_cast<float*>(to.offsets)[b * width + c] = scale * given.zero_point(first + c, b);
+      }
+    }
+  }
+
+  /// Multiplies several rows by a panel that `widen` wrote.
+  void multiply_rows(int vectors, int64_t rows, const float* x, int64_t x_pitch, const float* panel,
+                     const float* init, int64_t init_pitch, float* y, int64_t y_pitch) const {
+    constexpr int64_t STRIP = TILE_VECTORS * LANES;
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t at = 0; at < vectors * LANES; at += STRIP, panel += padded_ * STRIP)
+      for (int64_t i = 0, r = 0; i < tiles; ++i) {
+        const int64_t next = (i + 1) * rows / tiles;
+        tile_of(static_cast<int>(next - r), TILE_VECTORS)(
+            x + r * x_pitch, x_pitch, panel, STRIP, static_cast<int>(padded_), y + r * y_pitch + at, y_pitch,
+            init + r * init_pitch + at, init_pitch, reinterpret_cast<const char*>(panel), 0);
+        r = next;
+      }
+  }
+};
+
+/// y = (x - mean) / sqrt(variance + epsilon) · weight + bias over a row of `width` numbers; y may be x.
+inline void normalise(const float* x, int64_t width, const float* weight, const float* bias, float epsilon,
+                      float* y) {
+  vec total{};
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) total += load(x + i);
+  float mean = sum(total);
+  for (; i < width; ++i) mean += x[i];
+  mean /= width;
+  total = vec{};
+  for (i = 0; i + LANES <= width; i += LANES) {
+    const vec off = load(x + i) - mean;
+    total += off * off;
+  }
+  float variance = sum(total);
+  for (; i < width; ++i) variance += (x[i] - mean) * (x[i] - mean);
+  const float factor = 1 / std::sqrt(variance / width + epsilon);
+  for (i = 0; i + LANES <= width; i += LANES)
+    store(y + i, (load(x + i) - mean) * factor * load(weight + i) + load(bias + i));
+  for (; i < width; ++i) y[i] = (x[i] - mean) * factor * weight[i] + bias[i];
+}
+
+}  // namespace xl
