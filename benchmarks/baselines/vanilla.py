@@ -27,7 +27,7 @@ from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import TensorSpec
 from trainer.model.config import ModelConfig
 from trainer.model.positions import sinusoids
-from xl_export.graph.fused_cpu import DOMAIN, OPERATORS
+from xl_export.graph.fused_cpu import ATTENTION, DOMAIN
 from xl_export.graph.head import all_logits, embed
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input, save_model
@@ -169,4 +169,4 @@ class _FusedWindowGraph(_WindowGraph):
             "value_at": 2 * width,
         }
         inputs = [packed, packed, None, None, None, positions]
-        return op.custom(DOMAIN, OPERATORS["float32"], inputs, attributes, outputs=1)[0]
+        return op.custom(DOMAIN, ATTENTION, inputs, attributes, outputs=1)[0]

@@ -19,6 +19,7 @@ NAMES = {
     "sliding-window": "sliding_window.CASE",
     "memory-forms": "memory_forms.CASE",
     "precision": "precision.CASE",
+    "overhead": "overhead.CASE",
     "score": "score.CASE",
     "load": "load.CASE",
     "export": "export.CASE",

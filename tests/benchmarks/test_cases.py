@@ -100,6 +100,14 @@ def test_score_compares_with_each_text_alone(
         score.run(tiny, threads=1)
 
 
+def test_overhead_is_measured_for_each_precision(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "overhead", "--repeats", 3)
+    assert [row["precision"] for row in document["rows"]] == ["fp32", "int8-stored", "int8", "int4"]
+    for row in document["rows"]:
+        assert row["predict_adds"] == pytest.approx(row["predict"]["median"] - row["onnxruntime"]["median"])
+        assert row["times_least"] == pytest.approx(row["onnxruntime"]["median"] / row["least"])
+
+
 def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
     tiny: BenchmarkConfig, tmp_path: Path
 ) -> None:

@@ -1,0 +1,199 @@
+"""What a token of a small model costs: ONNX Runtime's run, what Python adds to it, and the least it can take.
+
+A row for each precision of the weights. All sides step one stream, one token of each side after the other. A
+step can take no less than reading its bytes from the processor's cache, and computing its multiply-adds; both
+rates are of one core and are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arithmetic import needed_multiply_adds
+from benchmarks.case import (
+    Case,
+    Column,
+    Line,
+    config_option,
+    decimal,
+    megabytes,
+    number,
+    operators_option,
+    repeats_option,
+    words,
+)
+from benchmarks.cases.precision import read_bytes
+from benchmarks.cases.steps import filled
+from benchmarks.checked_sessions import Operators, open_checked
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.measure import Limits, Timing, measure_limits, milliseconds
+from benchmarks.models import random_weights, write_run
+from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
+from runtimes.base.records import to_json
+from runtimes.contract.precision import Precision
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.sampling import Sampler
+from runtimes.contract.spec import FUSED, GRAPH
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.generate import generate
+from xl_export import export
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-stored", "int8", "int4")
+REPEATS = 3000  # tokens of each side
+WARM_UP = 20
+MOST_TOKENS = 10**9  # more than are ever generated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One precision of the weights.
+
+    onnxruntime: its run of one token; the other sides are whole calls of the session, which contain such a
+    run. num_bytes, multiply_adds: of the step. cache: the rates of one core, of reading as many bytes again
+    and again, and of a large product.
+    """
+
+    precision: Precision
+    parameters: int
+    onnxruntime: Timing
+    predict: Timing
+    step: Timing
+    score: Timing
+    generate: Timing
+    num_bytes: int
+    multiply_adds: int
+    cache: Limits
+    operators: Operators
+
+    @property
+    def least(self) -> float:
+        """Milliseconds that the step takes at least."""
+        reading = self.cache.read_milliseconds(self.num_bytes)
+        return max(reading, self.cache.compute_milliseconds(self.multiply_adds))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **to_json(self),
+            "least": self.least,
+            "times_least": self.onnxruntime.median / self.least,
+            "predict_adds": self.predict.median - self.onnxruntime.median,
+            "step_adds": self.step.median - self.onnxruntime.median,
+            "score_adds": self.score.median - self.onnxruntime.median,
+            "generate_adds": self.generate.median - self.predict.median,
+        }
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    threads: int | None = None,
+    repeats: int | None = None,
+    operators: Operators = "standard",
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each precision, after a comparison with PyTorch or with the same weights in fp32."""
+    threads = checked_threads(threads)
+    repeats = checked_repeats(repeats, REPEATS)
+    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
+    computing = measure_limits(1).multiply_adds
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
+        for precision in PRECISIONS:
+            progress(f"{precision}: exporting, then timing {repeats} tokens of each side")
+            artefact = export(source, Path(folder) / precision, rule=rule, precision=precision)
+            session = open_checked(artefact, threads=threads, operators=operators)
+            num_bytes = read_bytes(session.spec, artefact / (FUSED if operators == "fused" else GRAPH))
+            rows.append(
+                Row(
+                    precision=precision,
+                    parameters=session.spec.model.parameters,
+                    **in_turns(sides(session), repeats),
+                    num_bytes=num_bytes,
+                    multiply_adds=needed_multiply_adds(config.model, rule, 1),
+                    cache=Limits(read_bytes=cache_rate(num_bytes), multiply_adds=computing),
+                    operators=operators,
+                )
+            )
+    return rows
+
+
+def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
+    """A call for each side that computes one token of its own stream, whose memory is full."""
+    token = np.zeros((1, 1), np.int64)
+    memories = {name: filled(session, 1) for name in ("onnxruntime", "predict", "step", "score")}
+    for _ in range(3):  # from then on the session keeps its arrays bound
+        session.predict(token, memories["onnxruntime"])
+    bound = memories["onnxruntime"].binding.io
+    pieces = generate(session, [0], max_tokens=MOST_TOKENS, sampler=Sampler(top_k=40))
+    for _ in range(session.rule.slots):
+        next(pieces)
+    return {
+        "onnxruntime": lambda: session._session.run_with_iobinding(bound),
+        "predict": lambda: session.predict(token, memories["predict"]),
+        "step": lambda: session.step(token, memories["step"]),
+        "score": lambda: session.score(token, token, memories["score"]),
+        "generate": lambda: next(pieces),
+    }
+
+
+def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    """A timing of `repeats` calls of every side, one call of each after the other."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(repeats + WARM_UP):
+        for name, call in sides.items():
+            (duration,) = milliseconds(call, repeats=1, warmup=0)
+            if turn >= WARM_UP:
+                times[name].append(duration)
+    return {
+        name: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=repeats)
+        for name, ms in times.items()
+    }
+
+
+def cache_rate(num_bytes: int) -> float:
+    """Bytes per second at which one core reads so many bytes again and again."""
+    numbers = np.ones(num_bytes, np.int8)
+    return num_bytes / min(milliseconds(numbers.max, repeats=200)) * 1e3
+
+
+def _microseconds(name: str) -> Callable[[Figures, Run], str]:
+    return lambda row, run: number(row[name] * 1e3)
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    return [
+        "Run: ONNX Runtime's run of one token. What Python adds is the difference of medians; generate is "
+        "compared with predict. At least: the larger of reading the step's bytes from the cache and "
+        "computing its multiply-adds, at the rates of one core that were measured in the same run."
+    ]
+
+
+CASE = Case(
+    name="overhead",
+    summary="one token of a small model: ONNX Runtime's run against its limit, and what Python adds",
+    run=run,
+    keys=("precision", "operators"),
+    columns=(
+        Column("weights", words("precision")),
+        Column("parameters, millions", lambda row, run: f"{row['parameters'] / 1e6:.1f}"),
+        Column("MB to read", lambda row, run: megabytes(row["num_bytes"])),
+        Column("at least, µs", _microseconds("least")),
+        Column("run, µs", lambda row, run: number(row["onnxruntime"]["median"] * 1e3)),
+        Column("times at least", decimal("times_least")),
+        Column("predict adds, µs", _microseconds("predict_adds")),
+        Column("step adds, µs", _microseconds("step_adds")),
+        Column("score adds, µs", _microseconds("score_adds")),
+        Column("generate adds, µs", _microseconds("generate_adds")),
+    ),
+    notes=_notes,
+    options=(config_option, repeats_option, operators_option),
+)
