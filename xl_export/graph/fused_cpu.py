@@ -172,8 +172,8 @@ class _FusedStepGraph(StepGraph):
         answer, *kept = self.op.custom(
             DOMAIN, name + OVER[self.spec.state_dtype], inputs, attributes, outputs=5 if in_bytes else 3
         )
-        # ONNX Runtime knows no shapes behind an operator of another library. If they are declared, it makes one
-        # node of a residual addition, its bias and the LayerNormalization behind it.
+        # ONNX Runtime knows no shapes behind an operator of another library. If they are declared, it makes
+        # one node of a residual addition, its bias and the LayerNormalization behind it.
         answer.dtype = ir.DataType.FLOAT
         answer.shape = ir.Shape(["batch", "tokens", width])
         # The operator gives keys, values and the scales of both; the spec has scales behind their bytes.

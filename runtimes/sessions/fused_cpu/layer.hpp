@@ -17,17 +17,17 @@ class Layer : public Attention<Stored> {
   Layer(const OrtApi& ort, const OrtKernelInfo* info) : Attention<Stored>(ort, info) {
     pre_norm_ = this->attribute(info, "pre_norm") != 0;
     norm_epsilon_ = this->attribute(info, "norm_epsilon", 0);
-    projection_ = this->packed(info, this->given(info, 1, 19, 20, false), NO_INPUT);
-    out_ = this->packed(info, this->given(info, 21, 22, 23, false), NO_INPUT);
-    expand_ = this->packed(info, this->given(info, 26, 27, 28, false), 29);
-    contract_ = this->packed(info, this->given(info, 30, 31, 32, false), 33);
+    projection_ = this->packed(this->given(1, 19, 20, false), NO_INPUT);
+    out_ = this->packed(this->given(21, 22, 23, false), NO_INPUT);
+    expand_ = this->packed(this->given(26, 27, 28, false), 29);
+    contract_ = this->packed(this->given(30, 31, 32, false), 33);
     width_ = out_.columns();
     this->expect(norm_epsilon_ > 0 && projection_ && out_ && !expand_ == !contract_);
     this->expect(reads(projection_, width_) && reads(out_, this->heads * this->head_dim));
     if (expand_)
       this->expect(reads(expand_, width_) && reads(contract_, expand_.columns()) && contract_.columns() == width_);
-    first_ = norm(info, 24, 25);
-    if (expand_) second_ = norm(info, 34, 35);
+    first_ = norm(24, 25);
+    if (expand_) second_ = norm(34, 35);
   }
 
   void compute(OrtKernelContext* context) const {
@@ -80,10 +80,10 @@ class Layer : public Attention<Stored> {
     return pitch_of(matrix.depth()) == pitch_of(width);
   }
 
-  Norm norm(const OrtKernelInfo* info, size_t weight, size_t bias) const {
+  Norm norm(size_t weight, size_t bias) const {
     Norm norm;
     for (auto [index, to] : {std::pair{weight, &norm.weight}, {bias, &norm.bias}}) {
-      const Tensor given = this->constant(info, index, 1);
+      const Tensor given = this->constant(index, 1);
       this->expect(given.type == TYPE_OF<float> && given.sizes == Sizes({width_}));
       to->assign(given.floats(), given.floats() + width_);
     }
@@ -119,7 +119,7 @@ class Product : public Node {
 
   Product(const OrtApi& ort, const OrtKernelInfo* info)
       : Node(ort, info),
-        matrix_(packed(info, given(info, 1, 2, 3, attribute(info, "turned") != 0), 4)) {
+        matrix_(packed(given(1, 2, 3, attribute(info, "turned") != 0), 4)) {
     expect(!!matrix_);
   }
 
@@ -157,7 +157,7 @@ class Rows : public Node {
   static bool has_any_type(size_t) { return true; }
 
   Rows(const OrtApi& ort, const OrtKernelInfo* info)
-      : Node(ort, info), table_(given(info, 1, 2, 3, true)), width_(attribute(info, "width")),
+      : Node(ort, info), table_(given(1, 2, 3, true)), width_(attribute(info, "width")),
         factor_(attribute(info, "factor", 1)) {
     expect(table_.values && 0 < width_ && pitch_of(width_) == pitch_of(table_.depth));
     expect(width_ <= table_.depth);
@@ -171,7 +171,7 @@ class Rows : public Node {
     for (int64_t r = 0; r < rows; ++r, y += width_) {
       const int64_t id = static_cast<const int64_t*>(ids.data)[r];
       expect(0 <= id && id < table_.columns);
-      table_.read(id, [&](int64_t k, auto number) {
+      table_.read(id, 1, [&](int64_t k, int64_t, auto number) {
         if (k >= width_) return;  // the padding of the last block
         const int64_t block = table_.blocks() > 1 ? k / DEPTH : 0;
         const bool scaled = table_.form != GivenMatrix::FLOATS;

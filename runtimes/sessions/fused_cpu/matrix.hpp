@@ -133,15 +133,23 @@ struct GivenMatrix {
   int bits;
 
   int64_t blocks() const { return form == BLOCKS ? (depth + DEPTH - 1) / DEPTH : 1; }
-  /// Calls work(k, number) for all rows of column n: floats, or whole numbers from 0 to 255 or 15.
+  /// Calls work(k, c, number) for all rows k of columns first + c, in the order in which they lie: floats, or
+  /// whole numbers from 0 to 255 or 15.
   template <class Work>
-  void read(int64_t n, const Work& work) const {
-    const int64_t first = turned || form == BLOCKS ? n * depth : n, pitch = turned || form == BLOCKS ? 1 : columns;
+  void read(int64_t first, int64_t count, const Work& work) const {
     const auto* bytes = static_cast<const uint8_t*>(values);
-    for (int64_t k = 0, i = first; k < depth; ++k, i += pitch)
-      if (form == FLOATS) work(k, static_cast<const float*>(values)[i]);
-      else if (form == BYTES) work(k, static_cast<const int8_t*>(values)[i] + 128);
-      else work(k, bits == 8 ? bytes[i] : bytes[i / 2] >> (i % 2 * 4) & 15);
+    const auto one = [&](int64_t k, int64_t c, int64_t i) {
+      if (form == FLOATS) work(k, c, static_cast<const float*>(values)[i]);
+      else if (form == BYTES) work(k, c, static_cast<const int8_t*>(values)[i] + 128);
+      else work(k, c, bits == 8 ? bytes[i] : bytes[i / 2] >> (i % 2 * 4) & 15);
+    };
+    if (turned || form == BLOCKS) {
+      for (int64_t c = 0; c < count; ++c)
+        for (int64_t k = 0; k < depth; ++k) one(k, c, (first + c) * depth + k);
+    } else {
+      for (int64_t k = 0; k < depth; ++k)
+        for (int64_t c = 0; c < count; ++c) one(k, c, k * columns + first + c);
+    }
   }
   float scale(int64_t n, int64_t block) const { return scales[n * blocks() + block]; }
   float zero_point(int64_t n, int64_t block) const {
@@ -218,20 +226,23 @@ class Matrix {
     const int64_t width = vectors(p) * LANES, first = first_column(p);
     float* floats = static_cast<float*>(const_cast<void*>(to.values));
     uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(to.values));
-    for (int64_t c = 0; c < std::min(width, columns_ - first); ++c) {
-      // The byte of column c among those of one k, or of two.
-      const int64_t v = c / LANES, at = (v / QUAD * LANES + c % LANES) * QUAD + v % QUAD;
-      given.read(first + c, [&](int64_t k, auto number) {
-        if (in_floats_) floats[k * width + c] = number;
-        else if (in_halves_) packed[k / 2 * width + at] |= static_cast<int>(number) << (k % 2 * 4);
-        else packed[k * width + at] = static_cast<uint8_t>(number);
-      });
-      for (int64_t b = 0; !in_floats_ && b < given.blocks(); ++b) {
+    const int64_t here = std::min(width, columns_ - first);
+    // The byte of a column among those of one k, or of two.
+    const auto place = [](int64_t c) {
+      const int64_t v = c / LANES;
+      return (v / QUAD * LANES + c % LANES) * QUAD + v % QUAD;
+    };
+    given.read(first, here, [&](int64_t k, int64_t c, auto number) {
+      if (in_floats_) floats[k * width + c] = number;
+      else if (in_halves_) packed[k / 2 * width + place(c)] |= static_cast<int>(number) << (k % 2 * 4);
+      else packed[k * width + place(c)] = static_cast<uint8_t>(number);
+    });
+    for (int64_t b = 0; !in_floats_ && b < given.blocks(); ++b)
+      for (int64_t c = 0; c < here; ++c) {
         const float scale = given.scale(first + c, b);
-        const_cast<float*>(to.scales)[b * width + c] = scale * unit_of(v % QUAD);
+        const_cast<float*>(to.scales)[b * width + c] = scale * unit_of(c / LANES % QUAD);
         const_cast<float*>(to.offsets)[b * width + c] = scale * given.zero_point(first + c, b);
       }
-    }
   }
 
   /// Multiplies several rows by a panel that `widen` wrote.

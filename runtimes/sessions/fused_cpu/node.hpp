@@ -60,14 +60,19 @@ struct Tensor {
 class Node {
  public:
   Node(const OrtApi& ort, const OrtKernelInfo* info) : ort(ort) {
+    size_t inputs = 0;
     check(ort.KernelInfo_GetInputCount(info, &inputs));
+    for (size_t i = 0; i < inputs; ++i) {
+      const OrtValue* value = nullptr;
+      int is_constant = 0;
+      check(ort.KernelInfoGetConstantInput_tensor(info, i, &is_constant, &value));
+      constants_.push_back(tensor_of(is_constant ? value : nullptr));
+    }
   }
 
   const OrtApi& ort;
 
  protected:
-  size_t inputs = 0;  // that the graph gives, absent ones among them included
-
   /// Working memory of the thread that asks, for one task at a time.
   static Scratch& scratch() {
     static thread_local Scratch own;
@@ -98,39 +103,42 @@ class Node {
     if (!holds) throw Failure{ort.CreateStatus(ORT_INVALID_ARGUMENT, message)};
   }
 
-  /// Input `index`, which must have `rank` dimensions, or at least one with ANY_RANK; a Tensor without data where the graph leaves it out.
+  /// Input `index`, which must have `rank` dimensions, or at least one with ANY_RANK; a Tensor without data
+  /// where the graph leaves it out.
   Tensor input(const OrtKernelContext* context, size_t index, size_t rank) const {
+    if (index >= constants_.size() || constants_[index].data) return constant(index, rank);
     const OrtValue* value = nullptr;
-    if (index >= inputs) return {};
     check(ort.KernelContext_GetInput(context, index, &value));
-    return tensor_of(value, rank);
+    return checked(tensor_of(value), rank);
   }
 
-  /// The same for an input that is a constant of the graph, when the session opens.
-  Tensor constant(const OrtKernelInfo* info, size_t index, size_t rank) const {
-    const OrtValue* value = nullptr;
-    int is_constant = 0;
-    if (index >= inputs) return {};
-    check(ort.KernelInfoGetConstantInput_tensor(info, index, &is_constant, &value));
-    return tensor_of(is_constant ? value : nullptr, rank);
+  /// The same for an input that is a constant of the graph; a Tensor without data for any other.
+  Tensor constant(size_t index, size_t rank) const {
+    return index < constants_.size() ? checked(constants_[index], rank) : Tensor{};
   }
 
-  Tensor tensor_of(const OrtValue* value, size_t rank) const {
+  Tensor checked(Tensor tensor, size_t rank) const {
+    if (!tensor.data) return tensor;
+    expect(tensor.sizes.size() == rank || (rank == ANY_RANK && !tensor.sizes.empty()));
+    for (int64_t size : tensor.sizes) expect(0 < size && size <= LARGEST_SIZE);
+    return tensor;
+  }
+
+  Tensor tensor_of(const OrtValue* value) const {
     Tensor tensor;
     if (!value) return tensor;
     OrtTensorTypeAndShapeInfo* shape = nullptr;
-    size_t actual_rank = 0;
+    size_t rank = 0;
     check(ort.GetTensorTypeAndShape(value, &shape));
     // The shape is released before a failure of any of these calls is thrown.
-    OrtStatus* status = ort.GetDimensionsCount(shape, &actual_rank);
+    OrtStatus* status = ort.GetDimensionsCount(shape, &rank);
     if (!status) status = ort.GetTensorElementType(shape, &tensor.type);
-    tensor.sizes.resize(actual_rank);
-    if (!status) status = ort.GetDimensions(shape, tensor.sizes.data(), actual_rank);
+    tensor.sizes.resize(rank);
+    if (!status) status = ort.GetDimensions(shape, tensor.sizes.data(), rank);
     ort.ReleaseTensorTypeAndShapeInfo(shape);
     check(status);
-    expect(actual_rank == rank || (rank == ANY_RANK && actual_rank > 0));
     // An empty tensor has no data and would be taken for one that the graph leaves out, so it is refused.
-    for (int64_t size : tensor.sizes) expect(0 < size && size <= LARGEST_SIZE);
+    for (int64_t size : tensor.sizes) expect(size != 0);
     check(ort.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
     return tensor;
   }
@@ -147,10 +155,10 @@ class Node {
   /// The matrix of the constant inputs with these numbers; without values if the graph leaves it out.
   ///
   /// turned: whether the graph has W [K, N] as [N, K], if it is not in blocks.
-  GivenMatrix given(const OrtKernelInfo* info, size_t values, size_t scales, size_t zero_points,
+  GivenMatrix given(size_t values, size_t scales, size_t zero_points,
                     bool turned) const {
-    const Tensor tensor = constant(info, values, ANY_RANK), factors = constant(info, scales, ANY_RANK);
-    const Tensor points = constant(info, zero_points, 2);
+    const Tensor tensor = constant(values, ANY_RANK), factors = constant(scales, ANY_RANK);
+    const Tensor points = constant(zero_points, 2);
     if (!tensor.data) return {};
     GivenMatrix matrix{};
     matrix.values = tensor.data, matrix.scales = factors.floats(), matrix.turned = turned;
@@ -177,8 +185,8 @@ class Node {
   }
 
   /// The same matrix with a bias [N], which may be left out, packed for `multiply`.
-  Matrix packed(const OrtKernelInfo* info, const GivenMatrix& matrix, size_t bias) const {
-    const Tensor added = constant(info, bias, 1);
+  Matrix packed(const GivenMatrix& matrix, size_t bias) const {
+    const Tensor added = constant(bias, 1);
     if (!matrix.values) return {};
     expect(!added.data || (added.type == TYPE_OF<float> && added.sizes == Sizes({matrix.columns})));
     return Matrix(matrix, added.floats());
@@ -234,6 +242,10 @@ class Node {
     check(ort.KernelContext_ParallelFor(context, task, count, 0, &job));
     if (job.out_of_memory) throw std::bad_alloc();
   }
+
+ private:
+  // The inputs that are constants of the graph, so that a step asks for none of them; the others have no data.
+  std::vector<Tensor> constants_;
 };
 
 /// A node of ring attention: its attributes, and the work of a step.
