@@ -228,18 +228,20 @@ def _generate(
     token = np.zeros((len(tokens), 1), np.int64)
     going: list[int] = []  # the rows that have not ended
     for count in range(1, max_tokens + 1):
-        goes_on = np.array([text.ended is None for text in texts])
-        if (rows := np.flatnonzero(goes_on).tolist()) != going:
+        if (rows := [row for row, text in enumerate(texts) if text.ended is None]) != going:
             going = rows
             draw = Draw([sampler] * len(rows), session.vocab.size, [penalties[row] for row in rows])
-        token[going, 0] = drawn = draw(logits[going], [uniform[row]() for row in going])
+        everyone = len(going) == len(texts)
+        drawn = draw(logits if everyone else logits[going], [uniform[row]() for row in going])
+        token[going, 0] = drawn
         for row, new in zip(going, drawn.tolist(), strict=True):
             text = texts[row]
             added = text.finish() if new == end else text.add(new, last=count == max_tokens)
             yield Piece(row=row, token=new, text=added, ended=text.ended)
         finished = count == max_tokens or all(text.ended is not None for text in texts)
         if keep or not finished:  # rows that ended before see nothing more, where their memory is kept
-            logits = feed(session, token, memory, goes_on.astype(np.int64) if keep else None)
+            counts = None if everyone or not keep else np.isin(range(len(texts)), going).astype(np.int64)
+            logits = feed(session, token, memory, counts)
         if finished:
             return
 
