@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from runtimes.base.startup import load_onnxruntime
 
 DOMAIN = "xl_export"
-FIRST = ("query", "context", "keys", "values", "table", "positions", "u", "v", "bias")  # of older graphs
+FIRST = ("query", "context", "keys", "values", "table", "positions", "u", "v", "bias")
 INITIAL, PERSISTENT = ("initial_key", "initial_value"), ("persistent_keys", "persistent_values")
 SCALES = ("table_scales", "key_scales", "value_scales")  # of tensors of bytes
 RING_SCALES = ("ring_key_scales", "ring_value_scales")  # of a ring of bytes
@@ -41,7 +41,10 @@ MOST_BYTES = 1 << 28  # of one input; zeros that nobody writes take no memory
 
 
 class Case:
-    """One node: its inputs' shapes and types, and its attributes."""
+    """One node of attention, or of a layer around it: its inputs' shapes and types, and its attributes.
+
+    weights: the constants of a layer by the number of their input.
+    """
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -50,8 +53,7 @@ class Case:
         mem_len, rows, vectors = pick(0, 40), pick(1, 30), pick(1, 150)
         slots, pitch = mem_len + length + pick(0, 1) * pick(0, 9), 3 * heads * width + 3
         self.ring = chance.choice((np.float32, np.float32, np.float16, np.int8))
-        older = () if self.ring is np.int8 else ("",)
-        self.name = chance.choice(("Ring", *older)) + "RelativeAttention" + OVER[self.ring]
+        self.name = "RingRelativeAttention" + OVER[self.ring]
         self.shapes: dict[str, list[int]] = {
             "query": [batch, length, heads * width + 3],
             "context": [batch, length, pitch],
@@ -94,12 +96,41 @@ class Case:
             "value_at": pick(0, 2) * heads * width,
             "epsilon": chance.choice((1e-8, 0.5)),
         }
+        self.weights: dict[int, np.ndarray] = {}
+        if chance.random() < 0.4:
+            self.make_layer(heads * width, pitch)
         self.outputs = chance.choice((5, 5, 5, 5, 3, 4) if self.ring is np.int8 else (3, 3, 3, 3, 1, 2))
         self.in_place = chance.random() < 0.5
         for _ in range(chance.choice((0, 0, 1, 1, 2, 4))):
             chance.choice(
                 (self.odd_size, self.odd_rank, self.odd_attribute, self.odd_type, self.odd_choice)
             )()
+
+    def make_layer(self, answers: int, pitch: int) -> None:
+        """Makes the node a whole layer; answers: the width of those of all heads."""
+        model, inner = self.chance.randint(1, 70), self.chance.randint(1, 70)
+        draw = np.random.default_rng(self.chance.getrandbits(32))
+        shapes: dict[int, tuple[int, ...]] = {
+            1: (model, pitch),
+            21: (answers, model),
+            24: (model,),
+            25: (model,),
+        }
+        if self.chance.random() < 0.7:
+            shapes |= {26: (model, inner), 29: (inner,), 30: (inner, model), 33: (model,)}
+            shapes |= {34: (model,), 35: (model,)}
+        self.name = self.name.replace("Attention", "Layer")
+        self.weights = {at: draw.normal(size=shape).astype(np.float32) for at, shape in shapes.items()}
+        self.shapes["query"][2] = model
+        self.left_out.add("context")
+        self.attributes |= {"pre_norm": self.chance.randint(0, 1), "norm_epsilon": 1e-5}
+        if self.chance.random() < 0.3:
+            at = self.chance.choice(list(self.weights))
+            odd = self.chance.choice(("size", "rank", "type", "missing"))
+            array = self.weights.pop(at)
+            if odd != "missing":
+                others = {"size": array[1:], "rank": array[None], "type": array.astype(np.float64)}
+                self.weights[at] = others[odd]
 
     def odd_size(self) -> None:
         name = self.chance.choice(NAMES)
@@ -135,8 +166,10 @@ class Case:
 
     def model(self) -> bytes:
         given = [name for name in NAMES if name not in self.left_out]
-        inputs = [name if name in given else "" for name in NAMES]
-        while not inputs[-1]:  # as an older graph, which gives none of the later inputs
+        inputs = [name if name in given else "" for name in NAMES] + [""] * 17
+        for at in self.weights:
+            inputs[at] = f"weights_{at}"
+        while not inputs[-1]:
             inputs.pop()
         outputs = ["answers", "new_keys", "new_values", *(f"new_{name}" for name in RING_SCALES)]
         outputs = outputs[: self.outputs]
@@ -150,6 +183,7 @@ class Case:
                 )
                 for index, name in enumerate(outputs)
             ],
+            [numpy_helper.from_array(array, f"weights_{at}") for at, array in self.weights.items()],
         )
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
         model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()

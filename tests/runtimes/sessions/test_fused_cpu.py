@@ -168,6 +168,17 @@ def test_tables_and_persistent_vectors_may_be_of_halves_or_bytes(
     compare(artefact, rows(tokens, 3, sum(cut)), cut)
 
 
+@pytest.mark.parametrize("precision", ["int8-stored", "int8", "int4"])
+def test_a_layer_multiplies_by_stored_weights(
+    precision: Precision, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Unlike those of `MatMulNBits`, its products round no activations."""
+    run = make_run(d_model=48, heads=2, head_dim=40, d_ff=100)
+    report = check(export(run, tmp_path / "artefact", precision=precision))
+    assert report.kernel == "fused"
+    assert report.max_difference < 1e-4
+
+
 def test_independent_texts_get_what_they_get_alone(artefacts: dict[str, Path]) -> None:
     session = OrtSession.open(artefacts["ring"], kernel="fused")
     same_as_alone(session, some_texts(3))
