@@ -1,8 +1,9 @@
 // Products with constant matrices, which are packed once, when a session opens.
 //
-// A matrix W [K, N] lies in panels of 8 vectors of columns, the last of them of 4 or 8. A panel holds, for each
-// k, the numbers of its columns side by side, so a product reads it from beginning to end. Numbers are floats,
-// bytes, or halves of bytes. The last two are widened to floats in registers; activations are never rounded.
+// A matrix W [K, N] lies in panels of 8 vectors of columns, the last of them of 4 or 8. A panel of floats is in
+// strips, as `tile` reads them. A panel of bytes or halves of bytes holds, for each k, the numbers of its columns
+// side by side. They are widened to floats: for one row in registers, for several in memory. Activations are
+// never rounded.
 //
 // Byte v of 32 bits belongs to the v-th of 4 vectors of columns. A mask leaves w · 256^v of it, which is a float
 // after one conversion; the scale of the v-th vector includes 256^-v. Only the last byte is shifted, because it
@@ -25,6 +26,7 @@ namespace xl {
 constexpr int QUAD = 4;                        // vectors of columns that share 32 bits
 constexpr int64_t QUAD_COLUMNS = QUAD * LANES;
 constexpr int64_t DEPTH = 32;                  // values of k in a block of MatMulNBits
+constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns of floats that lie side by side
 constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);
 
 inline int64_t pitch_of(int64_t columns) { return (columns + PITCH - 1) / PITCH * PITCH; }
@@ -70,9 +72,11 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
   for (int v = 0; v < NV; ++v) total[v] = load(init + v * LANES);
   if constexpr (std::is_same_v<Number, float>) {
     const float* w = static_cast<const float*>(panel.values);
-    for (int64_t k = 0; k < panel.depth; ++k, w += WIDTH)
+    const int64_t strip = panel.depth * STRIP;
+    for (int64_t k = 0; k < panel.depth; ++k, w += STRIP)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) total[v] += x[k] * load(w + v * LANES);
+      for (int v = 0; v < NV; ++v)
+        total[v] += x[k] * load(w + v / TILE_VECTORS * strip + v % TILE_VECTORS * LANES);
   } else {
     const ivec* quad = static_cast<const ivec*>(panel.values);
     const float *scales = panel.scales, *offsets = panel.offsets;
@@ -97,24 +101,38 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
   for (int v = 0; v < NV; ++v) store(y + v * LANES, total[v]);
 }
 
-/// Writes a panel as floats, in strips of TILE_VECTORS vectors, each [depth, …], as `tile` reads them.
+/// Writes TILE_VECTORS vectors of a panel as floats, [depth, …]: those of every quad from vector FIRST of it.
+template <class Number, int FIRST>
+inline void widen_strip(const Panel& panel, int vectors, int quad_at, float* to) {
+  const ivec* quads = static_cast<const ivec*>(panel.values) + quad_at;
+  const float* scales = panel.scales + (quad_at * QUAD + FIRST) * LANES;
+  const float* offsets = panel.offsets + (quad_at * QUAD + FIRST) * LANES;
+  for (int64_t first = 0; first < panel.depth; first += panel.block) {
+    vec scale[TILE_VECTORS], offset[TILE_VECTORS];
+    for (int v = 0; v < TILE_VECTORS; ++v)
+      scale[v] = load(scales + v * LANES), offset[v] = load(offsets + v * LANES);
+    for (int64_t k = first; k < first + panel.block; k += TOGETHER<Number>, quads += vectors / QUAD)
+#pragma GCC unroll 2
+      for (int odd = 0; odd < TOGETHER<Number>; ++odd)
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; ++v, to += LANES) {
+          const vec w = number_of<Number>(*quads, FIRST + v, odd);
+          store(to, (odd ? w * (1.0f / 16) : w) * scale[v] - offset[v]);
+        }
+    scales += vectors * LANES, offsets += vectors * LANES;
+  }
+}
+
+/// Writes a panel as floats, in strips as `tile` reads them.
 template <class Number>
 inline void widen(const Panel& panel, int vectors, float* to) {
-  for (int first = 0; first < vectors; first += TILE_VECTORS)
-    for (int64_t k = 0; k < panel.depth; ++k)
-      for (int v = first; v < first + TILE_VECTORS; ++v, to += LANES) {
-        if constexpr (std::is_same_v<Number, float>) {
-          store(to, load(static_cast<const float*>(panel.values) + (k * vectors + v) * LANES));
-        } else {
-          const int odd = k % TOGETHER<Number>;
-          const ivec quad = static_cast<const ivec*>(
-              panel.values)[k / TOGETHER<Number> * (vectors / QUAD) + v / QUAD];
-          const int64_t scaled = (k / panel.block * vectors + v) * LANES;
-          const vec w = number_of<Number>(quad, v % QUAD, odd) * (odd ? 1.0f / 16 : 1.0f);
-          store(to, w * load(panel.scales + scaled) - load(panel.offsets + scaled));
-        }
-      }
+  const int64_t strip = panel.depth * STRIP;
+  for (int quad = 0; quad < vectors / QUAD; ++quad, to += QUAD_COLUMNS * panel.depth) {
+    widen_strip<Number, 0>(panel, vectors, quad, to);
+    if constexpr (TILE_VECTORS < QUAD) widen_strip<Number, TILE_VECTORS>(panel, vectors, quad, to + strip);
+  }
 }
+static_assert(QUAD == TILE_VECTORS || QUAD == 2 * TILE_VECTORS);
 
 /// A matrix as a graph holds it.
 struct GivenMatrix {
@@ -198,8 +216,12 @@ class Matrix {
       const bool whole = vectors(p) > QUAD;
       if (rows == 1)
         return (whole ? multiply_row<Number, 2 * QUAD> : multiply_row<Number, QUAD>)(x, panel(p), init, y);
-      float* floats = scratch.take(padded_ * vectors(p) * LANES);
-      widen<Number>(panel(p), vectors(p), floats);
+      const float* floats = static_cast<const float*>(panel(p).values);
+      if constexpr (!std::is_same_v<Number, float>) {
+        float* widened = scratch.take(padded_ * vectors(p) * LANES);
+        widen<Number>(panel(p), vectors(p), widened);
+        floats = widened;
+      }
       multiply_rows(vectors(p), rows, x, x_pitch, floats, init, init_pitch, y, y_pitch);
     };
     if (in_floats_) run(0.0f);
@@ -233,7 +255,7 @@ class Matrix {
       return (v / QUAD * LANES + c % LANES) * QUAD + v % QUAD;
     };
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
-      if (in_floats_) floats[k * width + c] = number;
+      if (in_floats_) floats[(c / STRIP * padded_ + k) * STRIP + c % STRIP] = number;
       else if (in_halves_) packed[k / 2 * width + place(c)] |= static_cast<int>(number) << (k % 2 * 4);
       else packed[k * width + place(c)] = static_cast<uint8_t>(number);
     });
@@ -245,19 +267,20 @@ class Matrix {
       }
   }
 
-  /// Multiplies several rows by a panel that `widen` wrote.
+  /// Multiplies several rows by a panel of floats.
   void multiply_rows(int vectors, int64_t rows, const float* x, int64_t x_pitch, const float* panel,
                      const float* init, int64_t init_pitch, float* y, int64_t y_pitch) const {
-    constexpr int64_t STRIP = TILE_VECTORS * LANES;
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t at = 0; at < vectors * LANES; at += STRIP, panel += padded_ * STRIP)
+    for (int64_t at = 0; at < vectors * LANES; at += STRIP, panel += padded_ * STRIP) {
+      const char* next_strip = reinterpret_cast<const char*>(panel + padded_ * STRIP);  // prefetched meanwhile
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
         const int64_t next = (i + 1) * rows / tiles;
         tile_of(static_cast<int>(next - r), TILE_VECTORS)(
             x + r * x_pitch, x_pitch, panel, STRIP, static_cast<int>(padded_), y + r * y_pitch + at, y_pitch,
-            init + r * init_pitch + at, init_pitch, reinterpret_cast<const char*>(panel), 0);
+            init + r * init_pitch + at, init_pitch, next_strip + i * (padded_ / 16) * 256, 256);
         r = next;
       }
+    }
   }
 };
 
