@@ -5,14 +5,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Sizes", "export", "ring_distances", "ring_write", "trace"]
+__all__ = [
+    "MemoryRule",
+    "Sizes",
+    "constant",
+    "export",
+    "features",
+    "ids",
+    "ring_distances",
+    "ring_write",
+    "trace",
+]
 
 # The module of each name, which is imported when it is first used: these need torch and onnx, and the command
 # line must not.
 _HOME = {
     "export": "xl_export.artefact.export",
     "trace": "xl_export.artefact.traced",
+    "MemoryRule": "runtimes.contract.rule",
     "Sizes": "xl_export.tracing.module",
+    "constant": "xl_export.tracing.module",
+    "features": "xl_export.tracing.module",
+    "ids": "xl_export.tracing.module",
     "ring_write": "xl_export.tracing.ring",
     "ring_distances": "xl_export.tracing.ring",
 }

@@ -1,4 +1,4 @@
-"""Log-probabilities from logits, without overflow."""
+"""Log-probabilities from logits, without overflow, and how far two answers are apart."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     impossible = (mine == -np.inf) & (theirs == -np.inf)
     with np.errstate(invalid="ignore"):
         return np.where(impossible, 0, np.abs(mine - theirs))
+
+
+def output_differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """How far outputs of any scale are apart: absolute where theirs are at most 1, and relative above."""
+    with np.errstate(invalid="ignore"):
+        return np.abs(mine - theirs) / np.maximum(1, np.abs(theirs))
 
 
 def are_log_probs(values: np.ndarray) -> bool:

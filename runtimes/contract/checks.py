@@ -21,7 +21,9 @@ from runtimes.contract.memory import (
     refuse_batch,
     refuse_no_memory,
 )
+from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.session import Session
+from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import MAX_SCALE, row_bytes
 
 
@@ -127,7 +129,63 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
         raise StreamError(
             f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [batch, segment]."
         )
-    batch, segment = tokens.shape
+    _refuse_unfit(session, memory, *tokens.shape)
+    lowest, highest = value_range(tokens)
+    if lowest < 0 or highest >= session.vocab.size:
+        outside = highest if highest >= session.vocab.size else lowest
+        raise StreamError(
+            f"token {outside} is outside the vocabulary; expected 0 to {session.vocab.size - 1}."
+        )
+    return np.ascontiguousarray(tokens, np.int64)
+
+
+def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) -> dict[str, np.ndarray]:
+    """The inputs of a step that is no language model, as contiguous arrays of the types of the spec.
+
+    Raises StreamError where they or the memory do not fit.
+    """
+    wanted = spec.signature[0][:-1]  # the session adds the positions
+    names = [tensor.name for tensor in wanted]
+    if not isinstance(inputs, dict) or sorted(inputs, key=str) != sorted(names):
+        given = sorted(map(str, inputs)) if isinstance(inputs, dict) else f"of type {type(inputs).__name__}"
+        raise StreamError(
+            f"the inputs are {given!s:.200}; expected a dict with an array for each of {names}."
+        )
+    arrays = {}
+    segment: int | None = None
+    for tensor in wanted:
+        array = np.asarray(inputs[tensor.name])
+        kinds = "iu" if tensor.ids is not None else "fiu"
+        known = [
+            memory.batch if size == "batch" else segment if size == "tokens" else size
+            for size in tensor.shape
+        ]
+        fits = array.ndim == len(known) and all(
+            want is None or have == want for have, want in zip(array.shape, known, strict=True)
+        )
+        if not fits or array.dtype.kind not in kinds:
+            shown = [
+                str(name if size is None else size) for size, name in zip(known, tensor.shape, strict=True)
+            ]
+            raise StreamError(
+                f"{tensor.name} is {array.dtype} {list(array.shape)}; expected {tensor.dtype} "
+                f"[{', '.join(shown)}]."
+            )
+        if "tokens" in tensor.shape:
+            segment = array.shape[1]
+        if tensor.ids is not None:
+            lowest, highest = value_range(array)
+            if lowest < 0 or highest >= tensor.ids:
+                outside = highest if highest >= tensor.ids else lowest
+                raise StreamError(f"{tensor.name} has the id {outside}; expected 0 to {tensor.ids - 1}.")
+        arrays[tensor.name] = np.ascontiguousarray(array, tensor.dtype)
+    assert segment is not None, "`refuse_signature` demands an input with a value for each token"
+    _refuse_unfit(session, memory, memory.batch, segment)
+    return arrays
+
+
+def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) -> None:
+    """Raises StreamError where a step of so many rows and tokens does not fit the session or the memory."""
     if memory.owner != session.identity:
         raise StreamError(
             f"the memory belongs to artefact {memory.owner:.12} and this session runs "
@@ -145,13 +203,8 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
             f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
             "feed them in several pieces, or export it with a larger --segment."
         )
-    lowest, highest = value_range(tokens)
-    if lowest < 0 or highest >= session.vocab.size:
-        outside = highest if highest >= session.vocab.size else lowest
-        raise StreamError(
-            f"token {outside} is outside the vocabulary; expected 0 to {session.vocab.size - 1}."
-        )
-    return np.ascontiguousarray(tokens, np.int64)
+    if session.spec is not None and session.spec.without:
+        refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
 
 
 def value_range(values: np.ndarray) -> tuple[int, int]:

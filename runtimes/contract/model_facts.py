@@ -29,7 +29,7 @@ class ModelFacts:
     d_model: int
     d_ff: int
     persistent: int  # the number of persistent vectors of a layer (N)
-    vocab_size: int
+    vocab_size: int  # 0 of a step that is no language model
     cutoffs: tuple[int, ...]  # the first token of each tail cluster of an adaptive softmax
     # [L][H]: the longest distance at which each head has any weight; empty if spans were not learned.
     reaches: tuple[tuple[int, ...], ...]
@@ -37,10 +37,11 @@ class ModelFacts:
     parameters: int
 
     def __post_init__(self) -> None:
+        least = 0 if self.sublayers == "own" else 1  # a traced module may leave its sizes out
         for name in ("layers", "heads", "head_dim", "d_model", "vocab_size"):
             most = MAX_LAYERS if name == "layers" else MAX_SIZE
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {most}.")
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected {least} to {most}.")
         if self.reaches and (
             len(self.reaches) != self.layers or any(len(heads) != self.heads for heads in self.reaches)
         ):

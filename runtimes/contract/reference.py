@@ -1,18 +1,19 @@
-"""The reference of an artefact: tokens and the trained model's answers, which any session can replay.
+"""The reference of an artefact: inputs and the trained model's answers, which any session can replay.
 
 The streams of a reference start with empty memory and run well past the memory length in segments of 1, 7 and
 T tokens. One row is restarted on the way. Restarts, segments and answers are all in the file, so replaying
-needs no PyTorch.
+needs no PyTorch. The reference of a language model holds log-probabilities, and the reference of any other
+step its outputs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -24,13 +25,15 @@ from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, REFERENCE, SPEC, Spec
 
+STORED = {"float32": "<f4", "int64": "<i8"}  # types of stored arrays, in NumPy's words
+Document = TypeVar("Document", "ReferenceFile", "StepReferenceFile")
 Ints = tuple[int, ...]
 Bools = tuple[bool, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Tokens, how they are fed, and the answers to them."""
+    """Tokens, how they are fed, and the answers to them: the reference of a language model."""
 
     tokens: np.ndarray  # int64 [B, N + 1]
     segments: np.ndarray  # int64: the lengths of the segments; their sum is N
@@ -40,11 +43,23 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepReference:
+    """Inputs, how they are fed, and the outputs: the reference of a step that is no language model."""
+
+    # By name: [B, P, …], where token n of a stream has the values at n mod P; [B, …] of a constant.
+    inputs: dict[str, np.ndarray]
+    segments: np.ndarray  # int64: the lengths of the segments; their sum is N
+    restarts: np.ndarray  # bool [segments, B]: the rows that start a new stream at a segment
+    # By name: [B, N, …], or [B, segments, …] of an output without a value for each token.
+    outputs: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredArray:
     """Where an array is: little-endian numbers of a file from byte `offset`, the last axis fastest."""
 
     file: str
-    dtype: Literal["float32"]
+    dtype: Literal["float32", "int64"]
     shape: Ints
     offset: int
 
@@ -58,6 +73,38 @@ class ReferenceFile:
     restarts: tuple[Bools, ...]
     log_probs: StoredArray
     last: StoredArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReferenceFile:
+    """The content of `reference.json` for a step that is no language model."""
+
+    segments: Ints
+    restarts: tuple[Bools, ...]
+    inputs: dict[str, StoredArray]
+    outputs: dict[str, StoredArray]
+
+
+def replay_step(
+    session: Session, inputs: Mapping[str, np.ndarray], segments: Iterable[int], restarts: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The outputs of a step over chained segments, in the shapes of `StepReference`."""
+    assert session.spec is not None, "only artefacts have references"
+    fed, returned = session.spec.signature
+    constants = {tensor.name for tensor in fed if "tokens" not in tensor.shape}
+    pieces: dict[str, list[np.ndarray]] = {tensor.name: [] for tensor in returned}
+    memory = session.start(restarts.shape[1])
+    at = 0
+    for length, restart in zip(segments, restarts, strict=True):
+        memory.positions[restart] = 0
+        tokens = at + np.arange(length)
+        feed = {n: x if n in constants else x[:, tokens % x.shape[1]] for n, x in inputs.items()}
+        outputs, memory = session.step(feed, memory)
+        for tensor in returned:
+            output = outputs[tensor.name]
+            pieces[tensor.name].append(output if "tokens" in tensor.shape else output[:, None])
+        at += length
+    return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}
 
 
 def replay(
@@ -105,26 +152,88 @@ def replay(
     return np.concatenate(pieces, axis=1), last - log_sum_exp(last)[:, None]
 
 
-def save_reference(folder: Path, reference: Reference) -> None:
+def save_reference(folder: Path, reference: Reference | StepReference) -> None:
     """Writes a reference as `reference.json` and `reference.bin`, which need no library to be read."""
-    answers = {"log_probs": reference.log_probs, "last": reference.last}
-    stored = {}
-    offset = 0
-    with atomic_file(folder / ANSWERS) as temporary, open(temporary, "wb") as stream:
-        for name, array in answers.items():
-            content = np.ascontiguousarray(array, "<f4").tobytes()
-            stream.write(content)
-            stored[name] = StoredArray(file=ANSWERS, dtype="float32", shape=array.shape, offset=offset)
-            offset += len(content)
-    document = ReferenceFile(
-        tokens=reference.tokens.tolist(),
-        segments=reference.segments.tolist(),
-        restarts=reference.restarts.tolist(),
-        **stored,
-    )
+    fed = {"segments": reference.segments.tolist(), "restarts": reference.restarts.tolist()}
+    document: ReferenceFile | StepReferenceFile
+    if isinstance(reference, Reference):
+        stored = _store(folder, [reference.log_probs, reference.last])
+        tokens = reference.tokens.tolist()
+        document = ReferenceFile(tokens=tokens, **fed, log_probs=stored[0], last=stored[1])
+    else:
+        stored = _store(folder, [*reference.inputs.values(), *reference.outputs.values()])
+        inputs = dict(zip(reference.inputs, stored, strict=False))
+        outputs = dict(zip(reference.outputs, stored[len(inputs) :], strict=True))
+        document = StepReferenceFile(**fed, inputs=inputs, outputs=outputs)
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in to_json(document).items()]
     with atomic_file(folder / REFERENCE) as temporary:
         temporary.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _store(folder: Path, arrays: Iterable[np.ndarray]) -> list[StoredArray]:
+    """Writes arrays one after the other into `reference.bin`; integers as int64, others as float32."""
+    stored = []
+    offset = 0
+    with atomic_file(folder / ANSWERS) as temporary, open(temporary, "wb") as stream:
+        for array in arrays:
+            dtype: Literal["float32", "int64"] = "int64" if array.dtype.kind == "i" else "float32"
+            content = np.ascontiguousarray(array, STORED[dtype]).tobytes()
+            stream.write(content)
+            stored.append(StoredArray(file=ANSWERS, dtype=dtype, shape=array.shape, offset=offset))
+            offset += len(content)
+    return stored
+
+
+def load_step_reference(folder: Path, spec: Spec) -> StepReference:
+    """`load_reference` for a step that is no language model."""
+    path = folder / REFERENCE
+    contents = _contents(folder, spec)
+    document = _document(StepReferenceFile, path, contents)
+    reference = StepReference(
+        segments=np.array(document.segments, np.int64),
+        restarts=np.array(document.restarts, bool),
+        inputs={name: _array(path, name, stored, contents) for name, stored in document.inputs.items()},
+        outputs={name: _array(path, name, stored, contents) for name, stored in document.outputs.items()},
+    )
+    if not _fits(reference, spec):
+        raise ArtefactError(f"{path} does not hold a reference of this step; export the artefact again.")
+    return reference
+
+
+def _fits(reference: StepReference, spec: Spec) -> bool:
+    """Whether the arrays of a reference have the names, types and shapes of a step, and finite values."""
+    steps = len(reference.segments)
+    if (
+        reference.restarts.ndim != 2
+        or len(reference.restarts) != steps
+        or reference.segments.min(initial=1) < 1
+    ):
+        return False
+    batch = reference.restarts.shape[1]
+    count = int(reference.segments.sum())
+    inputs, outputs = spec.signature
+    for tensors, arrays in ((inputs[:-1], reference.inputs), (outputs, reference.outputs)):
+        if [tensor.name for tensor in tensors] != list(arrays) or not count:
+            return False
+        for tensor, array in zip(tensors, arrays.values(), strict=True):
+            timed = "tokens" in tensor.shape
+            along = [count if timed else steps]
+            if arrays is reference.inputs:  # they may repeat
+                along = [min(array.shape[1], count)] if timed and array.ndim > 1 else []
+            numbers = [size for size in tensor.shape[1:] if size != "tokens"]
+            if array.shape != (batch, *along, *numbers) or array.dtype != tensor.dtype:
+                return False
+            if not (array.size and np.isfinite(array).all()):
+                return False
+    return True
+
+
+def _contents(folder: Path, spec: Spec) -> dict[str, bytes]:
+    """The verified content of both files."""
+    return {
+        name: read_verified(folder / name, spec.files[name], record=SPEC, again=EXPORT_AGAIN)
+        for name in (REFERENCE, ANSWERS)
+    }
 
 
 def load_reference(folder: Path, spec: Spec) -> Reference:
@@ -133,11 +242,7 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
     Raises ArtefactError if anything does not fit.
     """
     path = folder / REFERENCE
-    contents = {
-        name: read_verified(folder / name, spec.files[name], record=SPEC, again=EXPORT_AGAIN)
-        for name in (REFERENCE, ANSWERS)
-    }
-    arrays = _read_arrays(path, contents)
+    arrays = _read_arrays(path, _contents(folder, spec))
     reference = Reference(**arrays)
     batch, length = reference.log_probs.shape if reference.log_probs.ndim == 2 else (0, 0)
     expected = {
@@ -163,33 +268,41 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
 
 
 def _read_arrays(path: Path, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-    """The arrays in `reference.json` and `reference.bin`; no memory is taken before their sizes are known."""
-    data = read_json(path, contents[REFERENCE])
+    """The arrays in `reference.json` and `reference.bin` of a language model."""
+    document = _document(ReferenceFile, path, contents)
     try:
-        document = from_json(ReferenceFile, data, where=str(path))
         arrays = {
             "tokens": np.array(document.tokens, np.int64),
             "segments": np.array(document.segments, np.int64),
             "restarts": np.array(document.restarts, bool),
         }
-    except ConfigError as error:
-        raise ArtefactError(f"{str(error).rstrip('.')}; export the artefact again.") from error
     except (ValueError, OverflowError) as error:  # rows of unequal length, or an integer beyond 64 bits
         raise ArtefactError(
             f"{path} has rows of unequal length or numbers beyond 64 bits; export the artefact again."
         ) from error
-    content = contents[ANSWERS]
     for name, stored in (("log_probs", document.log_probs), ("last", document.last)):
-        count = math.prod(stored.shape)
-        inside = (
-            stored.file == ANSWERS and min((stored.offset, *stored.shape)) >= 0 and len(stored.shape) == 2
-        )
-        if not inside or stored.offset + 4 * count > len(content):
-            raise ArtefactError(
-                f"{path} says that {name} has the shape {list(stored.shape)!s:.60} from byte "
-                f"{stored.offset!s:.30} of {stored.file!a:.60} on, which {ANSWERS} with its {len(content)} "
-                "bytes does not hold; export the artefact again."
-            )
-        flat = np.frombuffer(content, "<f4", count, stored.offset)
-        arrays[name] = flat.reshape(stored.shape).astype(np.float32)
+        arrays[name] = _array(path, name, stored, contents)
     return arrays
+
+
+def _document(cls: type[Document], path: Path, contents: dict[str, bytes]) -> Document:
+    try:
+        return from_json(cls, read_json(path, contents[REFERENCE]), where=str(path))
+    except ConfigError as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}; export the artefact again.") from error
+
+
+def _array(path: Path, name: str, stored: StoredArray, contents: dict[str, bytes]) -> np.ndarray:
+    """An array of `reference.bin`; no memory is taken before its size is known."""
+    content = contents[ANSWERS]
+    dtype = np.dtype(STORED[stored.dtype])
+    count = math.prod(stored.shape)
+    inside = stored.file == ANSWERS and min((stored.offset, *stored.shape)) >= 0
+    if not inside or stored.offset + dtype.itemsize * count > len(content):
+        raise ArtefactError(
+            f"{path} says that {name} has the shape {list(stored.shape)!s:.60} from byte "
+            f"{stored.offset!s:.30} of {stored.file!a:.60} on, which {ANSWERS} with its {len(content)} "
+            "bytes does not hold; export the artefact again."
+        )
+    flat = np.frombuffer(content, dtype, count, stored.offset)
+    return flat.reshape(stored.shape).astype(dtype.newbyteorder("="))

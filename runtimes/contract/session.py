@@ -48,8 +48,6 @@ class Session(Protocol):
     """The hash of everything that determines the numbers. A memory belongs to exactly one identity."""
     rule: MemoryRule
     """The memory rule that the session computes under."""
-    vocab: Vocab
-    """The vocabulary of the token ids."""
     state: tuple[TensorSpec, ...]
     """The memory tensors; "batch" is their named axis."""
     sampler: Sampler
@@ -59,6 +57,11 @@ class Session(Protocol):
     is computed in pieces, and not if the step is refused. Set it to hand work to other threads while the
     model computes: Python's lock is free then.
     """
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary of the token ids; raises StreamError for a step that is no language model."""
+        ...
 
     @property
     def spec(self) -> Spec | None:
@@ -100,10 +103,12 @@ class Session(Protocol):
         """The memory of `batch` new streams, all at position 0."""
         ...
 
-    def step(
-        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Memory]:
+    def step(self, tokens: Any, memory: Memory, *, lengths: np.ndarray | None = None) -> tuple[Any, Memory]:
         """Logits float32 [B, T, V] of the token after each token of a segment, and the memory after it.
+
+        A dict of inputs by name returns a dict of outputs by name. An array may be given, and is returned, if
+        there is one input and one output, as in a language model. The spec lists the inputs and outputs of a
+        step that is no language model (`Spec.signature`).
 
         Like `predict` and `score`, it feeds tokens int64 [B, T] and updates the memory in place;
         `memory.copy()` forks it before. For tokens, lengths, a batch or a memory that does not fit they raise

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError, StreamError
 from runtimes.base.files import Content
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
@@ -30,15 +31,21 @@ from runtimes.contract.precision import (
     MemoryType,
     Precision,
 )
+from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import (
+    POSITIONS,
     AnyForm,
     Shapes,
+    Signature,
     TensorSpec,
     bytes_saved,
-    graph_tensors,
+    language_model_tensors,
+    refuse_signature,
     row_bytes,
     state_tensors,
+    with_memory,
+    without_memory,
 )
 from runtimes.contract.vocabulary import VOCAB as VOCAB
 
@@ -95,8 +102,11 @@ class Spec:
     concern: str | None = None
     opset: int
     storage: Storage = "external"
+    without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
-    inputs: tuple[TensorSpec, ...] = ()  # of the graph, in order
+    # Of the graph, in order. Those of a language model follow from the other fields; the spec of any other
+    # step is the only place that has its inputs and outputs.
+    inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     producer: dict[str, str]  # the version of each package that took part
     source: dict[str, str]  # the hash of the trained model
@@ -109,6 +119,16 @@ class Spec:
     def state(self) -> tuple[TensorSpec, ...]:
         """The memory tensors, which are the last inputs."""
         return tuple(tensor for tensor in self.inputs if tensor.present)
+
+    @property
+    def language_model(self) -> bool:
+        """Whether the step reads token ids of a vocabulary and returns logits of the next token."""
+        return self.model.vocab_size > 0
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The inputs and outputs that are not memory."""
+        return without_memory(self.inputs, self.outputs)
 
     @property
     def state_dtype(self) -> MemoryType:
@@ -140,7 +160,7 @@ class Spec:
 
         A token's slot in a ring follows from its position; other memory shifts all rows alike.
         """
-        return self.form == "ring"
+        return self.form == "ring" and not {"unequal", "rows"} & set(self.without)
 
     @property
     def lossy(self) -> bool:
@@ -150,13 +170,18 @@ class Spec:
     def completed(self) -> Spec:
         """The same contract with the tensors and tolerances that follow from its other fields."""
         memory = state_tensors(self.model, self.rule, self.form, self.state_dtype, self.memory_shapes)
-        inputs, outputs = graph_tensors(self.model, memory)
+        signature = language_model_tensors(self.model) if self.language_model else self.signature
+        if not self.language_model:
+            refuse_signature(signature)
+        inputs, outputs = with_memory(signature, memory)
         most, mean = tolerances(self.precision, self.memory_precision, self.target, self.answers)
         return dataclasses.replace(self, inputs=inputs, outputs=outputs, tolerance=most, mean_tolerance=mean)
 
     def to_json(self) -> dict[str, Any]:
         """The contract as JSON."""
         document = to_json(self)
+        if not self.without:  # so that the spec of an artefact that keeps every promise stays as it was
+            del document["without"]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}
         return document | tensors
 
@@ -192,6 +217,23 @@ class Spec:
         tokens.
         """
         return bytes_saved(self.model, self.rule, self.form, self.state_dtype)
+
+
+def refuse_no_language_model(spec: Spec) -> None:
+    """Raises StreamError unless the step of an artefact is a language model's."""
+    if not spec.language_model:
+        inputs, outputs = (_names(tensors) for tensors in spec.signature)
+        raise StreamError(
+            f"this artefact is no language model: its step reads {inputs} and returns {outputs}; use its "
+            "`step`, since texts, scores and generation need token ids of a vocabulary and logits of the "
+            "next one."
+        )
+
+
+def _names(tensors: Iterable[TensorSpec]) -> str:
+    """Such as "pitch and duration"; without the positions, which a session adds."""
+    *first, last = (tensor.name for tensor in tensors if tensor.name != POSITIONS)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def refuse_ort_format(spec: Spec, folder: Path, *, what: str) -> None:
@@ -266,11 +308,15 @@ def read_spec(path: Path) -> Spec:
         expected = spec.completed()
     except ConfigError as error:
         raise ArtefactError(f"{path}: {str(error).rstrip('.')}; {EXPORT_AGAIN}.") from error
-    needed = (*GRAPH_FILES[spec.storage], VOCAB, REFERENCE, ANSWERS)
+    needed = (*GRAPH_FILES[spec.storage], *([VOCAB] if spec.language_model else []), REFERENCE, ANSWERS)
     contradictions = {
         "its schema is not a number that this version knows": spec.schema != SCHEMA,
         "its inputs, outputs or tolerances do not follow from its model and precision": spec != expected,
         "it has memory of the form own, which no written graph has": spec.form == "own"
+        and spec.exporter == "graph",
+        "it is no language model or declines promises, unlike every written graph": (
+            not spec.language_model or bool(spec.without)
+        )
         and spec.exporter == "graph",
         f"its weights are in {spec.graph_file}, and it lists others": spec.storage != "external"
         and bool({FUSED, WEIGHTS} & set(spec.files)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -21,7 +22,10 @@ SCALE = "_scale"  # the end of the names of the scales of a memory tensor of byt
 MAX_SCALE = float(np.finfo(np.float32).max) / 128  # with a larger one, the bytes would not be finite numbers
 GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
 MAX_STATES = 4 * MAX_LAYERS  # memory tensors that a module defines itself
-MAX_AXES = 8  # of such a tensor
+MAX_AXES = 8  # of such a tensor, and of a named input or output
+# Of an input or output that a module names; names of memory tensors have a dot.
+NAME = re.compile(r"[A-Za-z_][\w-]{0,99}", re.ASCII)
+POSITIONS = "position_ids"  # the input that every step has
 Form = Literal["ring", "shift", "hidden"]
 FORMS: tuple[Form, ...] = get_args(Form)
 # `own`: the tensors of a traced module whose memory has none of the three forms. Only such an artefact has
@@ -38,6 +42,8 @@ class TensorSpec:
     dtype: Literal["int64", "int32", "float32", "float16", "int8"]
     # Numbers, and "batch", "tokens" or "rows" for the axes that vary.
     shape: tuple[int | str, ...]
+    # Of an input of ids in a step that is no language model: how many ids there are.
+    ids: int | None = None
     # Of an input that is memory: the output of the same type and shape that the next step reads in its place.
     present: str | None = None
     # Of a tensor that a step may do without: one sentence on when it is needed.
@@ -76,15 +82,70 @@ OPTIONAL_WHEN = {
 }
 
 
-def graph_tensors(
-    model: ModelFacts, memory: Sequence[TensorSpec]
-) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """The inputs and the outputs of a step graph, in order.
+Signature = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]  # inputs and outputs, in order
+
+
+def with_memory(signature: Signature, memory: Sequence[TensorSpec]) -> Signature:
+    """The inputs and outputs of a step graph: those of a signature, then the memory before and after."""
+    inputs, outputs = signature
+    after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in memory]
+    return (*inputs, *memory), (*outputs, *after)
+
+
+def without_memory(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+    """The inputs and outputs of a step graph that are not its memory; the inverse of `with_memory`."""
+    after = {tensor.present for tensor in inputs if tensor.present}
+    return (
+        tuple(tensor for tensor in inputs if tensor.present is None),
+        tuple(tensor for tensor in outputs if tensor.name not in after),
+    )
+
+
+def refuse_signature(signature: Signature) -> None:
+    """Raises ConfigError for inputs or outputs that no step has (see docs/reference/step.md)."""
+    inputs, outputs = signature
+    if len(inputs) < 2 or not outputs or inputs[-1] != positions_input():
+        raise ConfigError(f"a step has at least one input and one output, and its last input is {POSITIONS}.")
+    names = [tensor.name for tensor in (*inputs, *outputs)]
+    for tensor in (*inputs[:-1], *outputs):
+        _, *sizes = tensor.shape or ("",)
+        if not NAME.fullmatch(tensor.name) or names.count(tensor.name) > 1:
+            raise ConfigError(
+                f"{tensor.name!r:.60} is not the name of one input or output; expected letters, digits, _ "
+                "and -, and each name once."
+            )
+        numbers = sizes[1:] if sizes[:1] == ["tokens"] else sizes
+        sound = len(tensor.shape) <= MAX_AXES and all(
+            isinstance(size, int) and 1 <= size <= MAX_SIZE for size in numbers
+        )
+        if tensor.shape[:1] != ("batch",) or not sound:
+            raise ConfigError(
+                f"{tensor.name} is {list(tensor.shape)!s:.80}; expected batch, then tokens if it has a value "
+                f"for each, then at most {MAX_AXES - 2} sizes from 1 to {MAX_SIZE}."
+            )
+        if tensor.ids is not None and not (1 <= tensor.ids <= MAX_SIZE and tensor.dtype == "int64"):
+            raise ConfigError(
+                f"{tensor.name} has {tensor.ids} ids of {tensor.dtype}; expected int64 and 1 or more."
+            )
+    if not all(tensor.dtype == ("float32" if tensor.ids is None else "int64") for tensor in inputs[:-1]):
+        raise ConfigError("an input is neither float32 nor ids.")
+    if not any("tokens" in tensor.shape for tensor in inputs[:-1]):
+        raise ConfigError("no input has a value for each token; give at least one that is no constant.")
+    if not all(tensor.dtype in ("float32", "int64") for tensor in outputs):
+        raise ConfigError("an output is neither float32 nor int64.")
+
+
+def positions_input() -> TensorSpec:
+    """The stream position of each token, which a session adds to the inputs of every step."""
+    return TensorSpec(name=POSITIONS, dtype="int64", shape=("batch", "tokens"))
+
+
+def language_model_tensors(model: ModelFacts) -> Signature:
+    """The inputs and outputs of a language model.
 
     inputs: tokens and positions; with a large vocabulary (`ModelFacts.selective`) `targets`, the tokens whose
     log-probability is wanted (-1 for none), and `logit_rows`, the positions whose logits are wanted, as
-    b T + t for row b and token t; then the memory. outputs: logits, with a large vocabulary
-    log-probabilities, then the memory after the step.
+    b T + t for row b and token t. outputs: logits, with a large vocabulary log-probabilities.
     """
     selective = model.selective
 
@@ -94,13 +155,12 @@ def graph_tensors(
         )
 
     each = ("batch", "tokens")
-    inputs = [tensor(name, "int64", *each) for name in ("input_ids", "position_ids")]
+    inputs = [tensor("input_ids", "int64", *each), positions_input()]
     outputs = [tensor("logits", "float32", *(["rows"] if selective else each), model.vocab_size)]
     if selective:
         inputs += [tensor("targets", "int64", *each), tensor("logit_rows", "int64", "rows")]
         outputs.append(tensor("log_probs", "float32", *each))
-    after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in memory]
-    return (*inputs, *memory), (*outputs, *after)
+    return tuple(inputs), tuple(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +235,11 @@ def state_tensors(
             for past, present in names:
                 states.append(TensorSpec(name=past, present=present, dtype=dtype, shape=("batch", *row)))
                 if dtype == "int8":
-                    scale = {"name": past + SCALE, "present": present + SCALE}
-                    states.append(TensorSpec(**scale, dtype="float32", shape=("batch", *row[:-1], 1)))
+                    shape = ("batch", *row[:-1], 1)
+                    scale = TensorSpec(
+                        name=past + SCALE, present=present + SCALE, dtype="float32", shape=shape
+                    )
+                    states.append(scale)
     return tuple(states)
 
 

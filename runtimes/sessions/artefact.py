@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.logits import differences
+from runtimes.base.logits import differences, output_differences
 from runtimes.base.progress import say_once
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
-from runtimes.contract.reference import Reference, load_reference, replay
+from runtimes.contract.reference import (
+    Reference,
+    StepReference,
+    load_reference,
+    load_step_reference,
+    replay,
+    replay_step,
+)
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
@@ -69,9 +76,14 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
     The first segments are fed as in the reference; then, if the mask allows it, the first tokens one by
     one, as in generation.
     """
+    if not spec.language_model:
+        _refuse_wrong_outputs(session, load_step_reference(folder, spec), spec)
+        return
     reference = load_reference(folder, spec)
     trials = [_beginning(reference, TRIED_TOKENS)]
-    if spec.rule.mask == "same-length":  # under the other mask answers depend on how tokens are cut
+    if (
+        spec.rule.mask == "same-length" and "cuts" not in spec.without
+    ):  # under the other mask answers depend on how tokens are cut
         trials.append(_one_by_one(reference, SINGLE_TOKENS))
     for trial in trials:
         log_probs, _ = replay(session, trial.tokens, trial.segments.tolist(), trial.restarts)
@@ -79,6 +91,20 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
         if not difference <= spec.tolerance:  # nor for a NaN
             raise ArtefactError(
                 f"{session.computed_by} differs from the reference by {difference:.2g} nats (tolerance "
+                f"{spec.tolerance:g}); `xl-export check --device` shows more."
+            )
+
+
+def _refuse_wrong_outputs(session: Session, reference: StepReference, spec: Spec) -> None:
+    """`refuse_wrong_answers` for a step that is no language model."""
+    count = int(np.searchsorted(np.cumsum(reference.segments), TRIED_TOKENS)) + 1
+    segments = reference.segments[:count].tolist()
+    outputs = replay_step(session, reference.inputs, segments, reference.restarts[:count])
+    for name, output in outputs.items():
+        difference = float(output_differences(output, reference.outputs[name][:, : output.shape[1]]).max())
+        if not difference <= spec.tolerance:
+            raise ArtefactError(
+                f"{session.computed_by} differs from the reference by {difference:.2g} in {name} (tolerance "
                 f"{spec.tolerance:g}); `xl-export check --device` shows more."
             )
 

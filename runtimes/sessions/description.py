@@ -20,6 +20,8 @@ def describe_vocab(vocab: Vocab) -> dict[str, Any]:
 def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
     """Model, rule, vocabulary, memory, precision, tensors, hashes and producers of an artefact, as JSON.
 
+    The vocabulary is null for a step that is no language model.
+
     folder: of its vocabulary, whose hashes are verified.
     """
     for name in VOCAB_FILES:
@@ -30,9 +32,10 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "identity": spec.identity,
         "model": to_json(spec.model),
         "rule": to_json(spec.rule),
-        "vocabulary": describe_vocab(load_vocab(folder / VOCAB)),
+        "vocabulary": describe_vocab(load_vocab(folder / VOCAB)) if spec.language_model else None,
         "concern": spec.concern,
         "exporter": spec.exporter,
+        "without": list(spec.without),
         "target": spec.target,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,

@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, DivergedError, StreamError
 from runtimes.base.logits import log_probability
 from runtimes.contract.checks import (
+    checked_inputs,
     checked_lengths,
     checked_targets,
     checked_tokens,
@@ -27,8 +28,8 @@ from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Paths, Session
-from runtimes.contract.spec import VOCAB, Spec
-from runtimes.contract.tensors import TensorSpec, row_bytes
+from runtimes.contract.spec import VOCAB, Spec, refuse_no_language_model
+from runtimes.contract.tensors import POSITIONS, TensorSpec, row_bytes
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.pieces import cut, run_in_pieces
 from runtimes.sessions.segment_end import sees_segment_end
@@ -76,9 +77,9 @@ class GraphSession(FromLogits, ABC):
     logits_while_scoring: ClassVar[Positions] = "none"
     before_run: Callable[[], object] | None = None
 
-    def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
+    def __init__(self, spec: Spec, vocab: Vocab | None, identity: str) -> None:
         self.spec = spec
-        self.vocab = vocab
+        self._vocab = vocab  # None unless the step is a language model's
         self.identity = identity
         self._process = os.getpid()
         self._tried = False
@@ -89,10 +90,17 @@ class GraphSession(FromLogits, ABC):
         self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.
         self._ring_sizes = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
-        if vocab.size != spec.model.vocab_size:
+        if vocab is not None and vocab.size != spec.model.vocab_size:
             raise ArtefactError(
                 f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again."
             )
+
+    @property
+    def vocab(self) -> Vocab:
+        if self._vocab is None:
+            refuse_no_language_model(self.spec)
+            raise AssertionError("the vocabulary of a language model was not loaded")
+        return self._vocab
 
     @property
     @abstractmethod
@@ -136,21 +144,23 @@ class GraphSession(FromLogits, ABC):
 
     def step_bytes(self, *, segment: int) -> int:
         state = row_bytes(self.state)
-        logits = 4 * segment * self.vocab.size
+        logits = 4 * segment * self.spec.model.vocab_size
         return 2 * state + 3 * logits  # memory before and after the step; logits, and two arrays made of them
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
 
-    def step(
-        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Memory]:
+    def step(self, tokens: Any, memory: Memory, *, lengths: np.ndarray | None = None) -> tuple[Any, Memory]:
+        if self._vocab is None or isinstance(tokens, dict):
+            return self._step_by_name(tokens, memory, lengths), memory
         logits, _ = self._advance(tokens, memory, lengths, logits_of="all")
         return logits, memory
 
     def predict(
         self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, Memory]:
+        if self._vocab is None:
+            refuse_no_language_model(self.spec)
         if not self._selective:
             return super().predict(tokens, memory, lengths=lengths)
         logits, _ = self._advance(tokens, memory, lengths, logits_of="last")
@@ -159,6 +169,8 @@ class GraphSession(FromLogits, ABC):
     def score(
         self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, Memory]:
+        if self._vocab is None:
+            refuse_no_language_model(self.spec)
         if not self._selective:
             return super().score(tokens, targets, memory, lengths=lengths)
         targets = checked_targets(self, targets, tokens, lengths)
@@ -166,6 +178,40 @@ class GraphSession(FromLogits, ABC):
             tokens, memory, lengths, logits_of=self.logits_while_scoring, targets=targets
         )
         return log_probs, memory
+
+    def _step_by_name(self, inputs: Any, memory: Memory, lengths: np.ndarray | None) -> Any:
+        """Outputs by name of inputs by name; of an array the array of the only output."""
+        spec = self.spec
+        fed, returned = spec.signature
+        if not isinstance(inputs, dict):
+            if len(fed) != 2 or len(returned) != 1:  # one input and the positions
+                names = [tensor.name for tensor in fed[:-1]], [tensor.name for tensor in returned]
+                raise StreamError(
+                    f"the step reads {names[0]} and returns {names[1]}; give a dict with an array for each "
+                    "input, and the outputs are a dict too."
+                )
+            return self._step_by_name({fed[0].name: inputs}, memory, lengths)[returned[0].name]
+        if spec.language_model:
+            if set(inputs) != {fed[0].name}:
+                raise StreamError(
+                    f"the inputs are {sorted(map(str, inputs))!s:.200}; expected {fed[0].name}."
+                )
+            return {"logits": self._advance(inputs[fed[0].name], memory, lengths, logits_of="all")[0]}
+        with memory_in_use(memory):
+            arrays = checked_inputs(self, spec, inputs, memory)
+            refuse_after_fork(self._process)
+            segment = next(arrays[x.name].shape[1] for x in fed if "tokens" in x.shape)
+            if lengths is not None:
+                self._refuse_lengths()
+            clear_restarted_rows(memory)
+            arrays[POSITIONS] = memory.positions[:, None] + np.arange(segment)
+            axes = {"batch": memory.batch, "tokens": segment}
+            outputs = {x.name: np.empty(x.sizes(**axes), x.dtype) for x in returned}
+            self.run(arrays, outputs, memory)
+            memory.positions += segment
+            with np.errstate(invalid="ignore", over="ignore"):
+                observe(memory, np.array([array.sum() for array in outputs.values()]))
+        return outputs
 
     def _advance(
         self,

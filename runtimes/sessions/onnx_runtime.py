@@ -70,7 +70,7 @@ class OrtSession(GraphSession):
     def __init__(
         self,
         spec: Spec,
-        vocab: Vocab,
+        vocab: Vocab | None,
         graph: Path,
         *,
         threads: int | None = None,
@@ -136,8 +136,9 @@ class OrtSession(GraphSession):
         """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else spec.graph_file)
-        vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
-        return cls(spec, vocab, graph, threads=threads, library=library, contents=contents)
+        return cls(
+            spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
+        )
 
     def _advance(
         self,
@@ -156,7 +157,9 @@ class OrtSession(GraphSession):
             if answers is not None:
                 return answers
         answers = super()._advance(tokens, memory, lengths, logits_of=logits_of, targets=targets)
-        if lengths is None and not (self._ring_sizes and kind.shape[1] > 1):
+        cut = self._ring_sizes and kind.shape[1] > 1
+        # A step with kept arrays leaves out the checks that refuse what an artefact does not promise.
+        if lengths is None and not cut and not self.spec.without:
             memory.binding.keep(kind, memory.positions, vocab_size=self.vocab.size)
         return answers
 
@@ -271,7 +274,7 @@ class _Binding:
     def bind(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
         """Binds the arrays of the next step."""
         self.kept = None
-        self._step = (inputs, outputs) if outputs["logits"].nbytes <= MOST_KEPT else None
+        self._step = (inputs, outputs) if sum(x.nbytes for x in outputs.values()) <= MOST_KEPT else None
         _bind_arrays(self.ios[0], inputs, outputs)
 
     def keep(self, kind: Kind, positions: np.ndarray, *, vocab_size: int) -> None:
@@ -370,7 +373,7 @@ def _bind_arrays(io: Any, inputs: dict[str, np.ndarray], outputs: dict[str, np.n
     for name, array in inputs.items():
         io.bind_cpu_input(name, array)
     for name, array in outputs.items():
-        io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        io.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, Content]]]:
@@ -379,6 +382,14 @@ def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, 
     The weights are verified at the end of the `with` statement; see `open_artefact`.
     """
     return open_artefact(folder, wanted=(GRAPH, ORT_GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
+
+
+def vocab_of(spec: Spec, folder: Path, contents: Mapping[str, Content]) -> Vocab | None:
+    """The vocabulary of an artefact; None unless its step is a language model's.
+
+    contents: of the files of `folder` by name.
+    """
+    return load_vocab(folder / VOCAB, contents[VOCAB], contents) if spec.language_model else None
 
 
 def load_graph(

@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
-from runtimes.base.logits import differences
+from runtimes.base.logits import differences, output_differences
 from runtimes.contract.device import Device
 from runtimes.contract.precision import QUANTISED, unmeasured
-from runtimes.contract.reference import Reference, load_reference, replay
+from runtimes.contract.reference import (
+    Reference,
+    load_reference,
+    load_step_reference,
+    replay,
+    replay_step,
+)
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.open import open_session
@@ -34,7 +40,8 @@ SINGLE = 64  # tokens that are fed one by one, where segments are not taken
 class CheckReport:
     """Whether this device computes what the trained model computes.
 
-    Differences are in log-probability (nats).
+    Differences are in log-probability (nats). Of a step that is no language model they are in its outputs,
+    absolute up to 1 and relative above.
     """
 
     passed: bool
@@ -45,7 +52,7 @@ class CheckReport:
     mean_tolerance: float
     """The largest `mean_difference` that passes."""
     tokens: int
-    """How many log-probabilities were compared."""
+    """How many log-probabilities were compared; of a step that is no language model, how many tokens."""
     seconds: float
     against: str
     """What computed the reference: PyTorch or, for quantized weights, the same weights in fp32."""
@@ -55,6 +62,8 @@ class CheckReport:
     """The same for scripts, as in `Session`."""
     note: str | None = None
     """What a passed check does not say."""
+    outputs: tuple[str, ...] = ()
+    """The names of the outputs that were compared; empty for a language model."""
     paths: int = 1
     """How many ways of computing a step were compared."""
     missing: tuple[str, ...] = ()
@@ -63,9 +72,11 @@ class CheckReport:
     @property
     def sentence(self) -> str:
         mean = f", {self.mean_difference:.2e} in the mean (tolerance {self.mean_tolerance:g})"
+        compared = f"{', '.join(self.outputs)} of {self.tokens} tokens" if self.outputs else ""
+        unit = "" if self.outputs else " nats"
         sentence = (
-            f"{self.tokens} log-probabilities differ from {self.against} by at most "
-            f"{self.max_difference:.2e} nats (tolerance "
+            f"{compared or f'{self.tokens} log-probabilities'} differ from {self.against} by at most "
+            f"{self.max_difference:.2e}{unit} (tolerance "
             f"{self.tolerance:g}){mean if self.mean_tolerance < self.tolerance else ''}"
         )
         total = self.paths + len(self.missing)
@@ -95,11 +106,17 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         )
     spec = session.spec
     quantised = session.spec.precision in QUANTISED
-    reference = load_reference(folder, spec)
+    outputs: tuple[str, ...] = ()
     began = time.perf_counter()
-    replays = list(_replays(session, reference))
+    if spec.language_model:
+        reference = load_reference(folder, spec)
+        tokens = reference.log_probs.size
+        replays = list(_replays(session, reference))
+        apart = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
+    else:
+        apart, tokens = _differences_of_step(session, folder, spec)
+        outputs = tuple(tensor.name for tensor in spec.signature[1])
     seconds = time.perf_counter() - began
-    apart = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
     # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
     worst = float(apart.max())
     mean = float(apart.mean())
@@ -110,7 +127,8 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         tolerance=spec.tolerance,
         mean_difference=mean,
         mean_tolerance=spec.mean_tolerance,
-        tokens=reference.log_probs.size,
+        tokens=tokens,
+        outputs=outputs,
         seconds=seconds,
         against=_against(spec),
         computed_by=session.computed_by,
@@ -119,6 +137,14 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         paths=len(session.paths.possible) - len(missing) if session.paths else 1,
         missing=missing,
     )
+
+
+def _differences_of_step(session: Session, folder: Path, spec: Spec) -> tuple[np.ndarray, int]:
+    """How far each output is from the reference, and the number of tokens that were fed."""
+    reference = load_step_reference(folder, spec)
+    answers = replay_step(session, reference.inputs, reference.segments.tolist(), reference.restarts)
+    apart = [output_differences(mine, reference.outputs[name]).ravel() for name, mine in answers.items()]
+    return np.concatenate(apart), int(reference.segments.sum()) * reference.restarts.shape[1]
 
 
 def _against(spec: Spec) -> str:

@@ -15,7 +15,9 @@ from runtimes.contract.precision import (
     sentence,
     unmeasured,
 )
+from runtimes.contract.promises import PROMISES
 from runtimes.contract.sampling import Sampler
+from runtimes.contract.tensors import POSITIONS
 
 TOKENS = {"byte": "bytes", "char": "characters", "word": "words", "subword": "subwords", "ids": "token ids"}
 
@@ -25,11 +27,13 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     model = facts["model"]
     vocabulary = facts["vocabulary"]
     article = "a" if facts["kind"] == "run" else "an"
-    lines = [
-        f"{path} is {article} {facts['kind']}: {_kind_of_model(model)} of {_count(model['parameters'])} "
-        f"parameters, {model['layers']} layers of width {model['d_model']}, over "
-        f"{vocabulary['size']:,} {TOKENS[vocabulary['kind']]}"
-    ]
+    size = f"{_count(model['parameters'])} parameters"
+    what = f"{path} is {article} {facts['kind']}: {_kind_of_model(model)} of {size}"
+    if vocabulary:
+        layers = f"{model['layers']} layers of width {model['d_model']}"
+        lines = [f"{what}, {layers}, over {vocabulary['size']:,} {TOKENS[vocabulary['kind']]}"]
+    else:
+        lines = [f"{what}, no language model", *_tensor_lines(facts)]
     memory = f"memory      {facts['rule']['mem_len']:,} tokens"
     if "bytes_per_stream" in facts:
         running = f"{facts['running_bytes_per_stream'] / 1e6:,.2f} MB per stream"
@@ -39,13 +43,30 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines.append(f"precision   weights {weights}, memory {stored}")
     else:
         lines.append(memory)
-    lines.append(f"sampling    {Sampler(**facts['sampling'])}")
+    if vocabulary:
+        lines.append(f"sampling    {Sampler(**facts['sampling'])}")
     lines.append(f"computed by {facts['computed_by']}{_fused_advice(facts)}")
     if facts.get("training") and facts["training"]["best"]:
         best = facts["training"]["best"]
         lines.append(f"training    {best['bits_per_token']:.4f} bits per token at step {best['step']:,}")
     if facts.get("concern"):
         lines.append(f"warning     {facts['concern']}")
+    for promise in facts.get("without", ()):
+        lines.append(f"not kept    {promise}: {PROMISES[promise]}")
+    return lines
+
+
+def _tensor_lines(facts: dict[str, Any]) -> list[str]:
+    """The inputs and outputs of a step that is no language model, which a caller sees."""
+    after = {tensor["present"] for tensor in facts["inputs"] if "present" in tensor}
+    hidden = {POSITIONS, *after, *(tensor["name"] for tensor in facts["inputs"] if "present" in tensor)}
+    lines = []
+    for label, side in (("reads", "inputs"), ("returns", "outputs")):
+        for tensor in facts[side]:
+            if tensor["name"] not in hidden:
+                values = f"{tensor['ids']:,} ids" if "ids" in tensor else tensor["dtype"]
+                shape = ", ".join(map(str, tensor["shape"]))
+                lines.append(f"{label:<12}{tensor['name']}: {values} [{shape}]")
     return lines
 
 
@@ -59,6 +80,8 @@ def next_command(facts: dict[str, Any], path: Path) -> str:
         return f"xl-export build {folder} --out engine"
     if target == "web":
         return f"xl-export web {folder} --serve"
+    if facts["vocabulary"] is None:
+        return f"xl-export check {folder}"
     prompt = "--prompt-ids 0" if facts["vocabulary"]["kind"] == "ids" else '--prompt "The"'
     return f"xl-export generate {folder} {prompt}"
 
@@ -94,16 +117,19 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     own = model["sublayers"] == "own"  # of a traced module
     sublayer = f"FF {model['d_ff']}" if model["d_ff"] or own else persistent
     heads = f"H {model['heads']}, K {model['head_dim']}"
-    sizes = f"{model['layers']} layers, D {model['d_model']}, {heads}, {sublayer}"
+    sizes = (
+        f", {model['layers']} layers, D {model['d_model']}, {heads}, {sublayer}" if model["layers"] else ""
+    )
+    vocabulary = f"vocabulary {model['vocab_size']}" if model["vocab_size"] else "no vocabulary"
     lines = [
         f"{facts['kind']:<12}{facts['identity']:.64}",
-        f"model       {'a module of its own' if own else model['positions'] + ' positions'}, {sizes}",
-        f"            vocabulary {model['vocab_size']}, {model['parameters']:,} parameters",
+        f"model       {'a module of its own' if own else model['positions'] + ' positions'}{sizes}",
+        f"            {vocabulary}, {model['parameters']:,} parameters",
         f"rule        mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}, "
         f"clamp_len {rule['clamp_len'] or 'none'}, initial_memory {rule['initial_memory']}",
         f"computed by {facts['computed_by']}{_fused_advice(facts)}",
     ]
-    if "vocabulary" in facts:
+    if facts.get("vocabulary"):
         lines += _vocabulary_lines(facts["vocabulary"])
     if facts.get("training"):
         lines += _training_lines(facts["training"])
@@ -176,9 +202,10 @@ def _memory_lines(facts: dict[str, Any]) -> list[str]:
     twice = f", {running:,} while a session runs" if running > stream[0] else ""
     tighter = facts["mean_tolerance"] < facts["tolerance"]
     mean = f" and {facts['mean_tolerance']:g} in the mean" if tighter else ""
+    unit = " nats" if facts["vocabulary"] else ""
     lines = [
         f"memory      {facts['memory_form']}{f' in {memory}' if fewer else ''}, {held}{saved}{twice}",
-        f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset "
+        f"precision   {facts['precision']}, check within {facts['tolerance']:g}{unit}{mean}, opset "
         f"{facts['opset']}",
     ]
     if facts["measured"]:

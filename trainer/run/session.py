@@ -179,9 +179,10 @@ class TorchSession:
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
 
-    def step(
-        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Memory]:
+    def step(self, tokens: Any, memory: Memory, *, lengths: np.ndarray | None = None) -> tuple[Any, Memory]:
+        if isinstance(tokens, dict):
+            logits, memory = self.step(tokens["input_ids"], memory, lengths=lengths)
+            return {"logits": logits}, memory
         hidden, memory = self._advance(tokens, memory, lengths)
         return self._answer(lambda: self.model.vocabulary.logits(hidden)), memory
 

@@ -13,7 +13,7 @@ from runtimes.contract.vocabulary import Vocab
 PREFIX = "xl_export."
 
 
-def graph_facts(spec: Spec, vocab: Vocab) -> dict[str, str]:
+def graph_facts(spec: Spec, vocab: Vocab | None) -> dict[str, str]:
     """The `metadata_props` of a spec's graphs. The identity is not among them: it has the graphs' hashes."""
     records = {"model": to_json(spec.model), "rule": to_json(spec.rule)}
     plain = {
@@ -23,13 +23,14 @@ def graph_facts(spec: Spec, vocab: Vocab) -> dict[str, str]:
         "memory_precision": spec.memory_precision,
         "target": spec.target,
         "exporter": spec.exporter,
-        "vocabulary": vocab.kind,
     }
+    if vocab is not None:
+        plain["vocabulary"] = vocab.kind
     texts = plain | {name: json.dumps(record, sort_keys=True) for name, record in records.items()}
     return {f"{PREFIX}{name}": text for name, text in texts.items()}
 
 
-def stamp(graph: ir.Model, spec: Spec, vocab: Vocab) -> ir.Model:
+def stamp(graph: ir.Model, spec: Spec, vocab: Vocab | None) -> ir.Model:
     """The graph itself, which has its facts now; call it right before the graph is written."""
     graph.metadata_props.update(graph_facts(spec, vocab))
     return graph

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from torch import nn
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
+from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
@@ -35,12 +36,13 @@ from xl_export.graph.ops import OPSETS, TYPES, save_model
 from xl_export.graph.quantise import lowered
 from xl_export.tracing.graph import traced_graph
 from xl_export.tracing.module import (
-    ModuleSession,
+    ModuleStep,
     digest_of,
     facts_of,
     form_of,
     refuse_other_modules,
 )
+from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.steps import OwnStep, traced_facts
 from xl_export.tracing.verify import check_module
 
@@ -49,9 +51,10 @@ def trace(
     module: Any,
     out: Path | str,
     *,
-    vocab: Vocab,
+    vocab: Vocab | None = None,
     rule: MemoryRule,
     memory: AnyForm | None = None,
+    without: Collection[Promise] = (),
     target: Target = "onnxruntime",
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
@@ -60,13 +63,15 @@ def trace(
 ) -> Path:
     """Writes the artefact of a PyTorch module to the folder `out`, and returns that folder.
 
-    - module: with the interface of `xl_export.tracing.module.StepModule`. While it is traced it is in
-      evaluation mode, so dropout is off.
-    - vocab: of its token ids.
+    - module: with the interface of `xl_export.tracing.module.StepModule`, or of `NamedModule` if it is no
+      language model. While it is traced it is in evaluation mode, so dropout is off.
+    - vocab: of the token ids of a language model.
     - rule: its memory length, its longest segment and its mask. The memory length is the number of tokens
       that the module remembers, and determines how long the comparison with PyTorch continues.
     - memory: the form of its memory tensors. None finds it from their shapes. `own` uses them as they
       are, whatever form they look like.
+    - without: the promises that the module may break, of `runtimes.contract.promises.PROMISES`. The artefact
+      lists those that it does break, and every runtime refuses to rely on them.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None measures nothing.
 
@@ -81,14 +86,19 @@ def trace(
     refuse_precisions(target, precision, memory_precision)
     refuse_other_modules(module)
     refuse_other_rules(rule)
+    if unknown := set(without) - set(PROMISES):
+        raise ConfigError(
+            f"without has {min(unknown, key=str)!r:.40}; expected some of {', '.join(PROMISES)}."
+        )
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
     try:
         model = TracedModule(module.eval(), vocab, rule, memory)
         spec = model.spec(target, precision, memory_precision)
         refuse_needless_text(text, spec)
         refuse_if_too_large(spec)
-        check_module(module, rule, model.form)
-        tokens = read_tokens(text, vocab)[: TOKENS + 1] if text else None
+        model.without = check_module(model.step, rule, model.form, without)
+        spec = dataclasses.replace(spec, without=model.without)
+        tokens = read_tokens(text, vocab)[: TOKENS + 1] if text and vocab else None
         write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
     finally:
         for part, mode in modes:
@@ -126,12 +136,20 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
 class TracedModule:
     """A module of the user; see `xl_export.artefact.write.Exportable`."""
 
-    def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, memory: AnyForm | None) -> None:
-        self.module = module
+    def __init__(self, module: Any, vocab: Vocab | None, rule: MemoryRule, memory: AnyForm | None) -> None:
+        self.step = ModuleStep(module)
         self.vocab = vocab
         self.rule = rule
         self.facts = facts_of(module)
-        if vocab.size != self.facts.vocab_size:
+        self.without: tuple[Promise, ...] = ()
+        if (vocab is None) == self.step.language_model:
+            raise ConfigError(
+                f"{self.step.name} has `sizes`, as a language model; give the vocab of its token ids."
+                if vocab is None
+                else f"{self.step.name} has `inputs`, so it is no language model; leave vocab out, or give "
+                "it `sizes`."
+            )
+        if vocab is not None and vocab.size != self.facts.vocab_size:
             raise ConfigError(
                 f"the vocabulary has {vocab.size} symbols and the module {self.facts.vocab_size}; one is of "
                 "another model."
@@ -141,7 +159,15 @@ class TracedModule:
         self.form, self.shapes = form_of(module, self.facts, rule, memory)
 
     def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
-        """The contract of its artefact; raises ConfigError if its memory does not fit the target."""
+        """The contract of its artefact; raises ConfigError if its step or its memory does not fit the
+        target.
+        """
+        plain: tuple[str, ...] = ("onnxruntime", "fp32", "fp32")
+        if not self.step.language_model and (target, precision, memory_precision) != plain:
+            raise ConfigError(
+                f"{self.step.name} is no language model, and such a step is exported for ONNX Runtime in "
+                "fp32; leave out target, precision and memory_precision."
+            )
         if target == "tensorrt" and self.form == "ring":
             raise ConfigError(
                 "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
@@ -155,16 +181,18 @@ class TracedModule:
             precision,
             memory_precision,
             opset=OPSETS[self.form],
-            source={"module": digest_of(self.module)},
+            source={"module": digest_of(self.step.module)},
             exporter="trace",
             shapes=self.shapes,
+            signature=((), ()) if self.step.language_model else self.step.signature,
         )
 
     def reference(self, rule: MemoryRule) -> Session:
-        return ModuleSession(self.module, self.vocab, rule, self.form, self.shapes)
+        spec = self.spec("onnxruntime", "fp32", "fp32")
+        return ModuleSession(self.step, self.vocab, dataclasses.replace(spec, without=self.without))
 
     def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        return _write(self._graphs.of(self.module, spec), spec, self.vocab, folder)
+        return _write(self._graphs.of(self.step, spec), spec, self.vocab, folder)
 
 
 class TracedRun:
@@ -192,7 +220,7 @@ class TracedRun:
         form: AnyForm = spec.form
         assert form != "own", "the memory of a run has one of the three forms"
         step = OwnStep(self.run.model.eval(), spec.rule, form).eval()
-        return _write(self._graphs.of(step, spec), spec, self.vocab, folder)
+        return _write(self._graphs.of(ModuleStep(step), spec), spec, self.vocab, folder)
 
 
 class _Graphs:
@@ -201,18 +229,18 @@ class _Graphs:
     def __init__(self) -> None:
         self._last: tuple[tuple[Target, MemoryType], ir.Model] | None = None
 
-    def of(self, module: nn.Module, spec: Spec) -> ir.Model:
+    def of(self, step: ModuleStep, spec: Spec) -> ir.Model:
         """The graph of a spec, in float32 throughout for an engine; the caller may change it."""
         if spec.target == "tensorrt":
             spec = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
         key = spec.target, spec.state_dtype
         assert key[1] != "int8", "refused before"
         if self._last is None or self._last[0] != key:
-            self._last = key, traced_graph(module, spec)
+            self._last = key, traced_graph(step, spec)
         return self._last[1].clone()
 
 
-def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSession:
+def _write(graph: ir.Model, spec: Spec, vocab: Vocab | None, folder: Path) -> OrtSession:
     """Lowers a traced graph to the precision of its spec, and writes it."""
     if spec.target == "tensorrt":
         if spec.precision != "fp32":

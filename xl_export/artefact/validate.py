@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import warnings
+from collections.abc import Collection
 
 import numpy as np
 from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError
-from runtimes.base.logits import are_log_probs, differences, log_sum_exp
+from runtimes.base.logits import are_log_probs, differences, log_sum_exp, output_differences
 from runtimes.contract.precision import named
-from runtimes.contract.reference import Reference, replay
+from runtimes.contract.promises import Promise
+from runtimes.contract.reference import Reference, StepReference, replay, replay_step
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
+from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.segment_end import sees_segment_end
 
@@ -24,6 +28,8 @@ ROWS = 3  # the largest batch of the validation
 # Nats; a mean difference of quantised answers beyond this, and beyond half of what log-probabilities vary by,
 # is not a rounding: the graph computes something else.
 ANOTHER_MODEL = 0.5
+SHORTEST_PERIOD = 13  # tokens after which the inputs of a reference may repeat
+LARGEST_INPUTS = 1 << 20  # numbers; more inputs than these repeat
 FAR = 1 << 33  # a position that 32 bits cannot hold
 
 
@@ -45,16 +51,16 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     """
     draw = np.random.default_rng(seed)
     rule = exported.rule
+    without = exported.spec.without if exported.spec else ()
     vocab_size = exported.vocab.size
-    for batch, segment in ((1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)):
+    for batch, segment in _single_steps(rule, without):
         tokens = draw.integers(0, vocab_size, (batch, segment))
         logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
         log_probs = [x - log_sum_exp(x)[..., None] for x in logits]
         _compare(*log_probs, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory")
-    segments = chained_segments(rule)
-    tokens = draw.integers(0, vocab_size, (2, int(segments.sum()) + 1))
-    restarts = np.zeros((len(segments), 2), bool)
-    restarts[len(segments) * 2 // 3, 1] = True
+    segments = chained_segments(rule, without)
+    restarts = _restarts(segments, without)
+    tokens = draw.integers(0, vocab_size, (restarts.shape[1], int(segments.sum()) + 1))
     lengths = segments.tolist()
     log_probs, last = replay(torch, tokens, _shown(lengths, "PyTorch's answers"), restarts)
     answers = replay(exported, tokens, _shown(lengths, "the graph's answers"), restarts)
@@ -69,19 +75,129 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
         _compare(
             _far_on(exported), _far_on(torch), tolerance=tolerance, what=f"a stream beyond token {FAR:,}"
         )
-    if exported.spec is not None and exported.spec.exporter == "trace":
+    traced = exported.spec is not None and exported.spec.exporter == "trace"
+    if traced:
         _compare(
             *(_moved_on(session) for session in (exported, torch)),
             tolerance=tolerance,
             what=f"a text that goes on beyond token {FAR:,}",
         )
+    if traced and not {"padding", "cuts", "rows"} & set(without):
         # Positions that count from the end of the segment would be changed by padding behind a row.
-        apart = exported.spec.rows_apart and sees_segment_end(torch) is False
+        apart = exported.spec is not None and exported.spec.rows_apart and sees_segment_end(torch) is False
         sides = [_unusual_rows(session, apart=apart) for session in (exported, torch)]
         _compare(*sides, tolerance=tolerance, what="rows with padding")
     return Reference(
         tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last
     )
+
+
+def validate_step(exported: Session, torch: Session, *, tolerance: float, seed: int = 0) -> StepReference:
+    """`validate` for a step that is no language model: the outputs are compared.
+
+    Differences are absolute up to 1 and relative above.
+    """
+    spec = exported.spec
+    assert spec is not None, "a graph has a spec"
+    rule = spec.rule
+    for batch, segment in _single_steps(rule, spec.without):
+        _compare_outputs(exported, torch, [segment], [0] * batch, tolerance=tolerance)
+    segments = chained_segments(rule, spec.without)
+    restarts = _restarts(segments, spec.without)
+    rows = restarts.shape[1]
+    count = int(segments.sum())
+    sizes = sum(math.prod(size for size in x.shape if isinstance(size, int)) for x in spec.signature[0])
+    period = min(count, max(SHORTEST_PERIOD, LARGEST_INPUTS // (rows * sizes)))
+    inputs = drawn_inputs(spec, np.random.default_rng(seed), rows, period)
+    lengths = segments.tolist()
+    theirs = replay_step(torch, inputs, _shown(lengths, "PyTorch's outputs"), restarts)
+    mine = replay_step(exported, inputs, _shown(lengths, "the graph's outputs"), restarts)
+    for name, output in theirs.items():
+        what = f"{name} of {rows} streams of {count} tokens in {len(segments)} segments"
+        _refuse_other_outputs(mine[name], output, tolerance=tolerance, what=what)
+    T = rule.segment
+    full = [T] * (rule.slots // T + 2)
+    _compare_outputs(exported, torch, full, [0] * rows, tolerance=tolerance, jump=FAR // T * T)
+    if not {"padding", "cuts"} & set(spec.without):
+        first = [0, -min(3, T - 1)][-rows:]
+        _compare_outputs(exported, torch, [T, T, T], first, tolerance=tolerance)
+    return StepReference(inputs=inputs, segments=segments, restarts=restarts, outputs=theirs)
+
+
+def drawn_inputs(spec: Spec, draw: np.random.Generator, batch: int, count: int) -> dict[str, np.ndarray]:
+    """Random inputs by name of `count` tokens."""
+    inputs = {}
+    for tensor in spec.signature[0][:-1]:
+        shape = tensor.sizes(batch=batch, tokens=count)
+        numbers = (
+            draw.standard_normal(shape, np.float32)
+            if tensor.ids is None
+            else draw.integers(tensor.ids, size=shape)
+        )
+        inputs[tensor.name] = numbers
+    return inputs
+
+
+def _compare_outputs(
+    exported: Session,
+    torch: Session,
+    lengths: list[int],
+    first: list[int],
+    *,
+    tolerance: float,
+    jump: int = 0,
+) -> None:
+    """Feeds segments of these lengths to a row for each of the positions `first`; the first row is moved on
+    by `jump` before the last segment.
+    """
+    spec = exported.spec
+    assert spec is not None
+    draw = np.random.default_rng(1)
+    fed = [drawn_inputs(spec, draw, len(first), length) for length in lengths]
+    sides = []
+    for session in (exported, torch):
+        memory = session.start(len(first))
+        memory.positions[:] = first
+        parts = []
+        for number, (inputs, length) in enumerate(zip(fed, lengths, strict=True)):
+            memory.positions[0] += jump if number == len(lengths) - 1 else 0
+            padding = memory.positions[:, None] + np.arange(length) < 0
+            outputs, memory = session.step(inputs, memory)
+            for tensor in spec.signature[1]:
+                output = outputs[tensor.name].copy()
+                if "tokens" in tensor.shape:
+                    output[padding] = 0
+                parts.append(output.ravel())
+        sides.append(np.concatenate(parts))
+    what = f"{len(first)} rows from positions {first} in segments of {lengths[-1]}"
+    _refuse_other_outputs(*sides, tolerance=tolerance, what=what)
+
+
+def _refuse_other_outputs(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: str) -> None:
+    if not np.isfinite(theirs).all():
+        raise DivergedError(
+            f"PyTorch itself gives outputs that are not finite over {what}, so there is nothing to compare "
+            "the graph with; nothing was written: trace a module from before the loss diverged."
+        )
+    worst = float(output_differences(mine, theirs).max())
+    if not worst <= tolerance:
+        raise ArtefactError(
+            f"the exported graph differs from PyTorch by {worst:.3g} over {what}, more than {tolerance:g}; "
+            "nothing was written: report this difference."
+        )
+
+
+def _single_steps(rule: MemoryRule, without: Collection[Promise]) -> list[tuple[int, int]]:
+    """Rows and tokens of single steps from empty memory."""
+    shapes = [(1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)]
+    return [(1 if "rows" in without else rows, count) for rows, count in shapes]
+
+
+def _restarts(segments: np.ndarray, without: Collection[Promise]) -> np.ndarray:
+    """The rows that start a new text at a segment, bool [segments, B]: the last one does so on the way."""
+    restarts = np.zeros((len(segments), 1 if "rows" in without else 2), bool)
+    restarts[len(segments) * 2 // 3, -1] = True
+    return restarts
 
 
 def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Reference) -> Reference:
@@ -179,15 +295,18 @@ def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Refer
         )
 
 
-def chained_segments(rule: MemoryRule) -> np.ndarray:
+def chained_segments(rule: MemoryRule, without: Collection[Promise] = ()) -> np.ndarray:
     """Returns segment lengths T, 1, 7, T, T, 3, … (int64) whose sum passes the end of the ring.
 
     `WRAPS` and `ENOUGH` set how far. After the first round, a ring that is longer is filled with whole
     segments until its end is near. No segment ends where the ring ends, so that some are written across its
-    end; this is not possible if T is 1 or there is no memory.
+    end; this is not possible if T is 1 or there is no memory. Without the promise `cuts` all segments but the
+    last are whole.
     """
     T = rule.segment
     S = rule.slots
+    if "cuts" in without:
+        return np.array([T] * (min(WRAPS * S, max(ENOUGH, S)) // T + 2) + [max(1, T - 1)])
     pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
     wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
     lengths: list[int] = []
@@ -207,11 +326,14 @@ def _far_on(session: Session) -> np.ndarray:
     The first stream is beyond token `FAR`, so that its memory is visible.
     """
     rule = session.rule
-    memory = session.start(2)
+    without = session.spec.without if session.spec else ()
+    rows = 1 if "rows" in without else 2
+    memory = session.start(rows)
     segments = []
-    memory.positions[0] = FAR
-    for length in (rule.segment, 1, min(7, rule.segment), rule.segment):
-        tokens = np.arange(2 * (length + 1)).reshape(2, -1) % session.vocab.size
+    memory.positions[0] = FAR // rule.segment * rule.segment if "cuts" in without else FAR
+    odd = [] if "cuts" in without else [1, min(7, rule.segment)]
+    for length in (rule.segment, *odd, rule.segment):
+        tokens = np.arange(rows * (length + 1)).reshape(rows, -1) % session.vocab.size
         log_probs, memory = session.score(tokens[:, :-1], tokens[:, 1:], memory)
         segments.append(log_probs)
     return np.concatenate(segments, axis=1)
@@ -221,13 +343,19 @@ def _moved_on(session: Session) -> np.ndarray:
     """Returns log p [2, N] of tokens that follow a full memory, in a stream that is moved beyond `FAR`."""
     rule = session.rule
     V = session.vocab.size
-    memory = session.start(2)
+    without = session.spec.without if session.spec else ()
+    rows = 1 if "rows" in without else 2
+    memory = session.start(rows)
     before = rule.slots + FAR % rule.slots  # so that the slot of `FAR` is the one that is written next
+    jump = FAR - before
+    if "cuts" in without:
+        before = (rule.slots // rule.segment + 1) * rule.segment
+        jump = FAR // rule.segment * rule.segment
     for at in range(0, before, rule.segment):
-        tokens = np.arange(2 * min(rule.segment, before - at)).reshape(2, -1) % V
+        tokens = np.arange(rows * min(rule.segment, before - at)).reshape(rows, -1) % V
         _, memory = session.step(tokens, memory)
-    memory.positions[0] += FAR - before
-    tokens = np.arange(2 * (rule.segment + 1)).reshape(2, -1) % V
+    memory.positions[0] += jump
+    tokens = np.arange(rows * (rule.segment + 1)).reshape(rows, -1) % V
     return session.score(tokens[:, :-1], tokens[:, 1:], memory)[0]
 
 

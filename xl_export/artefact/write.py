@@ -27,8 +27,8 @@ from runtimes.contract.reference import Reference, replay, save_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, SPEC, Answers, Exporter, Spec, Target, save_spec
-from runtimes.contract.tensors import AnyForm, Shapes
+from runtimes.contract.spec import GRAPH, SPEC, Answers, Exporter, Spec, Storage, Target, save_spec
+from runtimes.contract.tensors import AnyForm, Shapes, Signature
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.projected import append_in_bytes
@@ -37,7 +37,7 @@ from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure
 from xl_export.artefact.stored_weights import put_at_stored_values
-from xl_export.artefact.validate import ROWS, check_again, check_quantised, validate
+from xl_export.artefact.validate import ROWS, check_again, check_quantised, validate, validate_step
 from xl_export.graph import genai
 from xl_export.graph.ops import save_model
 
@@ -45,7 +45,10 @@ from xl_export.graph.ops import save_model
 class Exportable(Protocol):
     """A model from which an artefact is made. source: hashes of what it was read from."""
 
-    vocab: Vocab
+    @property
+    def vocab(self) -> Vocab | None:
+        """The vocabulary of its token ids; None of a step that is no language model."""
+        ...
 
     def reference(self, rule: MemoryRule) -> Session:
         """The model in PyTorch, with which graphs are compared."""
@@ -68,8 +71,12 @@ def spec_of(
     source: dict[str, str],
     exporter: Exporter = "graph",
     shapes: Shapes = (),
+    signature: Signature = ((), ()),
 ) -> Spec:
-    """Returns the contract of an artefact, without the hashes of files, which do not exist yet."""
+    """Returns the contract of an artefact, without the hashes of files, which do not exist yet.
+
+    signature: the inputs and outputs of a step that is no language model.
+    """
     return Spec(
         model=facts,
         rule=rule,
@@ -82,6 +89,8 @@ def spec_of(
         source=source,
         exporter=exporter,
         memory_shapes=shapes,
+        inputs=signature[0],
+        outputs=signature[1],
         answers=_answers_of(precision, memory_precision),
     ).completed()
 
@@ -175,22 +184,36 @@ def write_artefact(
     storage = spec.storage
     spec = dataclasses.replace(spec, storage="external")
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
-        if spec.lossy:
-            reference, measured = write_lowered(model, spec, folder, tokens)
-            spec = dataclasses.replace(spec, measured=measured)
+        vocab = model.vocab
+        if vocab is None:
+            exported = model.write_graphs(spec, folder)
+            outputs = validate_step(exported, model.reference(spec.rule), tolerance=spec.tolerance)
+            save_reference(folder, outputs)
         else:
-            reference = compare(model, model.write_graphs(spec, folder))
-        if storage != "external":
-            spec = pack(dataclasses.replace(spec, storage=storage), model.vocab, folder, reference)
-        save_reference(folder, reference)
-        save_vocab(folder, model.vocab)
-        if genai.takes(spec):
-            for name, document in genai.genai_files(spec, model.vocab).items():
-                write_json(folder / name, document)
+            spec = _write_language_model(model, vocab, spec, folder, storage, tokens)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
         if sampler:
             write_sampling(folder, sampler)
+
+
+def _write_language_model(
+    model: Exportable, vocab: Vocab, spec: Spec, folder: Path, storage: Storage, tokens: np.ndarray | None
+) -> Spec:
+    """Writes all files of a language model except `spec.json`; returns what that has to hold."""
+    if spec.lossy:
+        reference, measured = write_lowered(model, spec, folder, tokens)
+        spec = dataclasses.replace(spec, measured=measured)
+    else:
+        reference = compare(model, model.write_graphs(spec, folder))
+    if storage != "external":
+        spec = pack(dataclasses.replace(spec, storage=storage), vocab, folder, reference)
+    save_reference(folder, reference)
+    save_vocab(folder, vocab)
+    if genai.takes(spec):
+        for name, document in genai.genai_files(spec, vocab).items():
+            write_json(folder / name, document)
+    return spec
 
 
 def write_lowered(

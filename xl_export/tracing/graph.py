@@ -12,19 +12,18 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch import Tensor, nn
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from xl_export.graph.ops import IR_VERSION, TYPES, remove_unused_nodes
-from xl_export.tracing.module import Output
+from xl_export.tracing.module import ModuleStep
 from xl_export.tracing.ring import translations
+from xl_export.tracing.session import GraphStep
 
 SHORTEST = 8  # tokens, where a segment of the rule has one or two
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
@@ -37,17 +36,16 @@ NOT_FOR_ENGINES = {
 }
 
 
-def traced_graph(module: nn.Module, spec: Spec) -> ir.Model:
-    """The ONNX model of one step of a `StepModule`, in float32 but for the memory tensors.
+def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
+    """The ONNX model of one step of a module, in float32 but for the memory tensors.
 
     Raises MissingPackageError without onnxscript, and ArtefactError where the step cannot be traced or where
     its operators do not fit the target.
     """
     with needs("trace", "onnxscript"):
         import onnxscript  # noqa: F401
-    step = _Step(module, spec)
     with torch.no_grad(), _quiet():
-        program = _exported(step, spec)
+        program = _exported(GraphStep(step, spec), spec)
         model = _as_onnx(program, spec)
     _forget_this_machine(model)
     _name(model, spec)
@@ -58,43 +56,7 @@ def traced_graph(module: nn.Module, spec: Spec) -> ir.Model:
     return model
 
 
-class _Step(nn.Module):
-    """The step with the inputs and outputs of the spec, in their order."""
-
-    def __init__(self, module: Any, spec: Spec) -> None:
-        super().__init__()
-        self.module = module
-        self.spec = spec
-        self._output = [Output(module)]
-
-    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        selective = self.spec.model.selective
-        half = self.spec.state_dtype == "float16"
-        memory = rest[2:] if selective else rest
-        # A ring is written in its own type, and everything else computes in float32.
-        past = memory if self.spec.form == "ring" or not half else tuple(tensor.float() for tensor in memory)
-        hidden, after = self.module.step(tokens, positions, past)
-        present = [tensor.half() if half else tensor for tensor in after]
-        if not selective:
-            return (self._output[0].logits(hidden), *present)
-        return (*self._selected(hidden, *rest[:2]), *present)
-
-    def _selected(self, hidden: Tensor, targets: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [rows, V] of some positions, and log p(target) [B, T], 0 where a target is -1."""
-        output = self._output[0]
-        flat = hidden.flatten(0, 1)
-        wanted = targets.flatten()
-        logits = output.logits(flat[logit_rows])
-        if self.spec.target == "tensorrt":  # shapes that depend on tokens are not for engines
-            whole = output.logits(flat).log_softmax(dim=-1)
-            scores = whole.gather(1, wanted.clamp(min=0)[:, None])[:, 0]
-            return logits, torch.where(wanted >= 0, scores, 0.0).view_as(targets)
-        at = (wanted >= 0).nonzero()[:, 0]
-        scores = output.log_prob(flat[at], wanted[at])
-        return logits, torch.zeros_like(flat[:, 0]).index_copy(0, at, scores).view_as(targets)
-
-
-def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
+def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
     batch, segment, rows = EXAMPLE
     longest = longest_traced(spec.rule)
     segment = min(segment, longest)
@@ -103,14 +65,12 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
     examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
     dims["tokens"] = torch.export.Dim("tokens", max=longest)
-    shapes = [
+    shapes = tuple(
         {axis: dims[size] for axis, size in enumerate(fact.shape) if isinstance(size, str)}
         for fact in spec.inputs
-    ]
-    two = shapes[:2]
-    rest = tuple(shapes[2:])
+    )
     try:
-        return torch.export.export(step, tuple(examples), dynamic_shapes=(*two, rest), strict=False)
+        return torch.export.export(step, tuple(examples), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
         raise ArtefactError(_why(error)) from error
 
@@ -167,9 +127,8 @@ def _name(model: ir.Model, spec: Spec) -> None:
     graph = model.graph
     if len(graph.inputs) != len(spec.inputs) or len(graph.outputs) != len(spec.outputs):
         raise ArtefactError(
-            f"the step gives {len(graph.outputs)} tensors and takes {len(graph.inputs)}; expected "
-            f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` "
-            "gives."
+            f"the step returns {len(graph.outputs)} tensors and reads {len(graph.inputs)}; expected "
+            f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` returns."
         )
     _separate_outputs(graph)
     taken: set[str | None] = {fact.name for fact in (*spec.inputs, *spec.outputs)}

@@ -1,28 +1,38 @@
-"""What a module of the user needs so that `xl_export.trace` can export it, and the module as a session.
+"""What a module of the user needs so that `xl_export.trace` can export it.
 
-A module has `sizes`, `start` and `step`. It may have `logits` and `log_prob` too.
+A language model has `sizes`, `start` and `step`, and perhaps `logits` and `log_prob`. Any other module has
+`inputs` instead of `sizes`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError, first_line
 from runtimes.contract.model_facts import ModelFacts
-from runtimes.contract.precision import Float
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import FORMS, AnyForm, Shapes, state_tensors
-from runtimes.contract.vocabulary import Vocab
-from trainer.run.session import TorchSession
+from runtimes.contract.tensors import (
+    FORMS,
+    AnyForm,
+    Shapes,
+    Signature,
+    TensorSpec,
+    positions_input,
+    refuse_signature,
+    state_tensors,
+)
+
+LOGITS = "logits"  # the output of a language model, before its output layer a hidden state
+INPUT = "input"  # the name of an input that a module does not name
+OUTPUT = "output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,61 @@ class Sizes:
     d_ff: int = 0
 
 
+@dataclass(frozen=True)
+class Input:
+    """One input of a step that is no language model; `ids`, `features` and `constant` make one."""
+
+    sizes: tuple[int, ...] = ()
+    """Of the value of one token, or of one row if it is a constant."""
+    ids: int | None = None
+    """How many ids there are; None for numbers."""
+    timed: bool = True
+    """Whether it has a value for each token; otherwise it has one for each row, the same in every step."""
+
+    def tensor(self, name: str) -> TensorSpec:
+        """The entry in the spec."""
+        shape: tuple[int | str, ...] = ("batch", *(["tokens"] if self.timed else []), *self.sizes)
+        return TensorSpec(
+            name=name, dtype="float32" if self.ids is None else "int64", shape=shape, ids=self.ids
+        )
+
+
+def ids(count: int) -> Input:
+    """An input int64 [B, T] of ids from 0 to count - 1."""
+    return Input(ids=count)
+
+
+def features(*sizes: int) -> Input:
+    """An input float32 [B, T, *sizes], such as `features(12)` or, for images, `features(3, 64, 64)`."""
+    return Input(sizes)
+
+
+def constant(*sizes: int) -> Input:
+    """An input float32 [B, *sizes] with one value for each stream, which the caller repeats in every step."""
+    return Input(sizes, timed=False)
+
+
+class NamedModule(Protocol):
+    """A step with memory that is no language model; it is also a `torch.nn.Module`."""
+
+    inputs: Mapping[str, Input] | Input
+
+    def start(self, batch: int) -> Sequence[Tensor]:
+        """The memory of `batch` new streams: tensors float32 [batch, …], the same in each row."""
+        ...
+
+    def step(
+        self, inputs: Mapping[str, Tensor] | Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Mapping[str, Tensor] | Tensor, Sequence[Tensor]]:
+        """The outputs by name, and the memory after the segment in the shapes that `start` returns.
+
+        inputs: by name, or one tensor if `inputs` of the module is one. positions int64 [B, T]: the stream
+        position of each token. An output is float32 or int64, [B, T, …] or [B, …]; one tensor is called
+        `output`.
+        """
+        ...
+
+
 class StepModule(Protocol):
     """A language model whose step can be traced; it is also a `torch.nn.Module`.
 
@@ -52,7 +117,7 @@ class StepModule(Protocol):
     sizes: Sizes
 
     def start(self, batch: int) -> Sequence[Tensor]:
-        """The memory of `batch` new streams: any number of tensors float32 [batch, …], all zero."""
+        """The memory of `batch` new streams: tensors float32 [batch, …], the same in each row."""
         ...
 
     def step(
@@ -64,8 +129,7 @@ class StepModule(Protocol):
 
         tokens int64 [B, T]; T may be any number from 1 to the segment of the rule. positions int64 [B, T]:
         the stream position of each token. A row whose position is 0 starts a new text, whatever its memory
-        holds; a negative position is padding before a text. Neither the memory from before position 0 nor the
-        padding may be visible to a token of the text.
+        holds; a negative position is padding before a text. A token of the text must not see the padding.
 
         Where the module has a method `logits(hidden [N, D])`, the first result is the hidden state [B, T, D].
         Large vocabularies profit from it: then logits are computed only for the tokens that need them. A
@@ -77,12 +141,21 @@ class StepModule(Protocol):
 
 def refuse_other_modules(module: Any) -> None:
     """Raises ConfigError where a module lacks a part of the interface."""
-    for name, kind in (("sizes", "an xl_export.Sizes"), ("start", "a method"), ("step", "a method")):
-        part = getattr(module, name, None)
-        if not (isinstance(part, Sizes) if name == "sizes" else callable(part)):
+    given = getattr(module, "inputs", None)
+    listed = list(given.values()) if isinstance(given, Mapping) else [given]
+    has = {
+        "sizes` or `inputs": isinstance(getattr(module, "sizes", None), Sizes)
+        or (bool(listed) and all(isinstance(each, Input) for each in listed)),
+        "start": callable(getattr(module, "start", None)),
+        "step": callable(getattr(module, "step", None)),
+    }
+    for name, there in has.items():
+        if not there:
             raise ConfigError(
-                f"{type(module).__name__} has no `{name}`; trace expects a torch.nn.Module with `sizes` "
-                f"({kind} there), `start(batch)` and `step(tokens, positions, memory)`."
+                f"{type(module).__name__} has no `{name}`; trace expects a torch.nn.Module with "
+                "`start(batch)` and either `sizes` (an xl_export.Sizes) and `step(tokens, positions, "
+                "memory)`, or `inputs` (such as {'observation': xl_export.features(12)}) and "
+                "`step(inputs, positions, memory)`."
             )
     if not isinstance(module, nn.Module):
         raise ConfigError(
@@ -125,13 +198,14 @@ def _in_short(value: Any) -> str:
 
 def facts_of(module: Any) -> ModelFacts:
     """What the spec of an artefact says about a module of the user."""
-    sizes: Sizes = module.sizes
+    unknown = Sizes(vocab_size=0, layers=0, d_model=0, heads=0)
+    sizes: Sizes = getattr(module, "sizes", unknown)
     return ModelFacts(
         positions="own",
         sublayers="own",
         layers=sizes.layers,
         heads=sizes.heads,
-        head_dim=sizes.head_dim or max(1, sizes.d_model // max(1, sizes.heads)),
+        head_dim=sizes.head_dim or sizes.d_model // max(1, sizes.heads),
         d_model=sizes.d_model,
         d_ff=sizes.d_ff,
         persistent=0,
@@ -165,11 +239,8 @@ def first_memory(module: Any, batch: int = 1) -> tuple[Tensor, ...]:
             raise ConfigError(f"{where} is {kind}; expected a tensor float32 [batch, …].")
         if tensor.shape[0] != batch:
             raise ConfigError(f"{where} has the shape {list(tensor.shape)}; expected {batch} rows.")
-        if bool(tensor.ne(0).any()):
-            raise ConfigError(
-                f"{where} is not zero, and every stream starts with zeros; let `step` replace the memory of "
-                "rows whose position is 0."
-            )
+        if bool(tensor.ne(tensor[:1]).any()):
+            raise ConfigError(f"{where} differs from row to row; expected the same values in each row.")
     return memory
 
 
@@ -182,10 +253,11 @@ def form_of(
     ConfigError where the module's tensors are not those of the wanted form.
     """
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in first_memory(module))
-    fitting: list[AnyForm] = [form for form in FORMS if shapes == _shapes(facts, rule, form)]
+    known = FORMS if facts.layers else ()
+    fitting: list[AnyForm] = [form for form in known if shapes == _shapes(facts, rule, form)]
     form = wanted or (fitting[0] if fitting else "own")
     if form != "own" and form not in fitting:
-        expected = [list(shape) for shape in _shapes(facts, rule, form)]
+        expected = [list(shape) for shape in _shapes(facts, rule, form)] if facts.layers else []
         raise ConfigError(
             f"memory is {form} and the module's tensors are {_listed(shapes)} a row; expected "
             f"{_listed(expected)}, or leave memory out."
@@ -226,32 +298,89 @@ class Output:
         return self.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
 
 
-class ModuleSession(TorchSession):
-    """A module as a session: the reference of its own artefact."""
+class ModuleStep:
+    """The step of a module with named inputs and outputs, as a language model has them too.
 
-    def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, form: AnyForm, shapes: Shapes) -> None:
-        facts = facts_of(module)
-        self._facts = facts
-        self.vocabulary = Output(module)
+    inputs: by name, without the positions. language_model: whether the module has `sizes`. Then the only
+    input is `input_ids` and the only output is `logits`, or a hidden state that `output` turns into logits.
+    """
+
+    def __init__(self, module: Any) -> None:
         self.module = module
-        self.vocab = vocab
-        self.rule = rule
-        self.model: Any = self  # what the methods of TorchSession ask for: `facts` and `vocabulary`
-        self.identity = f"module {digest_of(module)} {rule}"
-        self._process = os.getpid()
-        dtype: Float = "float32"
-        self.state = state_tensors(facts, rule, form, dtype, shapes)
+        self.name = type(module).__name__
+        self.language_model = isinstance(getattr(module, "sizes", None), Sizes)
+        given = {"input_ids": ids(module.sizes.vocab_size)} if self.language_model else module.inputs
+        self._bare = self.language_model or isinstance(given, Input)
+        self.inputs: dict[str, Input] = {INPUT: given} if isinstance(given, Input) else dict(given)
+        self.output = Output(module)
+        self._initial: tuple[Tensor | float, ...] | None = None
 
-    def facts(self) -> ModelFacts:
-        return self._facts
+    def start(self, batch: int) -> tuple[Tensor, ...]:
+        """The memory that the module starts with."""
+        return first_memory(self.module, batch)
 
-    def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
-        stream = positions[:, None] + torch.arange(tokens.shape[1])
-        with torch.no_grad(), in_a_sentence(self.module, "step", positions=stream):
-            hidden, after = self.module.step(tokens, stream, tuple(past))
-            return hidden, list(after)
+    def restart_rows(self) -> None:
+        """From now on a row whose position is 0 has the memory of `start`, whatever it was given."""
+        self._initial = tuple(first if bool(first.any()) else 0.0 for first in self.start(1))
 
-    def _answer(self, compute: Callable[[], Tensor]) -> np.ndarray:
-        with torch.no_grad(), in_a_sentence(self.module, "logits or log_prob"):
-            answer: np.ndarray = compute().numpy()
-        return answer
+    def __call__(
+        self, inputs: Mapping[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Outputs by name, and the memory after the segment; any error of the module passes."""
+        if self._initial is not None:
+            goes_on = positions[:, 0] > 0
+            memory = [
+                torch.where(goes_on.reshape(-1, *[1] * (past.ndim - 1)), past, first)
+                for past, first in zip(memory, self._initial, strict=True)
+            ]
+        fed = next(iter(inputs.values())) if self._bare else inputs
+        result = self.module.step(fed, positions, tuple(memory))
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor | Mapping):
+            raise ArtefactError(
+                f"{self.name}.step returns {type(result).__name__}; expected a pair: "
+                f"{'logits' if self.language_model else 'outputs'} and memory."
+            )
+        outputs, after = result
+        if isinstance(outputs, Tensor):
+            outputs = {LOGITS if self.language_model else OUTPUT: outputs}
+        return dict(outputs), tuple(after)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The inputs and outputs of a step that is no language model.
+
+        Two steps of different sizes show which sizes of an output are the batch and the number of tokens.
+        Raises ConfigError for outputs that no step has.
+        """
+        found = []
+        for batch, count in ((2, 3), (3, 2)):
+            drawn = {name: drawn_input(each, batch, count) for name, each in self.inputs.items()}
+            positions = torch.arange(count).expand(batch, -1)
+            with torch.no_grad(), in_a_sentence(self.module, "step", **drawn, positions=positions):
+                found.append(self(drawn, positions, self.start(batch))[0])
+        inputs = (*(each.tensor(name) for name, each in self.inputs.items()), positions_input())
+        names = {(2, 3): "batch", (3, 2): "tokens"}
+        outputs = []
+        for name, first in found[0].items():
+            other = found[1].get(name)
+            kind = str(first.dtype).removeprefix("torch.")
+            if other is None or other.ndim != first.ndim or kind not in ("float32", "int64"):
+                raise ConfigError(
+                    f"output {name} of {self.name} is {kind} {list(first.shape)}; expected float32 or int64, "
+                    "[batch, tokens, …] or [batch, …], in every step."
+                )
+            shape = tuple(names.get(pair, pair[0]) for pair in zip(first.shape, other.shape, strict=True))
+            dtype: Literal["float32", "int64"] = "int64" if kind == "int64" else "float32"
+            outputs.append(TensorSpec(name=name, dtype=dtype, shape=shape))
+        signature = inputs, tuple(outputs)
+        refuse_signature(signature)
+        return signature
+
+
+def drawn_input(given: Input, batch: int, count: int, seed: int = 0) -> Tensor:
+    """Random values of an input for `count` tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = (batch, *([count] if given.timed else []), *given.sizes)
+    if given.ids is not None:
+        return torch.randint(given.ids, shape, generator=draw)
+    return torch.randn(shape, generator=draw)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, DivergedError
+from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import AnyForm
-from xl_export.tracing.module import Output, first_memory, in_a_sentence
+from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sentence
 
 TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
 PADDING = 3  # tokens
@@ -28,111 +28,227 @@ CHANGED = 16  # tokens of a segment that are changed, one at a time
 OTHERS = 3  # texts that show which numbers of the memory a segment writes
 
 
-def check_module(module: Any, rule: MemoryRule, form: AnyForm) -> None:
-    """Raises ArtefactError with the first promise of `StepModule` that a module breaks."""
-    with torch.no_grad():
-        has_memory = any(tensor.numel() for tensor in first_memory(module))
-        checks: list[Callable[[_Streams], None]] = [
-            _shapes,
-            _numbers,
-            _log_probs,
-            _repeats,
-            _future_is_hidden,
-        ]
-        checks += [_memory_counts] if has_memory and rule.mem_len else []
-        checks += [_restarts, _padding] if has_memory else []
-        checks += [_rows_are_independent, *([_cuts_agree] if rule.mask == "same-length" else [])]
-        if form == "ring" and rule.segment > 1:
-            checks.append(_uneven_rows)
-        checks += [_looks_back, *([_cuts_matter] if rule.mask == "full" and rule.segment > 1 else [])]
-        streams = _Streams(module, rule, form)
-        for check in checks:
+def check_module(
+    step: ModuleStep, rule: MemoryRule, form: AnyForm, without: Collection[Promise] = ()
+) -> tuple[Promise, ...]:
+    """The promises among `without` that a module does not keep.
+
+    Raises ArtefactError for anything else that is wrong with it, and for any other promise that it does not
+    keep. If the module does not hide its old memory from a row that starts again, the step does so from now
+    on (`ModuleStep.restart_rows`), except in a ring.
+    """
+    unkept: list[Promise] = []
+
+    def keeps(promise: Promise, check: Callable[[_Streams], None], streams: _Streams) -> bool:
+        try:
             check(streams)
+        except ArtefactError as error:
+            if promise not in without:
+                sentence = str(error).rstrip(".")
+                raise ArtefactError(
+                    f'{sentence}; or trace it without this promise: without={{"{promise}"}}.'
+                ) from error
+            unkept.append(promise)
+        return promise not in unkept
+
+    with torch.no_grad():
+        has_memory = any(tensor.numel() for tensor in step.start(1))
+        streams = _Streams(step, rule, form)
+        for check in (_shapes, _numbers, _log_probs, _repeats):
+            check(streams)
+        if has_memory:
+            _restarts(streams)
+        if not keeps("rows", _rows_are_independent, streams):
+            streams = _Streams(step, rule, form, rows=1)
+        if step.language_model:
+            _future_is_hidden(streams)
+        if has_memory and rule.mem_len:
+            _memory_counts(streams)
+        if has_memory:
+            keeps("padding", _padding, streams)
+        if rule.mask == "same-length":
+            keeps("cuts", _cuts_agree, streams)
+        if form == "ring" and rule.segment > 1:
+            keeps("unequal", _uneven_rows, streams)
+        if "cuts" not in unkept and "rows" not in unkept:
+            _looks_back(streams)
+        if rule.mask == "full" and rule.segment > 1:
+            _cuts_matter(streams)
+    return tuple(unkept)
+
+
+Answers = dict[str, Tensor]  # [B, n, K] of the last n tokens of a text, by the name of the output
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The inputs of some tokens by name; `timed` are the names of those with a value for each token."""
+
+    inputs: dict[str, Tensor]
+    ids: dict[str, int | None]  # how many ids an input has; None for numbers
+    timed: Collection[str]
+
+    def __len__(self) -> int:
+        return next(x.shape[1] for name, x in self.inputs.items() if name in self.timed)
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def __getitem__(self, at: tuple[slice, slice]) -> _Text:
+        """Some rows, and some tokens of them."""
+        rows, tokens = at
+        return self._of({n: x[rows, tokens] if n in self.timed else x[rows] for n, x in self.inputs.items()})
+
+    def __add__(self, other: _Text) -> _Text:
+        joined = {
+            n: torch.cat([x, other.inputs[n]], dim=1) for n, x in self.inputs.items() if n in self.timed
+        }
+        return self._of(self.inputs | joined)
+
+    def with_others(self, count: int) -> _Text:
+        """The text [1, N], and after it `count` texts that differ from it in every token."""
+        return self._of(
+            {n: torch.cat([self._moved(n, x, k) for k in range(1 + count)]) for n, x in self.inputs.items()}
+        )
+
+    def changed(self, at: slice = slice(None)) -> _Text:
+        """The text with other tokens at some places."""
+        inputs = {name: x.clone() for name, x in self.inputs.items()}
+        for name in self.timed:
+            inputs[name][:, at] = self._moved(name, inputs[name][:, at], 1)
+        return self._of(inputs)
+
+    def _moved(self, name: str, x: Tensor, by: int) -> Tensor:
+        count = self.ids[name]
+        return x if name not in self.timed else x + by if count is None else (x + by) % count
+
+    def _of(self, inputs: dict[str, Tensor]) -> _Text:
+        return _Text(inputs, self.ids, self.timed)
+
+
+ALL = slice(None)
 
 
 class _Streams:
     """Feeds random texts to a module.
 
-    before int64 [ROWS, P] are whole segments that fill the memory and pass the end of a ring. `full` is the
-    memory after them. tokens int64 [ROWS, 2 T + 1] follow, from position P on.
+    before [rows, P] are whole segments that fill the memory and pass the end of a ring. `full` is the memory
+    after them. tokens [rows, 2 T + 1] follow, from position P on.
     """
 
-    def __init__(self, module: Any, rule: MemoryRule, form: AnyForm) -> None:
-        self.module = module
+    def __init__(self, step: ModuleStep, rule: MemoryRule, form: AnyForm, *, rows: int = ROWS) -> None:
+        self.step_of = step
+        self.module = step.module
         self.rule = rule
         self.form = form
-        self.output = Output(module)
-        self.name = type(module).__name__
-        self.vocab_size = module.sizes.vocab_size
+        self.rows = rows
+        self.name = step.name
         T = rule.segment
         count = math.ceil((rule.mem_len + 2 * T) / T)
-        text = self.random_text(ROWS, count * T + 2 * T + 1)
-        self.before = text[:, : count * T]
-        self.tokens = text[:, count * T :]
+        text = self.random_text(rows, count * T + 2 * T + 1)
+        self.before = text[ALL, : count * T]
+        self.tokens = text[ALL, count * T :]
         self._full: tuple[Tensor, ...] | None = None
 
-    def random_text(self, rows: int, count: int) -> Tensor:
-        draw = torch.Generator().manual_seed(0)
-        return torch.randint(self.vocab_size, (rows, count), generator=draw)
+    def random_text(self, rows: int, count: int) -> _Text:
+        inputs = self.step_of.inputs
+        drawn = {name: drawn_input(each, rows, count) for name, each in inputs.items()}
+        ids = {name: each.ids for name, each in inputs.items()}
+        return _Text(drawn, ids, [name for name, each in inputs.items() if each.timed])
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self.step_of.start(self.rows)
 
     @property
     def full(self) -> tuple[Tensor, ...]:
         if self._full is None:
-            self._full = self.feed(self.before, self.cut(self.before.shape[1]))[1]
+            self._full = self.feed(self.before, self.cut(len(self.before)))[1]
         return self._full
 
     @property
     def follows(self) -> int:
         """The position P after the text that fills the memory."""
-        return self.before.shape[1]
+        return len(self.before)
 
     def feed(
         self,
-        tokens: Tensor,
+        text: _Text,
         lengths: Sequence[int],
         memory: Sequence[Tensor] | None = None,
         first: int | Sequence[int] = 0,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """log p [B, N, V] after each token of segments of these lengths, and the memory after the last.
+    ) -> tuple[Answers, tuple[Tensor, ...]]:
+        """The answers to segments of these lengths, and the memory after the last.
 
-        memory: that of new streams when it is None. first: the stream position of the first token, of all
-        rows or of each.
+        memory: the memory of new streams when it is None. first: the stream position of the first token, of
+        all rows or of each.
         """
-        after = first_memory(self.module, len(tokens)) if memory is None else tuple(memory)
-        start = torch.as_tensor(first).expand(len(tokens))[:, None]
-        pieces = []
+        after = self.step_of.start(text.rows) if memory is None else tuple(memory)
+        start = torch.as_tensor(first).expand(text.rows)[:, None]
+        pieces: dict[str, list[Tensor]] = {}
         at = 0
         for length in lengths:
-            hidden, after = self.step(
-                tokens[:, at : at + length],
+            answers, after = self.answers(
+                text[ALL, at : at + length],
                 start + at + torch.arange(length),
                 tuple(x.clone() for x in after),
             )
-            with in_a_sentence(self.module, "logits", hidden=hidden):
-                pieces.append(self.output.logits(hidden).log_softmax(dim=-1))
+            for name, answer in answers.items():  # of an output without a value for each token, the last one
+                earlier = pieces.get(name, []) if answer.shape[1] == length else []
+                pieces[name] = [*earlier, answer]
             at += length
-        return torch.cat(pieces, dim=1), after
+        return {name: torch.cat(parts, dim=1) for name, parts in pieces.items()}, after
+
+    def answers(
+        self, text: _Text, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Answers, tuple[Tensor, ...]]:
+        """The answers to one segment: log p [B, T, V] of a language model, and otherwise each output, as
+        [B, 1, K] if it has no value for each token.
+        """
+        outputs, after = self.step(text, positions, memory)
+        if self.step_of.language_model:
+            hidden = outputs[LOGITS]
+            with in_a_sentence(self.module, "logits", hidden=hidden):
+                return {LOGITS: self.step_of.output.logits(hidden).log_softmax(dim=-1)}, after
+        counts = {fact.name: len(text) if "tokens" in fact.shape else 1 for fact in self.step_of.signature[1]}
+        return {n: outputs[n].float().reshape(text.rows, count, -1) for n, count in counts.items()}, after
 
     def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        with in_a_sentence(self.module, "step", tokens=tokens, positions=positions):
-            result = self.module.step(tokens, positions, memory)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
-            raise ArtefactError(
-                f"{self.name}.step gives {type(result).__name__}; expected a pair: logits and memory."
-            )
-        return result[0], tuple(result[1])
+        self, text: _Text, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        fed = {"tokens": text.inputs["input_ids"]} if self.step_of.language_model else text.inputs
+        with in_a_sentence(self.module, "step", **fed, positions=positions):
+            return self.step_of(text.inputs, positions, memory)
 
     def cut(self, count: int) -> list[int]:
         """The lengths of whole segments that cover `count` tokens, and of what is left."""
         T = self.rule.segment
         return [T] * (count // T) + ([count % T] if count % T else [])
 
-    def refuse_difference(self, mine: Tensor, theirs: Tensor, *, what: str, mend: str) -> None:
-        worst = _largest_difference(mine, theirs)
+    def difference(self, mine: Answers, theirs: Answers) -> float:
+        """The largest difference of the tokens that both have, in nats; of outputs, relative above 1."""
+        worst = [0.0]
+        for name, one in mine.items():
+            count = min(one.shape[1], theirs[name].shape[1])
+            ours = one[:, one.shape[1] - count :]
+            other = theirs[name][:, theirs[name].shape[1] - count :]
+            if not self.step_of.language_model:
+                scale = other.abs().clamp(min=1)
+                ours = ours / scale
+                other = other / scale
+            worst.append(_largest_difference(ours, other))
+        return float(torch.tensor(worst).max())  # NaN if one is
+
+    def refuse_difference(self, mine: Answers, theirs: Answers, *, what: str, mend: str) -> None:
+        worst = self.difference(mine, theirs)
         if not worst <= TOLERANCE:
-            raise ArtefactError(f"{self.name} gives other answers {what}, by {worst:.3g} nats; {mend}.")
+            unit = " nats" if self.step_of.language_model else ""
+            raise ArtefactError(f"{self.name} gives other answers {what}, by {worst:.3g}{unit}; {mend}.")
+
+
+def _last(answers: Answers, count: int) -> Answers:
+    """The answers to the last tokens."""
+    return {name: x[:, max(0, x.shape[1] - count) :] for name, x in answers.items()}
 
 
 def _largest_difference(mine: Tensor, theirs: Tensor) -> float:
@@ -142,16 +258,18 @@ def _largest_difference(mine: Tensor, theirs: Tensor) -> float:
 
 def _shapes(streams: _Streams) -> None:
     T = streams.rule.segment
-    V = streams.vocab_size
-    before = first_memory(streams.module, ROWS)
-    hidden, after = streams.step(streams.tokens[:, :T], torch.arange(T).expand(ROWS, -1), before)
-    with in_a_sentence(streams.module, "logits", hidden=hidden):
-        logits = streams.output.logits(hidden)
-    if hidden.shape[:2] != (ROWS, T) or logits.shape != (ROWS, T, V):
-        raise ArtefactError(
-            f"{streams.name} gives logits {list(logits.shape)} of {list(hidden.shape)}; expected [batch, "
-            f"segment, {V}], which is the vocab_size of its sizes."
-        )
+    before = streams.start()
+    outputs, after = streams.step(streams.tokens[ALL, :T], torch.arange(T).expand(ROWS, -1), before)
+    if streams.step_of.language_model:
+        V = streams.module.sizes.vocab_size
+        hidden = outputs[LOGITS]
+        with in_a_sentence(streams.module, "logits", hidden=hidden):
+            logits = streams.step_of.output.logits(hidden)
+        if hidden.shape[:2] != (ROWS, T) or logits.shape != (ROWS, T, V):
+            raise ArtefactError(
+                f"{streams.name} gives logits {list(logits.shape)} of {list(hidden.shape)}; expected [batch, "
+                f"segment, {V}], which is the vocab_size of its sizes."
+            )
     shapes = [[(list(x.shape), x.dtype) for x in memory] for memory in (before, after)]
     if shapes[0] != shapes[1]:
         raise ArtefactError(
@@ -163,45 +281,47 @@ def _shapes(streams: _Streams) -> None:
 
 def _numbers(streams: _Streams) -> None:
     text = streams.tokens
+    lengths = streams.cut(len(text))
     answers = [
-        streams.feed(text, streams.cut(text.shape[1]))[0],
-        streams.feed(text, streams.cut(text.shape[1]), streams.full, streams.follows)[0],
+        *streams.feed(text, lengths)[0].values(),
+        *streams.feed(text, lengths, streams.full, streams.follows)[0].values(),
     ]
     if any(bool(answer.isnan().any()) for answer in answers):
+        what = "log-probabilities" if streams.step_of.language_model else "outputs"
         raise DivergedError(
-            f"{streams.name} gives log-probabilities that are not numbers; trace a module from before the "
-            "loss diverged."
+            f"{streams.name} gives {what} that are not numbers; trace a module from before the loss diverged."
         )
 
 
 def _log_probs(streams: _Streams) -> None:
-    """`log_prob`, where a module has it, says the same as its logits."""
-    if getattr(streams.module, "log_prob", None) is None:
+    """`log_prob`, if a language model has it, agrees with its logits."""
+    if not streams.step_of.language_model or getattr(streams.module, "log_prob", None) is None:
         return
     T = streams.rule.segment
-    text = streams.tokens[:, :T]
-    targets = streams.tokens[:, T : 2 * T].flatten()
+    text = streams.tokens[ALL, :T]
+    output = streams.step_of.output
+    targets = streams.tokens[ALL, T : 2 * T].inputs["input_ids"].flatten()
     positions = torch.arange(T).expand(ROWS, -1)
-    hidden = streams.step(text, positions, first_memory(streams.module, ROWS))[0].flatten(0, 1)
+    hidden = streams.step(text, positions, streams.start())[0][LOGITS].flatten(0, 1)
     with in_a_sentence(streams.module, "log_prob", hidden=hidden, targets=targets):
-        mine = streams.output.log_prob(hidden, targets)
+        mine = output.log_prob(hidden, targets)
     if mine.shape != targets.shape:
         raise ArtefactError(
             f"{streams.name}.log_prob gives {list(mine.shape)}; expected one number for each of "
             f"{len(targets)} targets."
         )
-    theirs = streams.output.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
+    theirs = output.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
     possible = theirs.isfinite()  # what log_prob says of the padding of a vocabulary does not matter
     streams.refuse_difference(
-        mine[possible],
-        theirs[possible],
+        {LOGITS: mine[None, possible]},
+        {LOGITS: theirs[None, possible]},
         what="by log_prob and by logits",
         mend="let both be of the same distribution",
     )
 
 
 def _repeats(streams: _Streams) -> None:
-    lengths = streams.cut(streams.tokens.shape[1])
+    lengths = streams.cut(len(streams.tokens))
     first, second = (streams.feed(streams.tokens, lengths)[0] for _ in range(2))
     streams.refuse_difference(
         first, second, what="to the same text twice", mend="switch off what draws at random"
@@ -210,16 +330,17 @@ def _repeats(streams: _Streams) -> None:
 
 def _rows_are_independent(streams: _Streams) -> None:
     """One row continues a text, one begins a text, and one is padded before a text."""
-    lengths = streams.cut(streams.tokens.shape[1])
-    first = [streams.follows, 0, -min(PADDING, streams.tokens.shape[1] - 1)]
+    lengths = streams.cut(len(streams.tokens))
+    first = [streams.follows, 0, -min(PADDING, len(streams.tokens) - 1)]
     together, _ = streams.feed(streams.tokens, lengths, streams.full, first)
     for row in range(ROWS):
         one = slice(row, row + 1)
-        alone, _ = streams.feed(streams.tokens[one], lengths, [x[one] for x in streams.full], first[row])
-        text = slice(max(0, -first[row]), None)
+        full = [x[one] for x in streams.full]
+        alone, _ = streams.feed(streams.tokens[one, ALL], lengths, full, first[row])
+        text = len(streams.tokens) - max(0, -first[row])
         streams.refuse_difference(
-            together[one, text],
-            alone[:, text],
+            _last({name: x[one] for name, x in together.items()}, text),
+            _last(alone, text),
             what=f"at position {first[row]} beside texts at other positions",
             mend="let no row of a batch depend on another, and give each row its own positions",
         )
@@ -227,18 +348,16 @@ def _rows_are_independent(streams: _Streams) -> None:
 
 def _future_is_hidden(streams: _Streams) -> None:
     T = streams.rule.segment
-    text = streams.tokens[:1]
+    text = streams.tokens[:1, :T]
     if T == 1:
         return
     full = [x[:1] for x in streams.full]
-    one, _ = streams.feed(text[:, :T], [T], full, streams.follows)
+    one, _ = streams.feed(text, [T], full, streams.follows)
     for place in torch.linspace(1, T - 1, min(CHANGED, T - 1)).long().tolist():
-        other = text[:, :T].clone()
-        other[:, place] = (other[:, place] + 1) % streams.vocab_size
-        answers, _ = streams.feed(other, [T], full, streams.follows)
+        answers, _ = streams.feed(text.changed(slice(place, place + 1)), [T], full, streams.follows)
         streams.refuse_difference(
-            one[:, :place],
-            answers[:, :place],
+            {name: x[:, :place] for name, x in one.items()},
+            {name: x[:, :place] for name, x in answers.items()},
             what="before a token that changes",
             mend="mask the tokens that are to come",
         )
@@ -247,8 +366,8 @@ def _future_is_hidden(streams: _Streams) -> None:
 def _memory_counts(streams: _Streams) -> None:
     """What was fed before must make a difference, in the tensors and in the answers."""
     T = streams.rule.segment
-    texts = streams.tokens[:, :T], (streams.tokens[:, :T] + 1) % streams.vocab_size
-    before = first_memory(streams.module, ROWS)
+    texts = streams.tokens[ALL, :T], streams.tokens[ALL, :T].changed()
+    before = streams.start()
     memories = [streams.feed(text, [T])[1] for text in texts]
     for number, (old, *new) in enumerate(zip(before, *memories, strict=True)):
         # A tensor that counts tokens is the same after every text, but not the one that was given.
@@ -257,9 +376,9 @@ def _memory_counts(streams: _Streams) -> None:
                 f"memory tensor {number} of {streams.name} is the same after every text; return the memory "
                 "after the segment, not the one before it."
             )
-    last = streams.tokens[:, T : T + 1]
-    answers = [streams.feed(last, [1], memory, first=T)[0] for memory in memories]
-    if bool(answers[0].eq(answers[1]).all()):
+    following = streams.tokens[ALL, T : 2 * T]
+    answers = [streams.feed(following, [T], memory, first=T)[0] for memory in memories]
+    if not _differ(answers[0].values(), answers[1].values()):
         raise ArtefactError(
             f"the answers of {streams.name} do not depend on its memory; read the memory in `step`, or start "
             "none."
@@ -267,10 +386,20 @@ def _memory_counts(streams: _Streams) -> None:
 
 
 def _restarts(streams: _Streams) -> None:
+    """A row at position 0 sees nothing of its old memory, if need be because the step replaces it."""
     T = streams.rule.segment
-    text = streams.tokens.flip(1)[:, :T]
+    text = streams.tokens[ALL, T : 2 * T]
     again, _ = streams.feed(text, [T], streams.full)
     fresh, _ = streams.feed(text, [T])
+    starts_with_zeros = not any(bool(x.any()) for x in streams.start())
+    if streams.form != "ring" and not (starts_with_zeros and streams.difference(again, fresh) <= TOLERANCE):
+        streams.step_of.restart_rows()
+        return
+    if not starts_with_zeros:
+        raise ArtefactError(
+            f"the ring with which {streams.name} starts is not zero; expected zeros: let `step` hide the "
+            "ring of rows whose position is 0."
+        )
     streams.refuse_difference(
         again,
         fresh,
@@ -283,12 +412,12 @@ def _padding(streams: _Streams) -> None:
     """Padding cuts the first segment of a text; both sides are cut in the same places."""
     T = streams.rule.segment
     count = min(PADDING, T - 1) or PADDING  # a segment of one token is padding or text
-    text = streams.tokens[:, : 2 * T - (count if T > 1 else 0)]
-    padded = torch.cat([streams.tokens[:, :count], text], dim=1)
-    answers, _ = streams.feed(padded, streams.cut(padded.shape[1]), streams.full, first=-count)
-    alone, _ = streams.feed(text, [T - count, T] if T > 1 else [1] * text.shape[1])
+    text = streams.tokens[ALL, : 2 * T - (count if T > 1 else 0)]
+    padded = streams.tokens[ALL, :count] + text
+    answers, _ = streams.feed(padded, streams.cut(len(padded)), streams.full, first=-count)
+    alone, _ = streams.feed(text, [T - count, T] if T > 1 else [1] * len(text))
     streams.refuse_difference(
-        answers[:, count:],
+        answers,
         alone,
         what="after padding at negative positions",
         mend="hide tokens at negative positions from those after them",
@@ -297,7 +426,7 @@ def _padding(streams: _Streams) -> None:
 
 def _cuts_agree(streams: _Streams) -> None:
     """Under same-length, a text in segments and token by token has the same answers, from 0 on and later."""
-    N = streams.tokens.shape[1]
+    N = len(streams.tokens)
     for memory, first in ((None, 0), (streams.full, streams.follows)):
         segments, _ = streams.feed(streams.tokens, streams.cut(N), memory, first)
         ones, _ = streams.feed(streams.tokens, [1] * N, memory, first)
@@ -312,13 +441,13 @@ def _cuts_agree(streams: _Streams) -> None:
 
 def _cuts_matter(streams: _Streams) -> None:
     """Under full, the later tokens of a segment see more than M tokens, and so the cuts matter."""
-    N = streams.tokens.shape[1]
+    N = len(streams.tokens)
     rule = streams.rule
     answers = [
         streams.feed(streams.tokens, lengths, streams.full, streams.follows)[0]
         for lengths in (streams.cut(N), [1] * N)
     ]
-    if _largest_difference(*answers) <= TOLERANCE:
+    if streams.difference(*answers) <= TOLERANCE:
         raise ArtefactError(
             f"every token of {streams.name} looks back {rule.mem_len} tokens, however a text is cut; with "
             f'mask="full" the last one of a segment looks back {rule.longest_distance}; give '
@@ -371,16 +500,15 @@ def _trace_of(streams: _Streams, distance: int) -> _Trace:
     write into the memory differs too, and a text reaches further back than any layer looks. So whatever a
     later segment writes is set equal in both memories. These are the numbers that change with its tokens.
     """
-    others = torch.arange(1 + OTHERS)[:, None]
-    text = (streams.random_text(1, distance) + others) % streams.vocab_size
+    text = streams.random_text(1, distance).with_others(OTHERS)
     pair = _two_texts(streams)
     at = 0
     for length in streams.cut(distance - 1):
         after = [
             streams.feed(
-                text[:, at : at + length],
+                text[ALL, at : at + length],
                 [length],
-                [x.expand(len(text), *x.shape[1:]) for x in memory],
+                [x.expand(text.rows, *x.shape[1:]) for x in memory],
                 streams.follows + 1 + at,
             )[1]
             for memory in pair
@@ -389,11 +517,13 @@ def _trace_of(streams: _Streams, distance: int) -> _Trace:
             (one != one[:1]).any(dim=0) | (other != other[:1]).any(dim=0)
             for one, other in zip(*after, strict=True)
         ]
-        one = [x[:1] for x in after[0]]
-        pair = one, [torch.where(*x) for x in zip(written, one, [x[:1] for x in after[1]], strict=True)]
+        first = [x[:1] for x in after[0]]
+        pair = first, [torch.where(*x) for x in zip(written, first, [x[:1] for x in after[1]], strict=True)]
         at += length
-    answers = [streams.feed(text[:1, at:], [1], memory, streams.follows + 1 + at)[0] for memory in pair]
-    return _Trace(held=_differ(*pair), read=_differ(answers[:1], answers[1:]))
+    one, other = (
+        streams.feed(text[:1, at:], [1], memory, streams.follows + 1 + at)[0].values() for memory in pair
+    )
+    return _Trace(held=_differ(*pair), read=_differ(one, other))
 
 
 def _is_recurrent(streams: _Streams, held: int) -> bool:
@@ -402,25 +532,24 @@ def _is_recurrent(streams: _Streams, held: int) -> bool:
     So each token writes anew what it has read, and the memory has no length.
     """
     segment = max(1, min(held, streams.rule.segment))
-    layers = max(streams.module.sizes.layers, len(streams.full))
+    sizes = getattr(streams.module, "sizes", None)
+    layers = max(sizes.layers if sizes else 1, len(streams.full))
     text = streams.random_text(1, layers * (held + segment - 1) + 1)
-    lengths = [segment] * (text.shape[1] // segment) + [1] * (text.shape[1] % segment)
+    lengths = [segment] * (len(text) // segment) + [1] * (len(text) % segment)
     one, other = (streams.feed(text, lengths, x, streams.follows + 1) for x in _two_texts(streams))
-    return _differ([one[0][:, -1:], *one[1]], [other[0][:, -1:], *other[1]])
+    sides = [[*_last(answers, 1).values(), *memory] for answers, memory in (one, other)]
+    return _differ(*sides)
 
 
 def _two_texts(streams: _Streams) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """The memories [1, …] after two texts of which only the last token differs."""
     token = streams.tokens[:1, :1]
     full = [x[:1] for x in streams.full]
-    one, other = (
-        streams.feed(last, [1], full, streams.follows)[1]
-        for last in (token, (token + 1) % streams.vocab_size)
-    )
+    one, other = (streams.feed(last, [1], full, streams.follows)[1] for last in (token, token.changed()))
     return one, other
 
 
-def _differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+def _differ(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
     """Whether any bit differs: both come from computations of the same shape, so rounding does not."""
     return not all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
@@ -437,10 +566,10 @@ def _uneven_rows(streams: _Streams) -> None:
     """On a ring, the rows of a step may have unequal lengths: padding at their ends leaves no trace."""
     T = streams.rule.segment
     P = streams.follows
-    one = streams.tokens[:, :1]
-    rest = streams.tokens[:, T:]
-    padded = streams.tokens[:, :T]  # its first token is text, and the others are padding
-    lengths = [1] * rest.shape[1]
+    one = streams.tokens[ALL, :1]
+    rest = streams.tokens[ALL, T:]
+    padded = streams.tokens[ALL, :T]  # its first token is text, and the others are padding
+    lengths = [1] * len(rest)
     _, memory = streams.feed(padded, [T], streams.full, first=P)
     answers, _ = streams.feed(rest, lengths, memory, first=P + 1)
     _, memory = streams.feed(one, [1], streams.full, first=P)

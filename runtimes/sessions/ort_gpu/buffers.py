@@ -15,7 +15,7 @@ import numpy as np
 from runtimes.base.errors import StreamError, first_line
 from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import TensorSpec
+from runtimes.contract.tensors import POSITIONS, TensorSpec
 
 # Single tokens that a memory steps before a CUDA graph is captured. A capture costs several steps, and a fork
 # in a beam search may live for one.
@@ -147,7 +147,7 @@ class DeviceBinding:
 
         The answer is the direction of the CUDA graph that computed it, 0 or 1; None if no graph did.
         """
-        single = inputs["input_ids"].shape[1] == 1
+        single = inputs[POSITIONS].shape[1] == 1
         step = self._step(inputs, outputs, single=single)
         for name, array in inputs.items():
             step.buffers[name].upload(array)

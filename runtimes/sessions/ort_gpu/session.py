@@ -19,10 +19,10 @@ from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.contract.device import Device
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Paths
-from runtimes.contract.spec import GRAPH, VOCAB, Spec, refuse_ort_format
-from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.contract.spec import GRAPH, Spec, refuse_ort_format
+from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.graph import GraphSession, Positions
-from runtimes.sessions.onnx_runtime import import_onnxruntime
+from runtimes.sessions.onnx_runtime import import_onnxruntime, vocab_of
 from runtimes.sessions.ort_gpu.buffers import DeviceBinding, OrtArray
 from runtimes.sessions.ort_gpu.loading import Contents, Loader
 from runtimes.sessions.ort_gpu.providers import PROVIDERS
@@ -46,7 +46,7 @@ class OrtGpuSession(GraphSession):
     def __init__(
         self,
         spec: Spec,
-        vocab: Vocab,
+        vocab: Vocab | None,
         graph: Path,
         contents: Contents,
         *,
@@ -113,8 +113,9 @@ class OrtGpuSession(GraphSession):
         ArtefactError if the graph cannot be loaded, or a node would run elsewhere.
         """
         refuse_ort_format(spec, folder, what=f"the device {device}")
-        vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
-        return cls(spec, vocab, folder / GRAPH, contents, device=device, threads=threads)
+        return cls(
+            spec, vocab_of(spec, folder, contents), folder / GRAPH, contents, device=device, threads=threads
+        )
 
     def start(self, batch: int) -> Memory:
         self._refuse_rows(batch)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab
-from xl_export.tracing.module import Sizes
+from xl_export.tracing.module import Sizes, constant, features, ids
 from xl_export.tracing.ring import ring_distances, ring_write
 
 VOCAB, D, HEADS, M, T = ByteVocab(), 8, 2, 6, 4
@@ -177,8 +177,18 @@ class MemoryNotRead(Base):
 
 
 class PositionsIgnored(Base):
+    """It attends to the memory with which it starts, which is not zero."""
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.linspace(-1, 1, M * D).view(1, M, D).repeat(batch, 1, 1)]
+
     def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
-        return ((distance < 0) | (distance > M))[None].expand(len(positions), -1, -1)
+        return ((distance < 0) | (distance > M))[None].expand(positions.shape[0], -1, -1)
+
+
+class RingPositionsIgnored(Ring):
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return distance > M
 
 
 class PaddingSeen(Base):
@@ -225,9 +235,14 @@ class MemoryGrows(Base):
         return self.out(x), [torch.cat([memory[0], x], dim=1)]
 
 
-class NotZero(Base):
+class RingNotZero(Ring):
     def start(self, batch: int) -> list[Tensor]:
-        return [torch.ones(batch, M, D)]
+        return [torch.ones(batch, HEADS, M + T, D // HEADS) for _ in range(2)]
+
+
+class RowsOfStartDiffer(Base):
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.arange(batch).float()[:, None, None].expand(batch, M, D)]
 
 
 class OtherVocabulary(Base):
@@ -378,3 +393,76 @@ class ShortPositions(Base):
 
     def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
         return super().hidden(distance, positions % (1 << 32))
+
+
+class Policy(nn.Module):
+    """No language model: inputs of all kinds, outputs of all shapes, and it knows nothing of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inputs = {"observation": features(5), "previous": ids(3), "goal": constant(2)}
+        self.encoder, self.previous, self.goal = nn.Linear(5, D), nn.Embedding(3, D), nn.Linear(2, D)
+        self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
+        self.action, self.worth = nn.Linear(D, 3), nn.Linear(D, 1)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, M, D)]
+
+    def step(
+        self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        x = self.encoder(inputs["observation"]) + self.previous(inputs["previous"])
+        x = x + self.goal(inputs["goal"])[:, None]
+        length = x.shape[1]
+        context = torch.cat([memory[0], x], dim=1)
+        distance = torch.arange(length)[:, None] + M - torch.arange(M + length)
+        scores = self.query(x) @ self.key(context).transpose(1, 2) / D**0.5
+        y = x + self.weights(scores, distance) @ self.value(context)
+        outputs = {"action": self.action(y), "worth": self.worth(y)[..., 0], "features": y[:, -1]}
+        return outputs | {"best": outputs["action"].argmax(dim=-1)}, [context[:, length:]]
+
+    def weights(self, scores: Tensor, distance: Tensor) -> Tensor:
+        return scores.masked_fill((distance < 0) | (distance > M), float("-inf")).softmax(dim=-1)
+
+
+class WholeSegments(Policy):
+    """A token sees its whole segment, so the answers depend on how a stream is cut."""
+
+    def weights(self, scores: Tensor, distance: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
+class MixedRows(Policy):
+    """Its rows are normalised together."""
+
+    def step(
+        self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        outputs, after = super().step(inputs, positions, memory)
+        return {"action": outputs["action"] + outputs["action"].mean(dim=0, keepdim=True)}, after
+
+
+class Frames(nn.Module):
+    """One input and one output without names: images in, and features out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inputs = features(2, 4, 4)
+        self.encoder, self.mix = nn.Conv2d(2, D, 4), nn.Linear(2 * D, D)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, D)]
+
+    def step(
+        self, images: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """h = 0.5 h + x, a whole segment as one product of matrices; padding counts for nothing."""
+        length = images.shape[1]
+        x = self.encoder(images.flatten(0, 1)).view(-1, length, D) * (positions >= 0)[..., None]
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        weights = torch.where(distance >= 0, 0.5 ** distance.clamp(min=0), 0.0)
+        carried = memory[0][:, None] * 0.5 ** (torch.arange(length)[:, None] + 1)
+        h = weights @ x + carried * (positions >= 0)[..., None]
+        return h.tanh(), [h[:, -1]]

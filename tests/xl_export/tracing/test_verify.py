@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +15,10 @@ from runtimes.contract.tensors import AnyForm
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
+from xl_export.artefact.traced import TracedModule
 from xl_export.artefact.validate import validate
 from xl_export.artefact.write import finite_arrays
-from xl_export.tracing.module import ModuleSession, digest_of, facts_of, form_of, refuse_other_modules
+from xl_export.tracing.module import ModuleStep, digest_of, facts_of, form_of, refuse_other_modules
 from xl_export.tracing.ring import ring_write
 from xl_export.tracing.verify import _Streams, check_module
 
@@ -30,7 +30,7 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
     module = kind().eval()
     found, shapes = form_of(module, facts_of(module), RULE, None)
     assert (found, bool(shapes)) == (form, form == "own")
-    check_module(module, RULE, found)
+    assert check_module(ModuleStep(module), RULE, found) == ()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
     [
         (modules.MemoryNotAdvanced, "memory tensor 0 of MemoryNotAdvanced is the same after every text"),
         (modules.MemoryNotRead, "the answers of MemoryNotRead do not depend on its memory"),
-        (modules.PositionsIgnored, "a text that starts at position 0 with the memory of another one"),
+        (modules.RingPositionsIgnored, "a text that starts at position 0 with the memory of another one"),
         (modules.PaddingSeen, "after padding at negative positions"),
         (modules.FutureSeen, "before a token that changes"),
         (modules.WholeMemorySeen, "in segments and token by token"),
@@ -56,7 +56,8 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
         ),
         (modules.OtherVocabulary, "gives logits .* 257.*expected .*256"),
         (modules.NotFinite, "gives log-probabilities that are not numbers"),
-        (modules.NotZero, "is not zero, and every stream starts with zeros"),
+        (modules.RingNotZero, "the ring with which RingNotZero starts is not zero"),
+        (modules.RowsOfStartDiffer, "differs from row to row"),
         (modules.NoStep, "NoStep has no `step`"),
     ],
 )
@@ -83,7 +84,7 @@ PLAIN, FULL_8 = MemoryRule(mem_len=8, segment=4), MemoryRule(mem_len=8, segment=
 def test_the_rule_may_say_how_far_a_module_looks(module: nn.Module, rule: MemoryRule) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_module(module.eval(), rule, "own")
+        check_module(ModuleStep(module.eval()), rule, "own")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_rule_that_the_module_does_not_have_is_refused(
 def test_a_memory_that_is_held_and_not_read_is_warned_about() -> None:
     """Weights that decay to zero, as those of a learned span, are no other rule."""
     with pytest.warns(UserWarning, match="Stack looks back 5 tokens and the rule says mem_len=8"):
-        check_module(Stack(8, 5).eval(), PLAIN, "hidden")
+        check_module(ModuleStep(Stack(8, 5).eval()), PLAIN, "hidden")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -135,7 +136,7 @@ FULL = MemoryRule(mem_len=modules.M, segment=modules.T, mask="full")
 
 @pytest.mark.parametrize(("kind", "form"), [(modules.WholeMemorySeen, "hidden"), (modules.RingFull, "ring")])
 def test_the_full_rule_lets_the_cut_matter(kind: type[nn.Module], form: AnyForm) -> None:
-    check_module(kind().eval(), FULL, form)
+    check_module(ModuleStep(kind().eval()), FULL, form)
 
 
 @pytest.mark.parametrize(
@@ -150,22 +151,24 @@ def test_wrong_modules_are_refused_under_the_full_rule(
     kind: type[nn.Module], form: AnyForm, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check_module(kind().eval(), FULL, form)
+        check_module(ModuleStep(kind().eval()), FULL, form)
 
 
 def test_the_memory_is_full_before_its_answers_are_compared() -> None:
     rule = MemoryRule(mem_len=100, segment=modules.T)
-    streams = _Streams(modules.Base(), rule, "hidden")
+    streams = _Streams(ModuleStep(modules.Base()), rule, "hidden")
     assert streams.follows >= rule.slots + rule.segment
-    assert streams.tokens.shape == (3, 2 * rule.segment + 1)
+    assert streams.tokens.inputs["input_ids"].shape == (3, 2 * rule.segment + 1)
 
 
 def test_right_modules_with_unusual_tensors_pass() -> None:
     counting = modules.Counting().eval()
-    check_module(counting, RULE, "own")
+    check_module(ModuleStep(counting), RULE, "own")
     finite_arrays(counting)  # its mask has infinities
     assert len(digest_of(counting)) == 64
-    check_module(modules.WithoutMemory().eval(), MemoryRule(mem_len=0, segment=modules.T), "hidden")
+    check_module(
+        ModuleStep(modules.WithoutMemory().eval()), MemoryRule(mem_len=0, segment=modules.T), "hidden"
+    )
     counting.alpha.data.fill_(float("inf"))
     with pytest.raises(UserError, match="alpha holds values that are not finite"):
         finite_arrays(counting)
@@ -209,10 +212,7 @@ def test_a_traced_graph_is_compared_where_positions_are_unusual(
     """A module stands for the graph of another one; rows of unequal lengths are fed to a ring alone."""
     sessions = []
     for kind in (right, right, wrong):
-        module = kind().eval()
-        form, shapes = form_of(module, facts_of(module), RULE, None)
-        sessions.append(ModuleSession(module, VOCAB, RULE, form, shapes))
-        sessions[-1].spec = SimpleNamespace(exporter="trace", form=form, rows_apart=form == "ring")  # type: ignore[assignment]
+        sessions.append(TracedModule(kind().eval(), VOCAB, RULE, None).reference(RULE))
     validate(sessions[1], sessions[0], tolerance=1e-4)
     with pytest.raises(UserError, match=message):
         validate(sessions[2], sessions[0], tolerance=1e-4)

@@ -1,0 +1,320 @@
+"""Steps that are no language model: named inputs and outputs, and promises that a module declines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from runtimes import check, evaluate, generate, load_memory, open_session, save_memory, score_texts
+from runtimes.base.errors import ArtefactError, UserError
+from runtimes.cli.info import info_command
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.contract.spec import SPEC, load_spec, read_spec
+from tests.sealing import sealed
+from tests.xl_export.tracing import modules
+from tests.xl_export.tracing.modules import RULE, M, T
+from xl_export import trace
+
+Inputs = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trace(
+        modules.Policy(), tmp_path_factory.mktemp("named") / "policy", rule=RULE, without={"padding"}
+    )
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trace(modules.Frames(), tmp_path_factory.mktemp("named") / "frames", rule=RULE)
+
+
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers depend on the cuts and on the other rows."""
+
+    class Both(modules.WholeSegments, modules.MixedRows):
+        pass
+
+    folder = tmp_path_factory.mktemp("named") / "segments"
+    return trace(Both(), folder, rule=RULE, without={"padding", "cuts", "rows"})
+
+
+def observed(rows: int, count: int, seed: int = 0) -> Inputs:
+    draw = np.random.default_rng(seed)
+    return {
+        "observation": draw.standard_normal((rows, count, 5), np.float32),
+        "previous": draw.integers(3, size=(rows, count)),
+        "goal": np.full((rows, 2), 0.5, np.float32),
+    }
+
+
+def part(inputs: Inputs, first: int, last: int) -> Inputs:
+    return {name: x if name == "goal" else x[:, first:last] for name, x in inputs.items()}
+
+
+def by_hand(module: Any, inputs: Inputs, lengths: list[int]) -> dict[str, np.ndarray]:
+    """The outputs of a module that is fed as its author would do it."""
+    memory = module.start(len(next(iter(inputs.values()))))
+    pieces: dict[str, list[np.ndarray]] = {}
+    at = 0
+    for length in lengths:
+        fed = {name: torch.from_numpy(x) for name, x in part(inputs, at, at + length).items()}
+        positions = torch.arange(at, at + length).expand(len(inputs["goal"]), -1)
+        with torch.no_grad():
+            outputs, memory = module.step(fed, positions, memory)
+        for name, output in outputs.items():
+            pieces.setdefault(name, []).append(output.numpy())
+        at += length
+    return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items() if name != "features"}
+
+
+def run(session: Session, inputs: Inputs, memory: Any, lengths: list[int]) -> dict[str, np.ndarray]:
+    pieces: dict[str, list[np.ndarray]] = {}
+    at = 0
+    for length in lengths:
+        outputs, memory = session.step(part(inputs, at, at + length), memory)
+        for name, output in outputs.items():
+            pieces.setdefault(name, []).append(output)
+        at += length
+    return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items() if name != "features"}
+
+
+def same(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> bool:
+    assert mine.keys() == theirs.keys()
+    return all(np.abs(mine[name] - theirs[name]).max() < 1e-5 for name in mine)
+
+
+def test_a_step_with_named_tensors_agrees_with_its_module(policy: Path) -> None:
+    assert check(policy).passed
+    session = open_session(policy)
+    inputs = observed(2, 50)
+    right = by_hand(modules.Policy(), inputs, [T] * 12 + [2])
+    assert same(run(session, inputs, session.start(2), [3, 1] * 12 + [2]), right)
+    outputs, _ = session.step(part(inputs, 0, T), session.start(2))
+    assert {name: (x.shape, x.dtype.name) for name, x in outputs.items()} == {
+        "action": ((2, T, 3), "float32"),
+        "worth": ((2, T), "float32"),
+        "features": ((2, modules.D), "float32"),
+        "best": ((2, T), "int64"),
+    }
+
+
+def test_named_streams_restart_fork_and_go_on_from_a_file(policy: Path, tmp_path: Path) -> None:
+    session = open_session(policy)
+    inputs = observed(2, 24)
+    memory = session.start(2)
+    run(session, part(inputs, 0, 8), memory, [T, T])
+    fork = memory.copy()
+    save_memory(memory, tmp_path / "streams.safetensors")
+    again = load_memory(tmp_path / "streams.safetensors", session)
+    rest = part(inputs, 8, 16)
+    answers = [run(session, rest, each, [1] * 8) for each in (memory, fork, again)]
+    assert all(np.array_equal(answers[0][name], other[name]) for other in answers[1:] for name in other)
+    memory.positions[1] = 0
+    after = run(session, part(inputs, 16, 24), memory, [T, T])
+    fresh = run(session, part(inputs, 16, 24), session.start(2), [T, T])
+    assert np.abs(after["action"][1] - fresh["action"][1]).max() < 1e-6
+    assert np.abs(after["action"][0] - fresh["action"][0]).max() > 1e-3
+
+
+def test_one_input_and_one_output_may_be_passed_bare(frames: Path) -> None:
+    assert check(frames).passed
+    session = open_session(frames)
+    images = np.random.default_rng(0).standard_normal((1, 3, 2, 4, 4), np.float32)
+    bare, memory = session.step(images, session.start(1))
+    named, _ = session.step({"input": images}, session.start(1))
+    assert bare.shape == (1, 3, modules.D)
+    assert np.array_equal(bare, named["output"])
+    assert memory.positions.tolist() == [3]
+
+
+def test_a_memory_may_start_with_other_values_than_zero(tmp_path: Path) -> None:
+    module = modules.PositionsIgnored().eval()
+    artefact = trace(module, tmp_path / "a", vocab=modules.VOCAB, rule=RULE, without={"padding"})
+    session = open_session(artefact)
+    memory = session.start(1)
+    tokens = np.arange(T)[None]
+    for _ in range(2):
+        with torch.no_grad():
+            right, _ = module.step(torch.from_numpy(tokens), torch.arange(T)[None], module.start(1))
+        memory.positions[:] = 0
+        logits, memory = session.step(tokens, memory)
+        assert np.abs(logits - right.numpy()).max() < 1e-5
+    named, _ = session.step({"input_ids": tokens}, session.start(1))
+    assert np.abs(named["logits"] - right.numpy()).max() < 1e-5
+
+
+def test_info_lists_inputs_outputs_and_promises(policy: Path) -> None:
+    text = CliRunner().invoke(info_command, [str(policy)], catch_exceptions=False).output
+    for line in (
+        "no language model",
+        "reads       observation: float32 [batch, tokens, 5]",
+        "reads       previous: 3 ids [batch, tokens]",
+        "returns     features: float32 [batch, 8]",
+        "not kept    padding: tokens at negative positions leave no trace",
+        "next        xl-export check",
+    ):
+        assert line in text
+    assert "position_ids" not in text
+    every = CliRunner().invoke(info_command, [str(policy), "--all"], catch_exceptions=False).output
+    assert "no vocabulary" in every
+    facts = json.loads(CliRunner().invoke(info_command, [str(policy), "--json"]).output.splitlines()[-1])
+    assert facts["vocabulary"] is None
+    assert facts["without"] == ["padding"]
+
+
+def test_what_needs_a_language_model_says_so(policy: Path) -> None:
+    session = open_session(policy)
+    tokens = np.zeros((1, 2), np.int64)
+    uses = (
+        lambda: list(generate(session, "a", max_tokens=1)),
+        lambda: evaluate(session, tokens[0]),
+        lambda: list(score_texts(session, ["a"])),
+        lambda: session.predict(tokens, session.start(1)),
+        lambda: session.score(tokens, tokens, session.start(1)),
+    )
+    for use in uses:
+        with pytest.raises(
+            UserError, match="no language model: its step reads observation, previous and goal"
+        ):
+            use()
+
+
+WRONG: list[tuple[Any, str]] = [
+    (np.zeros((1, 2, 5), np.float32), r"reads .* give a dict with an array for each input"),
+    ({"observation": np.zeros((1, 2, 5))}, r"the inputs are \['observation'\]; expected a dict"),
+    (
+        observed(1, 2) | {"observation": np.zeros((1, 2, 6))},
+        r"observation is .*\[1, 2, 6\]; expected .*\[1, tokens, 5\]",
+    ),
+    (observed(1, 2) | {"previous": np.zeros((1, 3), int)}, r"previous is .*\[1, 3\]; expected .*\[1, 2\]"),
+    (observed(1, 2) | {"previous": np.full((1, 2), 3)}, "previous has the id 3; expected 0 to 2"),
+    (observed(1, 2) | {"goal": np.full((1, 2), "x")}, "goal is"),
+    (observed(2, 2), r"observation is .*\[2, 2, 5\]; expected .*\[1, "),
+    (observed(1, T + 1), "the segment has 5 tokens"),
+    (observed(1, 0), "the segment has 0 tokens"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), WRONG)
+def test_inputs_that_do_not_fit_leave_the_memory_as_it_was(policy: Path, inputs: Any, message: str) -> None:
+    session = open_session(policy)
+    memory = session.start(1)
+    before = memory.copy()
+    with pytest.raises(UserError, match=message):
+        session.step(inputs, memory)
+    assert memory.positions.tolist() == [0]
+    assert all(np.array_equal(memory.tensors[name], x) for name, x in before.tensors.items())
+
+
+def test_only_promises_that_are_broken_are_given_up(tmp_path: Path) -> None:
+    artefact = trace(
+        modules.Frames(), tmp_path / "a", rule=RULE, without={"padding", "cuts", "rows", "unequal"}
+    )
+    assert load_spec(artefact).without == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [(modules.Policy, "padding"), (modules.WholeSegments, "cuts"), (modules.MixedRows, "rows")],
+)
+def test_a_broken_promise_names_the_argument_that_declines_it(
+    kind: type[nn.Module], promise: str, tmp_path: Path
+) -> None:
+    others = {"padding", "cuts", "rows"} - {promise}
+    with pytest.raises(UserError, match=rf"gives other answers .*without=\{{\"{promise}\"\}}"):
+        trace(kind(), tmp_path / "artefact", rule=RULE, without=others)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_relies_on_a_declined_promise_is_refused(segments: Path) -> None:
+    assert load_spec(segments).without == ("rows", "padding", "cuts")
+    assert check(segments).passed
+    session = open_session(segments)
+    inputs = observed(1, 3 * T)
+    with pytest.raises(UserError, match="does not keep the promise `rows`"):
+        session.step(observed(2, T), session.start(2))
+    memory = session.start(1)
+    memory.positions[0] = -2
+    with pytest.raises(UserError, match="does not keep the promise `padding`"):
+        session.step(part(inputs, 0, T), memory)
+    memory.positions[0] = 0
+    for _ in range(2):
+        session.step(part(inputs, 0, T), memory)
+    session.step(part(inputs, 0, 1), memory)
+    with pytest.raises(UserError, match=f"`cuts`.*a step begins at a multiple of {T} tokens"):
+        session.step(part(inputs, 1, 2), memory)
+
+
+def test_a_language_model_may_decline_promises_too(tmp_path: Path) -> None:
+    class Unmasked(modules.PaddingSeen):
+        """Padding and cuts show: old memory is hidden, and the whole of a segment's memory is seen."""
+
+        def hidden(self, distance: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            before = (distance > positions[:, :, None]) & (torch.arange(distance.shape[-1]) < M)
+            return (distance < 0) | before
+
+    without = {"padding", "cuts"}
+    artefact = trace(Unmasked(), tmp_path / "a", vocab=modules.VOCAB, rule=RULE, without=without)  # type: ignore[arg-type]
+    assert check(artefact).passed
+    session = open_session(artefact)
+    tokens = modules.VOCAB.encode("Each segment is whole")
+    assert evaluate(session, tokens, segment=T).bits_per_token > 0
+    with pytest.raises(UserError, match="does not keep the promise `cuts`"):
+        list(generate(session, "abc", max_tokens=4))
+
+
+def test_a_spec_with_other_tensors_than_a_step_has_is_refused(policy: Path, tmp_path: Path) -> None:
+    document = json.loads((policy / "spec.json").read_text())
+    changes: list[tuple[str, Any]] = [
+        ("inputs", [document["inputs"][0] | {"ids": 3}, *document["inputs"][1:]]),
+        ("inputs", [*document["inputs"][:3], *document["inputs"][4:]]),
+        ("outputs", []),
+        ("without", ["nothing"]),
+        ("exporter", "graph"),
+    ]
+    for key, value in changes:
+        (tmp_path / SPEC).write_bytes(sealed(document | {key: value}))
+        with pytest.raises(ArtefactError):
+            read_spec(tmp_path / SPEC)
+    (tmp_path / SPEC).write_bytes(sealed(document))
+    assert read_spec(tmp_path / SPEC).signature == load_spec(policy).signature
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": {}}, "has no `sizes` or `inputs`"),
+        ({"inputs": {"past_state.0": modules.features(2)}}, "past_state.0"),
+        ({"inputs": {"goal": modules.constant(2)}}, "no input has a value for each token"),
+        ({"vocab": modules.VOCAB}, "no language model; leave vocab out"),
+        ({"precision": "fp16"}, "exported for ONNX Runtime in fp32"),
+        ({"without": {"speed"}}, "without has 'speed'; expected some of padding"),
+    ],
+)
+def test_wrong_arguments_of_named_steps_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    class Plain(nn.Module):
+        inputs = change.get("inputs", modules.features(2))
+
+        def start(self, batch: int) -> list[torch.Tensor]:
+            return [torch.zeros(batch, 2)]
+
+        def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
+            x = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs.values()))
+            return x, memory
+
+    options = {name: value for name, value in change.items() if name != "inputs"}
+    with pytest.raises(UserError, match=message):
+        trace(Plain(), tmp_path / "a", rule=MemoryRule(mem_len=2, segment=2), **options)
