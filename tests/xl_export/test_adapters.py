@@ -1,0 +1,214 @@
+"""Modules in the style of public projects become artefacts by `from_forward`, and agree with their authors'
+own loops.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import xl_export
+from runtimes import check, generate, load_memory, open_session, save_memory
+from runtimes.base.errors import UserError
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import IdsVocab
+from xl_export.adapters import from_forward
+
+DIM, HEADS, LAYERS, M, T, V = 16, 2, 2, 6, 4, 20
+
+
+class Attention(nn.Module):
+    """Causal attention over memory and segment with a learned bias by distance, as x-transformers has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.to_q = nn.Linear(DIM, DIM, bias=False)
+        self.to_kv = nn.Linear(DIM, 2 * DIM, bias=False)
+        self.to_out = nn.Linear(DIM, DIM)
+        self.bias = nn.Embedding(M + T, HEADS)
+
+    def forward(self, x: Tensor, mem: Tensor | None, mem_mask: Tensor | None) -> Tensor:
+        context = self.norm(x if mem is None else torch.cat((mem, x), dim=1))
+        q = self.to_q(self.norm(x))
+        k, v = self.to_kv(context).chunk(2, dim=-1)
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (q, k, v))
+        i, j = q.shape[-2], k.shape[-2]
+        distance = torch.arange(i)[:, None] + (j - i) - torch.arange(j)
+        bias = self.bias(distance.clamp(min=0)).permute(2, 0, 1)[None]
+        hidden = (distance < 0)[None, None]
+        if mem_mask is not None:
+            hidden = hidden | ~F.pad(mem_mask, (0, i), value=True)[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(hidden, float("-inf")))
+        return self.to_out(out.transpose(1, 2).flatten(2))
+
+
+class TransformerWrapper(nn.Module):
+    """A language model whose memory is a growing list of hidden states, cut to the last M."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_emb = nn.Embedding(V, DIM)
+        self.attn = nn.ModuleList(Attention() for _ in range(LAYERS))
+        self.ff = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
+            for _ in range(LAYERS)
+        )
+        self.to_logits = nn.Linear(DIM, V)
+
+    def forward(
+        self, x: Tensor, mems: list[Tensor] | None = None, mem_mask: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.token_emb(x)
+        new_mems = []
+        for layer, (attn, ff) in enumerate(zip(self.attn, self.ff, strict=True)):
+            mem = None if mems is None else mems[layer]
+            new_mems.append((x if mem is None else torch.cat((mem, x), dim=1))[:, -M:].detach())
+            x = x + attn(x, mem, mem_mask)
+            x = x + ff(x)
+        return self.to_logits(x), new_mems
+
+
+class GRUGate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_y, self.of_x = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        (ry, zy, hy), (rx, zx, hx) = self.of_y(y).chunk(3, -1), self.of_x(x).chunk(3, -1)
+        z = torch.sigmoid(zy + zx - 2)
+        return (1 - z) * x + z * torch.tanh(hy + torch.sigmoid(ry + rx) * hx)
+
+
+class Agent(nn.Module):
+    """A recurrent policy in the style of CleanRL: observations in, action logits and value out, one memory
+    [B, M, layers, D] that starts with zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(5, DIM)
+        self.attention = nn.ModuleList(
+            nn.MultiheadAttention(DIM, HEADS, batch_first=True) for _ in range(LAYERS)
+        )
+        self.gates = nn.ModuleList(GRUGate() for _ in range(LAYERS))
+        self.actor, self.critic = nn.Linear(DIM, 3), nn.Linear(DIM, 1)
+
+    def forward(self, obs: Tensor, reward: Tensor, memory: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        x = F.relu(self.encoder(obs) + reward)
+        length = x.shape[1]
+        distance = torch.arange(length)[:, None] + M - torch.arange(M + length)
+        hidden = (distance < 0) | (distance > M)
+        kept = []
+        for layer, (attention, gate) in enumerate(zip(self.attention, self.gates, strict=True)):
+            context = torch.cat([memory[:, :, layer], x], dim=1)
+            kept.append(context)
+            x = gate(x, F.relu(attention(x, context, context, attn_mask=hidden, need_weights=False)[0]))
+        return (self.actor(x), self.critic(x)[..., 0]), torch.stack(kept, dim=2)
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformerWrapper, Path]:
+    torch.manual_seed(0)
+    model = TransformerWrapper().eval()
+    module = from_forward(
+        model,
+        memory=[(M, DIM)] * LAYERS,
+        sizes=xl_export.Sizes(vocab_size=V, layers=LAYERS, d_model=DIM),
+        mask_name="mem_mask",
+    )
+    rule = MemoryRule(mem_len=M, segment=T, mask="full")
+    folder = tmp_path_factory.mktemp("adapters") / "language-model"
+    return model, xl_export.trace(module, folder, vocab=IdsVocab(V), rule=rule, without={"padding"})
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Agent, Path]:
+    torch.manual_seed(0)
+    policy = Agent().eval()
+    module = from_forward(
+        policy,
+        memory=(M, LAYERS, DIM),
+        memory_name="memory",
+        inputs={"obs": xl_export.features(5), "reward": xl_export.features(1)},
+        outputs=("action", "value"),
+    )
+    rule = MemoryRule(mem_len=M, segment=T)
+    folder = tmp_path_factory.mktemp("adapters") / "agent"
+    return policy, xl_export.trace(module, folder, rule=rule, without={"padding"})
+
+
+def test_a_growing_list_of_memories_agrees_over_fifty_steps(
+    language_model: tuple[TransformerWrapper, Path],
+) -> None:
+    model, artefact = language_model
+    assert check(artefact).passed
+    session = open_session(artefact)
+    memory = session.start(2)
+    mems: list[Any] = [None, None]  # of each row, as its author would carry it
+    draw = np.random.default_rng(0)
+    for step in range(50):
+        if step in (20, 33):  # a row starts again
+            memory.positions[step % 2] = 0
+            mems[step % 2] = None
+        tokens = draw.integers(V, size=(2, T))
+        logits, memory = session.step(tokens, memory)
+        for row in range(2):
+            with torch.no_grad():
+                right, mems[row] = model(torch.from_numpy(tokens[row : row + 1]), mems[row])
+            assert np.abs(logits[row] - right[0].numpy()).max() < 1e-4
+    assert len(list(generate(session, [[1, 2, 3]], max_tokens=4))) == 4
+
+
+def test_a_policy_agrees_over_fifty_steps_with_forks_and_files(
+    agent: tuple[Agent, Path], tmp_path: Path
+) -> None:
+    policy, artefact = agent
+    assert check(artefact).passed
+    session = open_session(artefact)
+    draw = np.random.default_rng(0)
+    memory = session.start(2)
+    mems = torch.zeros(2, M, LAYERS, DIM)
+    for step in range(50):
+        if step == 17:
+            save_memory(memory, tmp_path / "streams.safetensors")
+            memory = load_memory(tmp_path / "streams.safetensors", session)
+        if step == 25:
+            memory = memory.copy()
+        if step == 30:  # the first episode ends
+            memory.positions[0] = 0
+            mems = mems.clone()
+            mems[0] = 0
+        obs = draw.standard_normal((2, 1, 5), np.float32)
+        reward = draw.standard_normal((2, 1, 1), np.float32)
+        outputs, memory = session.step({"obs": obs, "reward": reward}, memory)
+        with torch.no_grad():
+            (action, value), mems = policy(torch.from_numpy(obs), torch.from_numpy(reward), mems)
+            mems = mems[:, -M:]
+        assert np.abs(outputs["action"] - action.numpy()).max() < 1e-4
+        assert np.abs(outputs["value"] - value.numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_name": "memories"}, "forward has no argument 'memories'; expected .* x, mems, mem_mask"),
+        ({"mask_name": "mask"}, "forward has no argument 'mask'"),
+        ({"sizes": None}, "give `inputs`, or `sizes`"),
+        ({"memory": []}, "expected shapes of one row"),
+        ({"memory": [(M, DIM), (2, DIM)], "mask_name": "mem_mask"}, "a mask needs one length"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_forward_are_refused(change: dict[str, Any], message: str) -> None:
+    options = {
+        "memory": [(M, DIM)] * LAYERS,
+        "sizes": xl_export.Sizes(vocab_size=V, layers=LAYERS, d_model=DIM),
+    }
+    with pytest.raises(UserError, match=message):
+        from_forward(TransformerWrapper(), **(options | change))  # type: ignore[arg-type]

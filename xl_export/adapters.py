@@ -1,0 +1,113 @@
+"""Modules with the usual `forward(x, mems) -> (y, new_mems)` as modules that `xl_export.trace` exports."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtimes.base.errors import ArtefactError, ConfigError
+from xl_export.tracing.module import Input, Sizes
+
+
+def from_forward(
+    module: nn.Module,
+    *,
+    memory: Sequence[tuple[int, ...]] | tuple[int, ...],
+    inputs: Mapping[str, Input] | Input | None = None,
+    sizes: Sizes | None = None,
+    outputs: Sequence[str] = (),
+    memory_name: str = "mems",
+    mask_name: str | None = None,
+) -> nn.Module:
+    """A module for `trace` around one whose forward reads a list of memories and returns the new ones.
+
+    - memory: of each tensor of the list, the shape of one row, such as `[(M, D)] * layers`; one shape if
+      forward reads and returns one tensor. The first axis of a row is time, newest last. A memory that forward
+      returns longer, because it grows, is cut to its last M.
+    - inputs, or sizes for a language model: as in the modules that `trace` expects. Several inputs are passed
+      to forward by name, one as its first argument.
+    - outputs: names for y if it is a tuple; a mapping has names.
+    - memory_name: the argument of forward for the memory.
+    - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory holds a token of
+      the stream. Give it if the module starts without memory (`mems=None`). Without it a stream starts with a
+      memory of zeros, which is attended to, as in policies that start their episodes so.
+
+    Such a module knows nothing of positions, so it usually needs `trace(…, without={"padding"})`.
+    Raises ConfigError for arguments that forward does not have.
+    """
+    names = inspect.signature(module.forward).parameters
+    given = [
+        name for name in (memory_name, mask_name, *(inputs if isinstance(inputs, Mapping) else ())) if name
+    ]
+    takes_any = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in names.values())
+    if missing := [name for name in given if name not in names and not takes_any]:
+        raise ConfigError(
+            f"{type(module).__name__}.forward has no argument {missing[0]!r}; expected the names of its own "
+            f"arguments, {', '.join(names)}."
+        )
+    if (inputs is None) == (sizes is None):
+        raise ConfigError("give `inputs`, or `sizes` for a language model; expected one of them.")
+    one = all(isinstance(size, int) for size in memory)
+    shapes = [tuple(memory)] if one else [tuple(shape) for shape in memory]  # type: ignore[arg-type]
+    if not all(shape and all(isinstance(size, int) and size > 0 for size in shape) for shape in shapes):
+        raise ConfigError(f"memory is {memory!r:.60}; expected shapes of one row, such as [(M, D)] * layers.")
+    if mask_name and len({shape[0] for shape in shapes}) > 1:
+        raise ConfigError(f"memory has lengths {[shape[0] for shape in shapes]}; a mask needs one length.")
+    return _FromForward(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name)
+
+
+class _FromForward(nn.Module):
+    def __init__(
+        self,
+        module: nn.Module,
+        shapes: Sequence[tuple[int, ...]],
+        one: bool,
+        inputs: Mapping[str, Input] | Input | None,
+        sizes: Sizes | None,
+        outputs: tuple[str, ...],
+        memory_name: str,
+        mask_name: str | None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        if sizes is None:
+            self.inputs = inputs
+        else:
+            self.sizes = sizes
+        self._shapes = shapes
+        self._one = one  # whether forward reads one tensor and not a list
+        self._outputs = outputs
+        self._memory_name = memory_name
+        self._mask_name = mask_name
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, *shape) for shape in self._shapes]
+
+    def step(self, inputs: Any, positions: Tensor, memory: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+        extra: dict[str, Any] = {self._memory_name: memory[0] if self._one else list(memory)}
+        if self._mask_name:
+            M = self._shapes[0][0]
+            age = M - torch.arange(M)  # of each memory: tokens before the first one of this step
+            extra[self._mask_name] = age <= positions[:, :1].clamp(min=0)
+        result = (
+            self.module(**inputs, **extra) if isinstance(inputs, Mapping) else self.module(inputs, **extra)
+        )
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ArtefactError(
+                f"{type(self.module).__name__}.forward returns {type(result).__name__}; expected a pair: the "
+                "output and the list of new memories."
+            )
+        y, new = result
+        if isinstance(y, tuple | list):
+            if len(self._outputs) != len(y):
+                raise ArtefactError(
+                    f"{type(self.module).__name__}.forward returns {len(y)} outputs; give `outputs` as many "
+                    "names."
+                )
+            y = dict(zip(self._outputs, y, strict=True))
+        news = [new] if self._one else new
+        return y, [x[:, x.shape[1] - shape[0] :] for x, shape in zip(news, self._shapes, strict=True)]
