@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import Any
 
 __all__ = [
+    "ByteVocab",
+    "CharVocab",
+    "IdsVocab",
     "MemoryRule",
     "Sizes",
     "constant",
@@ -18,10 +21,13 @@ __all__ = [
 ]
 
 # The module of each name, which is imported when it is first used: these need torch and onnx, and the command
-# line must not.
+# line must not. Only `export` imports the package `trainer`, whose name many a user's file has too.
 _HOME = {
     "export": "xl_export.artefact.export",
     "trace": "xl_export.artefact.traced",
+    "ByteVocab": "runtimes.contract.vocabulary",
+    "CharVocab": "runtimes.contract.vocabulary",
+    "IdsVocab": "runtimes.contract.vocabulary",
     "MemoryRule": "runtimes.contract.rule",
     "Sizes": "xl_export.tracing.module",
     "constant": "xl_export.tracing.module",
@@ -35,9 +41,9 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     """A name of `__all__`, imported when first used."""
     if name in _HOME:
-        from xl_export.shadow import shadowed
+        from xl_export.shadow import PACKAGES, shadowed
 
-        if sentence := shadowed():
+        if sentence := shadowed(PACKAGES if name == "export" else ("runtimes",)):
             raise ImportError(sentence)
         from runtimes.base.startup import prepare_libraries
 

@@ -26,8 +26,8 @@ def from_forward(
     """A module for `trace` around one whose forward reads a list of memories and returns the new ones.
 
     - memory: of each tensor of the list, the shape of one row, such as `[(M, D)] * layers`; one shape if
-      forward reads and returns one tensor. The first axis of a row is time, newest last. A memory that forward
-      returns longer, because it grows, is cut to its last M.
+      forward reads and returns one tensor. The first axis of a row is time, newest last. A memory that
+      forward returns longer, because it grows, is cut to its last M.
     - inputs, or sizes for a language model: as in the modules that `trace` expects. Several inputs are passed
       to forward by name, one as its first argument.
     - outputs: names for y if it is a tuple; a mapping has names.

@@ -8,16 +8,17 @@ because any may be shadowed.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("runtimes", "trainer", "benchmarks")
 
 
-def shadowed() -> str | None:
-    """Returns a sentence on the first file that shadows a package of this project; None without one."""
+def shadowed(packages: Sequence[str] = PACKAGES) -> str | None:
+    """Returns a sentence on the first file that shadows one of these packages; None without one."""
     ours = Path(__file__).resolve().parent.parent
-    for package in PACKAGES:
+    for package in packages:
         try:
             spec = find_spec(package)
         except ValueError:  # a module without a specification, which only a test puts there

@@ -110,7 +110,8 @@ def export(
     spec = dataclasses.replace(spec, concern=concern_about(run), storage=storage)
     model: Exportable = WrittenRun(trained, attention)
     if exporter == "trace":
-        from xl_export.artefact.traced import TracedRun, refuse_precisions  # torch.export is slow to import
+        from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import
+        from xl_export.artefact.traced_run import TracedRun
 
         refuse_precisions(target, precision, memory_precision)
         model = TracedRun(trained)

@@ -1,4 +1,7 @@
-"""Artefacts whose graph PyTorch traces: `trace(module, out, …)`, and runs with `--exporter trace`."""
+"""Artefacts of a user's module, whose graph PyTorch traces: `trace(module, out, …)`.
+
+Nothing here imports the package `trainer`: a user's folder may have a `trainer.py` of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,19 @@ from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
 from runtimes.contract.tensors import AnyForm
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary.files import vocab_from_file
 from runtimes.sessions.onnx_runtime import OrtSession
-from trainer.run.checkpoint import Run
 from xl_export.artefact.facts import stamp
 from xl_export.artefact.quality import TOKENS
 from xl_export.artefact.write import (
     finite_arrays,
     precisions_for,
-    reference_of,
     refuse_if_too_large,
     refuse_needless_text,
     spec_of,
     write_artefact,
 )
 from xl_export.graph.ops import OPSETS, TYPES, save_model
-from xl_export.graph.quantise import lowered
 from xl_export.tracing.graph import traced_graph
 from xl_export.tracing.module import (
     ModuleStep,
@@ -43,7 +44,6 @@ from xl_export.tracing.module import (
     refuse_other_modules,
 )
 from xl_export.tracing.session import ModuleSession
-from xl_export.tracing.steps import OwnStep, traced_facts
 from xl_export.tracing.verify import check_module
 
 
@@ -51,7 +51,7 @@ def trace(
     module: Any,
     out: Path | str,
     *,
-    vocab: Vocab | None = None,
+    vocab: Vocab | Path | str | None = None,
     rule: MemoryRule,
     memory: AnyForm | None = None,
     without: Collection[Promise] = (),
@@ -65,7 +65,8 @@ def trace(
 
     - module: with the interface of `xl_export.tracing.module.StepModule`, or of `NamedModule` if it is no
       language model. While it is traced it is in evaluation mode, so dropout is off.
-    - vocab: of the token ids of a language model.
+    - vocab: of the token ids of a language model: an `xl_export.CharVocab` or another vocabulary, or the path
+      of a `tokenizer.json`, of a SentencePiece `.model` or of a `vocab.json`.
     - rule: its memory length, its longest segment and its mask. The memory length is the number of tokens
       that the module remembers, and determines how long the comparison with PyTorch continues.
     - memory: the form of its memory tensors. None finds it from their shapes. `own` uses them as they
@@ -86,6 +87,8 @@ def trace(
     refuse_precisions(target, precision, memory_precision)
     refuse_other_modules(module)
     refuse_other_rules(rule)
+    if isinstance(vocab, str | Path):
+        vocab = vocab_from_file(Path(vocab))
     if unknown := set(without) - set(PROMISES):
         raise ConfigError(
             f"without has {min(unknown, key=str)!r:.40}; expected some of {', '.join(PROMISES)}."
@@ -108,6 +111,8 @@ def trace(
 
 def refuse_other_rules(rule: MemoryRule) -> None:
     """Raises ConfigError for parts of a rule that a module of the user knows nothing of."""
+    if not isinstance(rule, MemoryRule):
+        raise ConfigError(f"rule is of type {type(rule).__name__}; expected an xl_export.MemoryRule.")
     plain = MemoryRule(mem_len=rule.mem_len, segment=rule.segment, mask=rule.mask)
     for name in ("clamp_len", "initial_memory", "include_self"):
         if (value := getattr(rule, name)) != (default := getattr(plain, name)):
@@ -149,13 +154,18 @@ class TracedModule:
                 else f"{self.step.name} has `inputs`, so it is no language model; leave vocab out, or give "
                 "it `sizes`."
             )
+        if vocab is not None and not isinstance(getattr(vocab, "size", None), int):
+            raise ConfigError(
+                f"vocab is of type {type(vocab).__name__}; expected an xl_export.CharVocab, another "
+                "vocabulary, or the path of a tokenizer.json."
+            )
         if vocab is not None and vocab.size != self.facts.vocab_size:
             raise ConfigError(
                 f"the vocabulary has {vocab.size} symbols and the module {self.facts.vocab_size}; one is of "
                 "another model."
             )
         finite_arrays(module)
-        self._graphs = _Graphs()
+        self._graphs = Graphs()
         self.form, self.shapes = form_of(module, self.facts, rule, memory)
 
     def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
@@ -192,38 +202,10 @@ class TracedModule:
         return ModuleSession(self.step, self.vocab, dataclasses.replace(spec, without=self.without))
 
     def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        return _write(self._graphs.of(self.step, spec), spec, self.vocab, folder)
+        return write(self._graphs.of(self.step, spec), spec, self.vocab, folder)
 
 
-class TracedRun:
-    """A run of this project whose step is traced; see `xl_export.artefact.write.Exportable`."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.vocab = run.vocab
-        self._graphs = _Graphs()
-
-    def traced(self, spec: Spec) -> Spec:
-        """The spec of the traced artefact: every head has the whole memory, even if it learned a shorter
-        span.
-        """
-        spec = dataclasses.replace(
-            spec, model=traced_facts(self.run.model), opset=OPSETS[spec.form], exporter="trace"
-        )
-        return spec.completed()
-
-    def reference(self, rule: MemoryRule) -> Session:
-        return reference_of(self.run, rule)
-
-    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        finite_arrays(self.run.model)
-        form: AnyForm = spec.form
-        assert form != "own", "the memory of a run has one of the three forms"
-        step = OwnStep(self.run.model.eval(), spec.rule, form).eval()
-        return _write(self._graphs.of(ModuleStep(step), spec), spec, self.vocab, folder)
-
-
-class _Graphs:
+class Graphs:
     """The last traced graph, since precisions of weights differ in what follows the trace."""
 
     def __init__(self) -> None:
@@ -240,14 +222,16 @@ class _Graphs:
         return self._last[1].clone()
 
 
-def _write(graph: ir.Model, spec: Spec, vocab: Vocab | None, folder: Path) -> OrtSession:
+def write(graph: ir.Model, spec: Spec, vocab: Vocab | None, folder: Path) -> OrtSession:
     """Lowers a traced graph to the precision of its spec, and writes it."""
     if spec.target == "tensorrt":
         if spec.precision != "fp32":
             from xl_export.tensorrt.half import to_half
 
             graph = to_half(graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
-    else:
+    elif spec.precision != "fp32":
+        from xl_export.graph.quantise import lowered  # imports `trainer`
+
         graph = lowered(graph, spec.precision)
     save_model(stamp(graph, spec, vocab), folder)
     return OrtSession(spec, vocab, folder / GRAPH)

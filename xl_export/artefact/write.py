@@ -10,7 +10,7 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -31,15 +31,14 @@ from runtimes.contract.spec import GRAPH, SPEC, Answers, Exporter, Spec, Storage
 from runtimes.contract.tensors import AnyForm, Shapes, Signature
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
-from trainer.model.projected import append_in_bytes
-from trainer.run.checkpoint import Run
-from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure
-from xl_export.artefact.stored_weights import put_at_stored_values
 from xl_export.artefact.validate import ROWS, check_again, check_quantised, validate, validate_step
 from xl_export.graph import genai
 from xl_export.graph.ops import save_model
+
+if TYPE_CHECKING:
+    from trainer.run.checkpoint import Run
 
 
 class Exportable(Protocol):
@@ -147,6 +146,8 @@ def refuse_needless_text(text: Path | None, spec: Spec) -> None:
 
 def reference_of(run: Run, rule: MemoryRule) -> Session:
     """A run in PyTorch, with which its graphs are compared."""
+    from trainer.run.session import ProjectedTorchSession  # not for a traced module; see `traced.py`
+
     return ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
 
 
@@ -245,6 +246,9 @@ def write_lowered(
 
 def with_memory_in_bytes(model: Exportable, reference: Reference, rule: MemoryRule) -> Reference:
     """Returns the answers of PyTorch, to the same tokens, with memory that is rounded to int8."""
+    from trainer.model.projected import append_in_bytes
+    from trainer.run.session import ProjectedTorchSession
+
     exact = model.reference(rule)
     assert isinstance(exact, ProjectedTorchSession), "traced modules have no memory in int8"
     naive = ProjectedTorchSession(
@@ -260,6 +264,8 @@ def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSe
 
     exact: the session of the same model in fp32, whose graph is in `folder`.
     """
+    from xl_export.artefact.stored_weights import put_at_stored_values  # imports `trainer`
+
     graph = ir.load(folder / GRAPH)
     below = folder / "stored"
     put_at_stored_values(graph, ir.load(lowered / GRAPH))

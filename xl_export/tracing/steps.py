@@ -23,7 +23,7 @@ from trainer.model.projected import nearest_terms, projected_block
 from trainer.model.span import AdaptiveSpan
 from xl_export.tracing.graph import longest_traced
 from xl_export.tracing.module import Sizes
-from xl_export.tracing.ring import AttentionByDistance, ring_distances, ring_write
+from xl_export.tracing.ring import ring_distances, ring_write
 
 TERMS = ("position", "bias", "u", "v")
 
@@ -156,3 +156,106 @@ def _with_fixed_span(block: nn.Module, rule: MemoryRule) -> nn.Module:
     fixed = copy.copy(block)
     fixed._modules = dict(block._modules) | {"span": _FixedSpan(block.span, rule)}
     return fixed
+
+
+class AttentionByDistance:
+    """Attention to keys in any order, with the signature of `trainer.model.attention.relative_attention`.
+
+    distance int64 [B, T, J]: of every query from every key; the slots of a ring have no order that
+    `relative_attention` knows. The terms have one row for each distance, and longer ones have the last row.
+    """
+
+    def __init__(self, distance: Tensor) -> None:
+        self.distance = distance
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        visible: Tensor,
+        terms: Terms,
+        persistent: tuple[Tensor, Tensor] | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        query_BHTK, key_BHJK, value_BHJK = (x.transpose(1, 2) for x in (query, key, value))
+        scale = query.shape[-1] ** -0.5
+        content = query_BHTK if terms.u is None else query_BHTK + terms.u[:, None]
+        if terms.window is not None:
+            visible = visible & (self.distance <= terms.window)
+        bias = torch.where(visible, 0.0, float("-inf"))[:, None]
+        by_distance = _scores(query_BHTK, terms, scale)
+        gate = None if terms.gate is None else terms.gate.T[None, :, None]
+        fused = persistent is None and not (gate is not None and terms.epsilon)
+        if (
+            fused and gate is not None
+        ):  # to multiply after the softmax and divide by the sum is to add the logarithm
+            by_distance = gate.log() if by_distance is None else by_distance + gate.log()
+        if by_distance is not None:
+            bias = bias + self._by_key(by_distance, query_BHTK)
+        if fused:
+            answer = torch.nn.functional.scaled_dot_product_attention(
+                content, key_BHJK, value_BHJK, attn_mask=bias.expand(-1, query.shape[2], -1, -1), scale=scale
+            )
+            return answer.transpose(1, 2)
+        gate = None if gate is None else self._by_key(gate, query_BHTK)
+        return self._in_parts(
+            query_BHTK, content, key_BHJK, value_BHJK, bias, gate, persistent, terms.epsilon
+        )
+
+    def _in_parts(
+        self,
+        query: Tensor,
+        content: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        gate: Tensor | None,
+        persistent: tuple[Tensor, Tensor] | None,
+        epsilon: float,
+    ) -> Tensor:
+        """Attention whose weights are needed by themselves: for persistent vectors, and for an epsilon."""
+        J = key.shape[2]
+        scale = query.shape[-1] ** -0.5
+        scores = content @ key.transpose(-1, -2) * scale + bias
+        if persistent is None:  # a row without visible keys has weights of zero
+            blind = (bias == float("-inf")).all(dim=-1, keepdim=True)
+            context = scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+            rest = None  # an empty slice is not traced as one
+        else:
+            own = query @ persistent[0].transpose(-1, -2) * scale
+            weights = torch.cat([scores, own], dim=-1).softmax(dim=-1)
+            context = weights[..., :J]
+            rest = weights[..., J:]
+        if gate is not None:
+            context = context * gate
+            total = context.sum(dim=-1, keepdim=True) + epsilon
+            if rest is not None:
+                total = total + rest.sum(dim=-1, keepdim=True)
+            total = torch.where(total > 0, total, 1.0)
+            context = context / total
+            rest = None if rest is None else rest / total
+        answer: Tensor = context @ value
+        if persistent is not None and rest is not None:
+            answer = answer + rest @ persistent[1]
+        return answer.transpose(1, 2)
+
+    def _by_key(self, by_distance: Tensor, query: Tensor) -> Tensor:
+        """Values [B, H, T, J] by key, of values [B or 1, H, T or 1, R] by distance."""
+        B = query.shape[0]
+        H = query.shape[1]
+        T = query.shape[2]
+        J = self.distance.shape[2]
+        row = self.distance.clamp(max=by_distance.shape[3] - 1)[:, None].expand(B, H, T, J)
+        return by_distance.expand(B, H, T, -1).gather(3, row)
+
+
+def _scores(query: Tensor, terms: Terms, scale: float) -> Tensor | None:
+    """((q + v)·r(d) + bias(d)) / sqrt(K) [B or 1, H, T or 1, R]; None without terms by distance."""
+    bias = None if terms.bias is None else terms.bias.T[None, :, None]
+    if terms.position is None:
+        return None if bias is None else bias * scale
+    shifted = query if terms.v is None else query + terms.v[:, None]
+    scores = shifted @ terms.position.permute(1, 2, 0)
+    return (scores if bias is None else scores + bias) * scale

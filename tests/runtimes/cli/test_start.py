@@ -170,6 +170,40 @@ def test_a_file_that_shadows_a_package_is_named(name: str, package: str, tmp_pat
     assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {shadow} has the name of")
 
 
+IMPORTS = """
+import xl_export
+from xl_export.adapters import from_forward
+for name in set(xl_export.__all__) - {"export"}:
+    getattr(xl_export, name)
+"""
+TRACES = """
+import torch
+
+class Sums(torch.nn.Module):
+    inputs = xl_export.features(2)
+
+    def start(self, batch):
+        return [torch.zeros(batch, 2)]
+
+    def step(self, x, positions, memory):
+        y = x.cumsum(1) + memory[0][:, None]
+        return y, [y[:, -1]]
+
+rule = xl_export.MemoryRule(mem_len=4, segment=4)
+xl_export.trace(Sums(), "artefact", rule=rule, without={"padding"})
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [IMPORTS, pytest.param(IMPORTS + TRACES, marks=pytest.mark.slow)], ids=["imports", "traces"]
+)
+def test_a_script_beside_a_file_called_trainer_traces_modules(script: str, tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("raise SystemError('this is the file of the user')")
+    (tmp_path / "script.py").write_text(script)
+    ended = python("script.py", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_script_beside_a_file_called_trainer_opens_no_run(run: Path, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("")
     (tmp_path / "script.py").write_text(f"import runtimes\nruntimes.open_session({str(run)!r})\n")
