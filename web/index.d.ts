@@ -295,6 +295,8 @@ export interface Spec {
     initial_memory: "masked" | "zeros";
   };
   form: "ring" | "shift" | "hidden" | "own";
+  /** The promises that a traced module does not keep; `spec.json` lacks the field if it keeps all. */
+  without: string[];
   precision: string;
   memory_precision: string;
   target: string;

@@ -52,7 +52,7 @@ def from_forward(
     if (inputs is None) == (sizes is None):
         raise ConfigError("give `inputs`, or `sizes` for a language model; expected one of them.")
     one = all(isinstance(size, int) for size in memory)
-    shapes = [tuple(memory)] if one else [tuple(shape) for shape in memory]  # type: ignore[arg-type]
+    shapes: list[Any] = [tuple(memory)] if one else [tuple(shape) for shape in memory]  # type: ignore[arg-type]
     if not all(shape and all(isinstance(size, int) and size > 0 for size in shape) for shape in shapes):
         raise ConfigError(f"memory is {memory!r:.60}; expected shapes of one row, such as [(M, D)] * layers.")
     if mask_name and len({shape[0] for shape in shapes}) > 1:

@@ -278,6 +278,13 @@ def load_spec(folder: Path) -> Spec:
         return spec
 
 
+def load_language_model(folder: Path) -> Spec:
+    """`load_spec` for what needs a language model; raises StreamError for any other step."""
+    spec = load_spec(folder)
+    refuse_no_language_model(spec)
+    return spec
+
+
 @contextlib.contextmanager
 def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Spec, dict[str, Content]]]:
     """The spec of an artefact folder as `load_spec` verifies it, and the content of some of its files.

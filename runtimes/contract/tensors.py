@@ -235,7 +235,7 @@ def state_tensors(
             for past, present in names:
                 states.append(TensorSpec(name=past, present=present, dtype=dtype, shape=("batch", *row)))
                 if dtype == "int8":
-                    shape = ("batch", *row[:-1], 1)
+                    shape: tuple[int | str, ...] = ("batch", *row[:-1], 1)
                     scale = TensorSpec(
                         name=past + SCALE, present=present + SCALE, dtype="float32", shape=shape
                     )

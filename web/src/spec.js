@@ -20,6 +20,7 @@ const AGAIN = "copy the whole folder again, or export the artefact again";
 const FILE_NAME = /^\w[\w.-]{0,99}$/;
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
 const BYTES = { int64: 8, int32: 4, float32: 4, float16: 2, int8: 1 };
+const PROMISES = ["padding", "unequal", "cuts", "rows"]; // see docs/reference/step.md
 const MEMORY_TYPES = ["float32", "float16", "int8"];
 
 /**
@@ -98,7 +99,17 @@ function verify(spec, where) {
     typeof value === "object" && value !== null && !Array.isArray(value);
   need(spec.schema === SCHEMA, "its schema is no number that this version knows");
   need(object(spec.model) && object(spec.rule) && object(spec.files), "model, rule or files are missing");
+  if (spec.model.vocab_size === 0) {
+    throw new XLExportError(
+      `${where} is no language model, and this package runs only language models; use Python or C++.`,
+    );
+  }
   need(size(spec.model.vocab_size), "its vocabulary has no size");
+  spec.without ??= [];
+  need(
+    Array.isArray(spec.without) && spec.without.every((/** @type {any} */ name) => PROMISES.includes(name)),
+    `it declines ${shown(spec.without)}`,
+  );
   need(size(spec.rule.segment), "its rule has no segment length");
   need(Number.isInteger(spec.rule.mem_len) && spec.rule.mem_len >= 0, "its rule has no memory length");
   need(typeof spec.precision === "string" && typeof spec.form === "string", "precision or form is missing");

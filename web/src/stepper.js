@@ -39,6 +39,29 @@ export function checkedSegment(tokens, spec, memory) {
 }
 
 /**
+ * Raises XLExportError for a step that relies on a promise that the artefact does not keep.
+ * @param {import("../index.js").Spec} spec @param {Memory} memory
+ */
+function refuseUnpromised(spec, memory) {
+  if (!spec.without.length) return;
+  const refuse = (/** @type {string} */ promise, /** @type {string} */ why) => {
+    if (!spec.without.includes(promise)) return;
+    throw new XLExportError(`this artefact does not keep the promise \`${promise}\`: ${why}.`);
+  };
+  if (memory.batch > 1) refuse("rows", "give each stream a memory of its own");
+  for (const at of memory.positions) {
+    if (at < 0n) refuse("padding", `a row is at position ${at}; start each row at position 0`);
+    if (at % BigInt(spec.rule.segment) !== 0n) {
+      refuse(
+        "cuts",
+        `a row is at position ${at}, and a step begins at a multiple of ${spec.rule.segment} tokens; feed ` +
+          "whole segments, and a shorter one only at the end of a stream",
+      );
+    }
+  }
+}
+
+/**
  * Targets of the shape of a segment; -1 means that none is wanted.
  * @param {unknown} targets @param {Segment} segment @param {number} size @returns {number[][]}
  */
@@ -97,6 +120,7 @@ export class Stepper {
    * @param {Memory} memory @param {Which} which @param {number[][] | null} targets
    */
   async #run({ rows, batch, length }, memory, which, targets) {
+    refuseUnpromised(this.spec, memory);
     const tokens = new BigInt64Array(batch * length);
     const positions = new BigInt64Array(batch * length);
     for (let b = 0; b < batch; b++) {

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
-from runtimes.contract.spec import GRAPH, SPEC, Spec, load_spec, refuse_ort_format
+from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, refuse_ort_format
 from runtimes.contract.vocabulary import VOCAB_FILES
 from xl_export.deployment import server_model
 from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config, session_config
@@ -62,7 +62,7 @@ def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Pat
     that the server cannot run. Nothing is written then.
     """
     out = model_folder(artefact, repository, force=force)
-    spec = load_spec(artefact)
+    spec = load_language_model(artefact)
     with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
         graph = read_sequence_graph(artefact, spec)
         (folder / MODEL).parent.mkdir()
@@ -79,7 +79,7 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
     must have a ring. Raises UserError like `write_model`, and for memory of another form.
     """
     out = model_folder(artefact, repository, force=force)
-    spec = load_spec(artefact)
+    spec = load_language_model(artefact)
     if not spec.in_place:
         raise ConfigError(
             f"the artefact has {spec.form} memory for {spec.target}, and the server's Python backend needs "
@@ -110,7 +110,7 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
 
     refuse_engine(options)
     out = model_folder(name, repository, force=force)
-    spec = load_spec(artefact)
+    spec = load_language_model(artefact)
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
     trt, log, _ = start_tensorrt(spec, options)

@@ -19,7 +19,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.memory import Memory
-from runtimes.contract.spec import GRAPH, load_spec, refuse_ort_format
+from runtimes.contract.spec import GRAPH, load_language_model, refuse_ort_format
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.onnx_runtime import OrtSession
 
@@ -42,7 +42,7 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     refuse_existing(out, force=force, marker=INPUTS, sources=[artefact])
     if batch < 1:
         raise ConfigError(f"--batch is {batch}; expected at least 1.")
-    spec = load_spec(artefact)
+    spec = load_language_model(artefact)
     refuse_ort_format(spec, artefact, what="polygraphy")
     session = OrtSession.open(artefact, kernel="standard")
     T = spec.rule.segment

@@ -30,7 +30,7 @@ from runtimes.contract.engine import (
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
+from runtimes.contract.spec import GRAPH, Spec, load_language_model, refuse_ort_format
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -54,7 +54,7 @@ def build(
     artefact = Path(artefact)
     out = Path(out)
     refuse_existing(out, force=force, marker=BUILD, sources=[artefact])
-    spec = load_spec(artefact)
+    spec = load_language_model(artefact)
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
     if cache := options.timing_cache:  # a build takes minutes, so this is tested first; any suffix will do

@@ -15,7 +15,7 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import BUILD
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_spec, refuse_ort_format
+from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_language_model, refuse_ort_format
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
 from runtimes.tasks.check import check
@@ -125,7 +125,7 @@ def _servable(artefact: Path) -> Spec:
         )
     if (artefact / SITE).is_file():
         raise ArtefactError(f"{artefact} is a site already; give the artefact, and the site as --out.")
-    spec = load_spec(artefact)
+    spec = load_language_model(artefact)
     refuse_ort_format(spec, artefact, what="the page")
     if spec.target == "tensorrt":
         raise ArtefactError(

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,8 @@
 
 namespace xl_export {
 
-// How far every log-probability is from the reference, in nats, and what is let pass.
+// How far every log-probability is from the reference, in nats, and what is let pass. Of a step that is no
+// language model: how far every output is, absolute up to 1 and relative above.
 struct Report {
   double max_difference = 0, tolerance = 0, mean_difference = 0, mean_tolerance = 0;
   std::int64_t tokens = 0;
@@ -88,7 +90,130 @@ inline Reference read_reference(const Session& session) {
   });
 }
 
+// The numbers of one tensor of a step that is no language model, [rows, …], and how many values each row has.
+struct StoredArray {
+  Array array;
+  std::size_t values = 0;
+};
+
+inline StoredArray read_array(const json::Value& stored, const Named& named, const Bytes& content,
+                              std::size_t rows) {
+  const char* type = named.integers ? "int64" : "float32";
+  if (stored.at("file").string() != "reference.bin" || stored.at("dtype").string() != type)
+    throw json::Value::wrong(shown(named.name) + " is not " + type + " of reference.bin");
+  const auto most = static_cast<std::int64_t>(content.size());
+  const auto offset = static_cast<std::size_t>(stored.at("offset").integer(0, most));
+  double numbers = 1;
+  for (const json::Value& size : stored.at("shape").list())
+    numbers *= static_cast<double>(size.integer(0, most));
+  const std::size_t each = named.integers ? 8 : 4, room = (content.size() - offset) / each;
+  const auto count = numbers <= static_cast<double>(room) ? static_cast<std::size_t>(numbers) : room + 1;
+  StoredArray found;
+  found.values = count / rows / named.value_size();
+  if (count > room || found.values == 0 || count != found.values * rows * named.value_size())
+    throw json::Value::wrong(shown(named.name) + " has another shape than its tensor");
+  found.array.integers.resize(named.integers ? count : 0);
+  found.array.floats.resize(named.integers ? 0 : count);
+  void* target = named.integers ? static_cast<void*>(found.array.integers.data()) : found.array.floats.data();
+  std::memcpy(target, content.data() + offset, each * count);
+  return found;
+}
+
+// Some values of each row, from `at` on; the values of a row repeat.
+inline Array part_of(const StoredArray& stored, const Named& named, std::size_t rows, std::size_t at,
+                     std::size_t length) {
+  Array part;
+  const std::size_t size = named.value_size();
+  for (std::size_t row = 0; row < rows; ++row)
+    for (std::size_t index = at; index < at + length; ++index) {
+      const auto first = static_cast<std::ptrdiff_t>((row * stored.values + index % stored.values) * size);
+      const auto last = first + static_cast<std::ptrdiff_t>(size);
+      const auto& [floats, integers] = stored.array;
+      const auto append = [&](auto& to, const auto& from) {
+        to.insert(to.end(), from.begin() + first, from.begin() + last);
+      };
+      if (named.integers) append(part.integers, integers);
+      else append(part.floats, floats);
+    }
+  return part;
+}
+
+// Replays the reference of a step that is no language model.
+inline Report replay_step(const Session& session) {
+  const Spec& spec = session.spec();
+  const std::filesystem::path path = session.folder() / "reference.json";
+  const Bytes text = read_verified(path, spec.files.at("reference.json"));
+  const Bytes content = read_verified(session.folder() / "reference.bin", spec.files.at("reference.bin"));
+  std::vector<std::size_t> segments;
+  std::vector<std::vector<bool>> restarts;
+  std::map<std::string, StoredArray> arrays;
+  std::size_t rows = 0, count = 0;
+  naming(path, [&] {
+    const json::Value document = json::parse(as_text(text));
+    for (const json::Value& segment : document.at("segments").list()) {
+      segments.push_back(static_cast<std::size_t>(segment.integer(1, spec.segment)));
+      count += segments.back();
+    }
+    for (const json::Value& step : document.at("restarts").list()) {
+      restarts.emplace_back();
+      for (const json::Value& restart : step.list()) restarts.back().push_back(restart.boolean());
+      rows = restarts.front().size();
+      if (restarts.back().size() != rows || rows == 0)
+        throw json::Value::wrong("its restarts are not one for each row");
+    }
+    if (restarts.size() != segments.size() || segments.empty())
+      throw json::Value::wrong("its segments do not fit its restarts");
+    for (const auto* side : {&spec.inputs, &spec.outputs}) {
+      const json::Value& stored = document.at(side == &spec.inputs ? "inputs" : "outputs");
+      for (const Named& named : *side) {
+        const StoredArray array = read_array(stored.at(named.name), named, content, rows);
+        const std::size_t wanted = named.timed ? count : side == &spec.inputs ? 1 : segments.size();
+        if (side == &spec.inputs && named.timed ? array.values > wanted : array.values != wanted)
+          throw json::Value::wrong(shown(named.name) + " has not one value for each token");
+        arrays[named.name] = array;
+      }
+    }
+    return 0;
+  });
+  Report report;
+  report.tolerance = spec.tolerance, report.mean_tolerance = spec.mean_tolerance;
+  report.tokens = static_cast<std::int64_t>(rows * count);
+  double sum = 0;
+  std::size_t compared = 0, at = 0;
+  const auto compare = [&](const auto& mine, const auto& right) {
+    for (std::size_t index = 0; index < right.size(); ++index) {
+      const double wanted = static_cast<double>(right[index]);
+      const double apart = std::abs(static_cast<double>(mine[index]) - wanted);
+      const double difference = apart / std::max(1.0, std::abs(wanted));
+      if (std::isnan(difference) || difference > report.max_difference) report.max_difference = difference;
+      sum += difference, ++compared;
+    }
+  };
+  Memory memory = session.start(static_cast<std::int64_t>(rows));
+  for (std::size_t step = 0; step < segments.size(); ++step) {
+    for (std::size_t row = 0; row < rows; ++row)
+      if (restarts[step][row]) memory.positions[row] = 0;
+    const auto part = [&](const Named& named, std::size_t first) {
+      const std::size_t length = named.timed ? segments[step] : 1;
+      return part_of(arrays[named.name], named, rows, named.timed ? at : first, length);
+    };
+    Arrays fed;
+    for (const Named& named : spec.inputs) fed[named.name] = part(named, 0);
+    const Arrays outputs = session.step(fed, memory);
+    for (const Named& named : spec.outputs) {
+      const Array& mine = outputs.at(named.name);
+      const Array right = part(named, step);
+      compare(mine.floats, right.floats);
+      compare(mine.integers, right.integers);
+    }
+    at += segments[step];
+  }
+  report.mean_difference = sum / static_cast<double>(compared);
+  return report;
+}
+
 inline Report replay(const Session& session) {
+  if (!session.spec().language_model()) return replay_step(session);
   const Reference reference = read_reference(session);
   const auto vocabulary = static_cast<std::size_t>(session.spec().vocabulary);
   Report report;

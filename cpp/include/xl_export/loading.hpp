@@ -38,7 +38,7 @@ namespace detail {
 
 struct Loaded {
   Spec spec;
-  std::unique_ptr<Vocabulary> vocabulary;
+  std::unique_ptr<Vocabulary> vocabulary;  // null of a step that is no language model
   Sampler sampler;  // of sampling.json
   bool fused = false;
   ort::Owned<OrtSession> session;
@@ -82,7 +82,17 @@ inline void add_signatures(Loaded& loaded) {
   const Spec& spec = loaded.spec;
   constexpr auto integers = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, floats = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   loaded.inputs = {{"input_ids", integers, {-1, -1}}, {"position_ids", integers, {-1, -1}}};
-  if (spec.selective) {
+  if (!spec.language_model()) {
+    loaded.inputs.clear();
+    for (const auto* side : {&spec.inputs, &spec.outputs})
+      for (const Named& named : *side) {
+        std::vector<std::int64_t> sizes(named.timed ? 2 : 1, -1);
+        sizes.insert(sizes.end(), named.sizes.begin(), named.sizes.end());
+        auto& signatures = side == &spec.inputs ? loaded.inputs : loaded.outputs;
+        signatures.push_back({named.name, named.integers ? integers : floats, sizes});
+      }
+    loaded.inputs.push_back({"position_ids", integers, {-1, -1}});
+  } else if (spec.selective) {
     loaded.inputs.push_back({"targets", integers, {-1, -1}});
     loaded.inputs.push_back({"logit_rows", integers, {-1}});
     loaded.outputs = {{"logits", floats, {-1, spec.vocabulary}}, {"log_probs", floats, {-1, -1}}};
@@ -209,8 +219,9 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
     if (name == graph_name || name == "weights.bin" || name == "vocab.json" || name == "tokenizer.json")
       contents[name] = std::move(content);
   }
-  loaded.vocabulary = load_vocabulary(folder, contents, static_cast<std::size_t>(spec.vocabulary));
-  if (static_cast<std::int64_t>(loaded.vocabulary->size()) != spec.vocabulary)
+  if (spec.language_model())
+    loaded.vocabulary = load_vocabulary(folder, contents, static_cast<std::size_t>(spec.vocabulary));
+  if (loaded.vocabulary && static_cast<std::int64_t>(loaded.vocabulary->size()) != spec.vocabulary)
     throw Error(Fault::artefact, (folder / "vocab.json").string() + " has " +
                                      std::to_string(loaded.vocabulary->size()) + " symbols and the model " +
                                      std::to_string(spec.vocabulary) + "; export the artefact again.");

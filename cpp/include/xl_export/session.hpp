@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,14 @@ inline double log_sum_exp(View<float> logits) {
   return top + std::log(sum);
 }
 
+// The numbers of an input or output of a step that is no language model, row by row: `integers` of ids and of
+// int64 outputs, `floats` of all others.
+struct Array {
+  std::vector<float> floats;
+  std::vector<std::int64_t> integers;
+};
+using Arrays = std::map<std::string, Array>;
+
 // A model that advances B streams. Several threads may use one session, each with memory of its own.
 class Session {
  public:
@@ -35,7 +44,11 @@ class Session {
   }
 
   const Spec& spec() const { return parts_.spec; }
-  const Vocabulary& vocabulary() const { return *parts_.vocabulary; }
+  // Throws Error for a step that is no language model.
+  const Vocabulary& vocabulary() const {
+    refuse_no_language_model();
+    return *parts_.vocabulary;
+  }
   // How the model recommends to draw tokens (sampling.json). generate() does so unless it is given a sampler.
   const Sampler& sampler() const { return parts_.sampler; }
   const std::filesystem::path& folder() const { return folder_; }
@@ -63,6 +76,11 @@ class Session {
   // Logits [B, T, V] of the token after each token.
   std::vector<float> step(View<std::int64_t> tokens, Memory& memory) const {
     return advance(tokens, {}, memory, Wanted::all).logits;
+  }
+
+  // The outputs of any step by name. inputs: [B, T, …] or, of a constant, [B, …], without the positions.
+  Arrays step(const Arrays& inputs, Memory& memory) const {
+    return detail::in_memory("the step", [&] { return stepped(inputs, memory); });
   }
 
   // Logits [B, V] of the token after the last token of each row.
@@ -128,6 +146,24 @@ class Session {
 
   // The number of tokens of each row; throws where tokens and memory do not fit this session.
   std::size_t checked(View<std::int64_t> tokens, const Memory& memory) const {
+    const auto batch = static_cast<std::size_t>(memory.batch());
+    if (tokens.size() % batch)
+      throw Error(Fault::stream, std::to_string(tokens.size()) + " tokens were given for " +
+                                     std::to_string(batch) +
+                                     " streams; give every stream the same number of tokens.");
+    const std::size_t length = tokens.size() / batch;
+    refuse_unfit(length, memory);
+    for (const std::int64_t token : tokens)
+      if (token < 0 || token >= spec().vocabulary)
+        throw Error(Fault::stream, "token " + std::to_string(token) +
+                                       " is outside the vocabulary; expected 0 "
+                                       "to " +
+                                       std::to_string(spec().vocabulary - 1) + ".");
+    return length;
+  }
+
+  // Throws where a step of so many tokens in each row does not fit this session or the memory.
+  void refuse_unfit(std::size_t length, const Memory& memory) const {
     if (memory.owner() != spec().identity)
       throw Error(Fault::stream, "the memory belongs to artefact " + memory.owner().substr(0, 12) +
                                      " and this session runs " + spec().identity.substr(0, 12) +
@@ -141,26 +177,118 @@ class Session {
       if (at > detail::furthest_position || at < -detail::furthest_position)
         throw Error(Fault::stream,
                     "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
-    if (tokens.size() % batch)
-      throw Error(Fault::stream, std::to_string(tokens.size()) + " tokens were given for " +
-                                     std::to_string(batch) +
-                                     " streams; give every stream the same number of tokens.");
-    const std::size_t length = tokens.size() / batch;
     if (length < 1 || length > static_cast<std::size_t>(spec().segment))
       throw Error(Fault::stream, "the segment has " + std::to_string(length) +
                                      " tokens; this artefact takes 1 to " + std::to_string(spec().segment) +
                                      ": feed them in several pieces, or export it with a larger --segment.");
-    for (const std::int64_t token : tokens)
-      if (token < 0 || token >= spec().vocabulary)
-        throw Error(Fault::stream, "token " + std::to_string(token) +
-                                       " is outside the vocabulary; expected 0 "
-                                       "to " +
-                                       std::to_string(spec().vocabulary - 1) + ".");
-    return length;
+    const std::string broken = "this artefact does not keep the promise `";
+    if (spec().without.count("rows") && batch > 1)
+      throw Error(Fault::stream, broken + "rows`, so rows would change each other, and the memory has " +
+                                     std::to_string(batch) + "; give each stream a memory of its own.");
+    for (const std::int64_t at : memory.positions) {
+      if (spec().without.count("padding") && at < 0)
+        throw Error(Fault::stream, broken + "padding`, and a row is at position " + std::to_string(at) +
+                                       "; start each row at position 0.");
+      if (spec().without.count("cuts") && at % spec().segment)
+        throw Error(Fault::stream, broken + "cuts`, and a row is at position " + std::to_string(at) +
+                                       "; a step begins at a multiple of " + std::to_string(spec().segment) +
+                                       " tokens: feed whole segments, and a shorter one only at the end.");
+    }
+  }
+
+  void refuse_no_language_model() const {
+    if (spec().language_model()) return;
+    throw Error(Fault::stream, "this artefact is no language model: its step reads " +
+                                   listed(spec().inputs) + " and returns " + listed(spec().outputs) +
+                                   "; use step() with arrays by name.");
+  }
+
+  static std::string listed(const std::vector<Named>& tensors) {
+    std::string names;
+    for (const Named& named : tensors) names += (names.empty() ? "" : ", ") + named.name;
+    return names;
+  }
+
+  Arrays stepped(Arrays inputs, Memory& memory) const {
+    if (spec().language_model())
+      throw Error(Fault::stream, "this artefact is a language model; use step(), predict() or score() with "
+                                 "its tokens.");
+    const auto batch = static_cast<std::size_t>(memory.batch());
+    if (inputs.size() != spec().inputs.size())
+      throw Error(Fault::stream, std::to_string(inputs.size()) + " inputs were given; expected " +
+                                     listed(spec().inputs) + ".");
+    std::size_t length = 0;
+    bool known = false;
+    for (const Named& named : spec().inputs) {
+      const auto found = inputs.find(named.name);
+      const std::size_t count = found == inputs.end()  ? 0
+                                : named.integers       ? found->second.integers.size()
+                                                       : found->second.floats.size();
+      const std::size_t values = count / batch / named.value_size();
+      const bool fits = found != inputs.end() && count == values * batch * named.value_size() &&
+                        (named.timed ? !known || values == length : values == 1);
+      if (!fits)
+        throw Error(Fault::stream, named.name + " has " + std::to_string(count) + " numbers; expected " +
+                                       std::to_string(batch * named.value_size()) +
+                                       (named.timed ? " for each token, and as many tokens in every input."
+                                                    : "."));
+      for (const std::int64_t id : found->second.integers)
+        if (named.integers && (id < 0 || id >= named.ids))
+          throw Error(Fault::stream, named.name + " has the id " + std::to_string(id) + "; expected 0 to " +
+                                         std::to_string(named.ids - 1) + ".");
+      if (named.timed) length = values, known = true;
+    }
+    refuse_unfit(length, memory);
+    Arrays outputs;
+    memory.clear_restarted_rows();
+    try {
+      run_named(inputs, outputs, memory, static_cast<std::int64_t>(length));
+    } catch (const detail::ort::Failure& failure) {
+      throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
+                                       failure.what() + "); export the artefact again.");
+    }
+    memory.advance();
+    for (std::int64_t& position : memory.positions) position += static_cast<std::int64_t>(length);
+    for (const auto& [name, array] : outputs)
+      for (const float number : array.floats) memory.unsure_ = memory.unsure_ || !std::isfinite(number);
+    return outputs;
+  }
+
+  void run_named(Arrays& inputs, Arrays& outputs, Memory& memory, std::int64_t T) const {
+    const std::int64_t B = memory.batch();
+    std::vector<detail::ort::Value> own;
+    const auto add = [&](const Named& named, Array& array) {
+      std::vector<std::int64_t> shape = {B};
+      if (named.timed) shape.push_back(T);
+      shape.insert(shape.end(), named.sizes.begin(), named.sizes.end());
+      own.push_back(named.integers ? detail::ort::tensor(array.integers, shape)
+                                   : detail::ort::tensor(array.floats, shape));
+      return own.back().get();
+    };
+    std::vector<const OrtValue*> fed;
+    std::vector<OrtValue*> returned;
+    for (const Named& named : spec().inputs) fed.push_back(add(named, inputs[named.name]));
+    Array positions;
+    for (const std::int64_t first : memory.positions)
+      for (std::int64_t at = 0; at < T; ++at) positions.integers.push_back(first + at);
+    fed.push_back(add({"position_ids", true, 0, true, {}}, positions));
+    for (const Named& named : spec().outputs) {
+      Array& array = outputs[named.name];
+      const std::size_t count = static_cast<std::size_t>(named.timed ? B * T : B) * named.value_size();
+      if (named.integers) array.integers.resize(count);
+      else array.floats.resize(count);
+      returned.push_back(add(named, array));
+    }
+    for (const auto& state : memory.now_) fed.push_back(state.value.get());
+    for (const auto& state : memory.present()) returned.push_back(state.value.get());
+    detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(), fed.data(),
+                                              fed.size(), output_names_.data(), returned.size(),
+                                              returned.data()));
   }
 
   Answers advance(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
                   Wanted wanted) const {
+    refuse_no_language_model();
     return detail::in_memory("the step", [&] { return advanced(tokens, targets, memory, wanted); });
   }
 

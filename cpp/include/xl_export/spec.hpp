@@ -31,6 +31,21 @@ struct State {
   }
 };
 
+// An input or output of a step that is no language model, and is not memory.
+struct Named {
+  std::string name;
+  bool integers = false;            // int64 numbers; otherwise float32
+  std::int64_t ids = 0;             // of an input of ids: how many there are
+  bool timed = false;               // whether it has a value for each token, or one for each row
+  std::vector<std::int64_t> sizes;  // of one value
+
+  std::size_t value_size() const {
+    std::size_t size = 1;
+    for (const std::int64_t each : sizes) size *= static_cast<std::size_t>(each);
+    return size;
+  }
+};
+
 // The contract of one artefact, as far as a loop needs it.
 struct Spec {
   std::string identity;  // the SHA-256 of spec.json, by which saved streams name the artefact
@@ -39,15 +54,19 @@ struct Spec {
   std::string target;    // onnxruntime, tensorrt or web
   std::string storage;   // where graph and weights are: external, single-file or ort
   double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats
-  std::int64_t vocabulary = 0;  // V, the number of tokens
+  std::int64_t vocabulary = 0;  // V, the number of tokens; 0 of a step that is no language model
   std::int64_t segment = 0;     // the most tokens of one step
   std::int64_t memory = 0;      // the tokens that are remembered
   std::int64_t opset = 0;       // of the graph's standard operators
   bool selective = false;       // the graph computes only the distributions that are asked for
   std::vector<State> state;
+  std::vector<Named> inputs, outputs;  // of a step that is no language model, without the positions
+  std::set<std::string> without;       // the promises that the artefact does not keep
   std::map<std::string, detail::FileFacts> files;
 
   bool has(const std::string& file) const { return files.count(file) != 0; }
+
+  bool language_model() const { return vocabulary > 0; }
 
   // The file with the graph of standard operators.
   const char* graph_file() const { return storage == "ort" ? "step.ort" : "step.onnx"; }
@@ -103,6 +122,50 @@ inline State parse_state(const json::Value& entry) {
   return state;
 }
 
+inline Named parse_named(const json::Value& entry) {
+  Named named;
+  named.name = entry.at("name").string();
+  const std::string& dtype = entry.at("dtype").string();
+  named.integers = dtype == "int64";
+  if (!named.integers && dtype != "float32") throw json::Value::wrong("a tensor is of type " + shown(dtype));
+  if (const json::Value* ids = entry.find("ids")) named.ids = ids->integer(1, max_size);
+  const auto& shape = entry.at("shape").list();
+  if (shape.empty() || shape.size() > 8 || shape[0].string() != "batch")
+    throw json::Value::wrong("the shape of " + shown(named.name) + " does not begin with its batch");
+  named.timed = shape.size() > 1 && shape[1].is(json::Kind::string) && shape[1].string() == "tokens";
+  double numbers = 1;
+  for (std::size_t axis = named.timed ? 2 : 1; axis < shape.size(); ++axis) {
+    named.sizes.push_back(shape[axis].integer(1, max_size));
+    numbers *= static_cast<double>(named.sizes.back());
+  }
+  if (numbers > 1e9)
+    throw json::Value::wrong("a value of " + shown(named.name) + " has more than 10^9 numbers");
+  return named;
+}
+
+// The inputs and outputs of a step that is no language model.
+inline void add_named(Spec& spec, const json::Value& document) {
+  std::set<std::string> names, after;
+  for (const State& state : spec.state) after.insert(state.present);
+  for (const json::Value& entry : document.at("inputs").list())
+    if (!entry.find("present")) spec.inputs.push_back(parse_named(entry));
+  if (spec.inputs.size() < 2 || spec.inputs.back().name != "position_ids")
+    throw json::Value::wrong("its step has no inputs, or position_ids is not the last of them");
+  spec.inputs.pop_back();
+  for (const json::Value& entry : document.at("outputs").list())
+    if (!after.count(entry.at("name").string())) spec.outputs.push_back(parse_named(entry));
+  if (spec.outputs.empty()) throw json::Value::wrong("its step has no outputs");
+  bool timed = false;
+  for (const auto* side : {&spec.inputs, &spec.outputs})
+    for (const Named& named : *side) {
+      if (!names.insert(named.name).second) throw json::Value::wrong("two tensors have one name");
+      if (side == &spec.inputs && named.integers != (named.ids > 0))
+        throw json::Value::wrong("an input is neither float32 nor ids");
+      timed = timed || (side == &spec.inputs && named.timed);
+    }
+  if (!timed) throw json::Value::wrong("no input of its step has a value for each token");
+}
+
 // Throws unless a value is one of those that the format names.
 inline const std::string& one_of(const char* field, const std::string& value,
                                  std::initializer_list<const char*> known) {
@@ -118,8 +181,8 @@ inline Spec parse_fields(const json::Value& document) {
   const auto word = [&](const char* field, std::initializer_list<const char*> known) {
     return one_of(field, document.at(field).string(), known);
   };
-  spec.vocabulary = model.at("vocab_size").integer(1, max_size);
-  model.at("layers").integer(1, max_layers);
+  spec.vocabulary = model.at("vocab_size").integer(0, max_size);
+  model.at("layers").integer(0, max_layers);
   spec.segment = rule.at("segment").integer(1, max_size);
   spec.memory = rule.at("mem_len").integer(0, max_size);
   spec.opset = document.at("opset").integer(1, 1000);
@@ -140,6 +203,10 @@ inline Spec parse_fields(const json::Value& document) {
     if (!names.insert(spec.state.back().name).second || !names.insert(spec.state.back().present).second)
       throw json::Value::wrong("two memory tensors have one name, or one has a name of saved streams");
   }
+  if (!spec.language_model()) add_named(spec, document);
+  if (const json::Value* without = document.find("without"))
+    for (const json::Value& promise : without->list())
+      spec.without.insert(one_of("without", promise.string(), {"padding", "unequal", "cuts", "rows"}));
   const json::Value& files = document.at("files");
   if (!files.is(json::Kind::object)) throw json::Value::wrong("its files are no object");
   for (std::size_t index = 0; index < files.keys.size(); ++index) {
@@ -149,7 +216,8 @@ inline Spec parse_fields(const json::Value& document) {
     spec.files[name] = {facts.at("sha256").string(),
                         static_cast<std::uint64_t>(facts.at("num_bytes").integer(0, INT64_MAX))};
   }
-  std::set<std::string> needed = {spec.graph_file(), "vocab.json", "reference.json", "reference.bin"};
+  std::set<std::string> needed = {spec.graph_file(), "reference.json", "reference.bin"};
+  if (spec.language_model()) needed.insert("vocab.json");
   if (spec.storage == "external") needed.insert("weights.bin");
   for (const std::string& name : needed)
     if (!spec.has(name)) throw json::Value::wrong("it does not list " + name);

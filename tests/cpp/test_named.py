@@ -1,0 +1,66 @@
+"""The C++ library computes steps that are no language model, and refuses what is not promised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import load_memory, open_session, save_memory
+from tests.cpp.program import Driver
+from tests.xl_export.tracing import modules
+from tests.xl_export.tracing.modules import RULE, T
+from xl_export import trace
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("named") / "policy"
+    return trace(modules.Policy(), folder, rule=RULE, without={"padding", "cuts"})
+
+
+def fed(rows: int, count: int, seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {
+        "observation": draw.standard_normal((rows, count, 5), np.float32),
+        "previous": draw.integers(3, size=(rows, count)),
+        "goal": draw.standard_normal((rows, 2), np.float32),
+    }
+
+
+def flat(inputs: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+    return {name: x.ravel().tolist() for name, x in inputs.items()}
+
+
+def test_named_steps_give_python_s_answers_and_streams(driver: Driver, policy: Path, tmp_path: Path) -> None:
+    assert driver.ask("check", policy)["passed"]
+    session = open_session(policy)
+    memory = session.start(2)
+    session.step(fed(2, 3, 0), memory)
+    save_memory(memory, tmp_path / "before")
+    steps = [fed(2, count, count) for count in (1, T, 2)]
+    asked = {"steps": [flat(step) for step in steps], "save": str(tmp_path / "after")}
+    answers = driver.ask("named", policy, load=str(tmp_path / "before"), **asked)
+    for step, answer in zip(steps, answers["answers"], strict=True):
+        outputs, memory = session.step(step, memory)
+        assert outputs.keys() == answer.keys()
+        for name, output in outputs.items():
+            assert np.abs(output.ravel() - answer[name]).max() < 1e-5
+    assert answers["positions"] == memory.positions.tolist() == [10, 10]
+    after = load_memory(tmp_path / "after", session)
+    assert all(np.abs(after.tensors[name] - x).max() < 1e-5 for name, x in memory.tensors.items())
+
+
+def test_named_steps_that_do_not_fit_are_refused(driver: Driver, policy: Path) -> None:
+    step = flat(fed(1, 2, 0))
+    ask = lambda **changed: driver.refusal("named", policy, steps=[step | changed])  # noqa: E731
+    assert "previous has the id 3; expected 0 to 2" in ask(previous=[0, 3])
+    assert "previous has 3 numbers" in ask(previous=[0, 1, 2])
+    assert "goal has 1 numbers" in ask(goal=[0.5])
+    assert "4 inputs were given; expected observation, previous, goal" in ask(other=[0.5])
+    assert "no language model: its step reads observation" in driver.refusal("encode", policy, text="a")
+    assert "no language model" in driver.refusal("steps", policy, ids=[0, 1], lengths=[1])
+    padded = driver.refusal("named", policy, steps=[step], positions=[-1])
+    assert "does not keep the promise `padding`" in padded
