@@ -297,6 +297,8 @@ export interface Spec {
   form: "ring" | "shift" | "hidden" | "own";
   /** The promises that a traced module does not keep; `spec.json` lacks the field if it keeps all. */
   without: string[];
+  /** If the graph has fixed sizes: the rows of every step, which then has `rule.segment` tokens in each. */
+  fixed_rows?: number;
   precision: string;
   memory_precision: string;
   target: string;

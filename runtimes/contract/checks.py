@@ -203,8 +203,16 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
             f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
             "feed them in several pieces, or export it with a larger --segment."
         )
-    if session.spec is not None and session.spec.without:
+    if session.spec is None:
+        return
+    if session.spec.without:
         refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
+    fixed = session.spec.fixed_rows
+    if fixed is not None and (batch, segment) != (fixed, session.rule.segment):
+        raise StreamError(
+            f"the step has {batch} rows of {segment} tokens, and this artefact was traced for exactly "
+            f"{fixed} rows of {session.rule.segment}; feed that, or trace it without `rows`."
+        )
 
 
 def value_range(values: np.ndarray) -> tuple[int, int]:

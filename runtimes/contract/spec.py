@@ -21,6 +21,7 @@ from runtimes.base.files import Content
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
 from runtimes.base.sealed import FileFacts, read_sealed, reading_files, write_sealed
+from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
     MEMORY_IN_BYTES,
@@ -103,6 +104,8 @@ class Spec:
     opset: int
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
+    # Of a graph without sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
+    fixed_rows: int | None = None
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
     # Of the graph, in order. Those of a language model follow from the other fields; the spec of any other
     # step is the only place that has its inputs and outputs.
@@ -129,6 +132,12 @@ class Spec:
     def signature(self) -> Signature:
         """The inputs and outputs that are not memory."""
         return without_memory(self.inputs, self.outputs)
+
+    def graph_shape(self, tensor: TensorSpec) -> tuple[int | str, ...]:
+        """The shape of a tensor as the graph has it."""
+        if self.fixed_rows is None:
+            return tensor.shape
+        return tensor.sizes(batch=self.fixed_rows, tokens=self.rule.segment)
 
     @property
     def state_dtype(self) -> MemoryType:
@@ -160,7 +169,8 @@ class Spec:
 
         A token's slot in a ring follows from its position; other memory shifts all rows alike.
         """
-        return self.form == "ring" and not {"unequal", "rows"} & set(self.without)
+        promised = not {"unequal", "rows"} & set(self.without)
+        return self.form == "ring" and promised and self.fixed_rows is None
 
     @property
     def lossy(self) -> bool:
@@ -182,6 +192,8 @@ class Spec:
         document = to_json(self)
         if not self.without:  # so that the spec of an artefact that keeps every promise stays as it was
             del document["without"]
+        if self.fixed_rows is None:
+            del document["fixed_rows"]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}
         return document | tensors
 
@@ -321,10 +333,14 @@ def read_spec(path: Path) -> Spec:
         "its inputs, outputs or tolerances do not follow from its model and precision": spec != expected,
         "it has memory of the form own, which no written graph has": spec.form == "own"
         and spec.exporter == "graph",
-        "it is no language model or declines promises, unlike every written graph": (
-            not spec.language_model or bool(spec.without)
+        "it is no language model, declines promises or has fixed sizes, unlike every written graph": (
+            not spec.language_model or bool(spec.without) or spec.fixed_rows is not None
         )
         and spec.exporter == "graph",
+        "it has an impossible number of rows": spec.fixed_rows is not None
+        and not 1 <= spec.fixed_rows <= MAX_BATCH,
+        "its graph has fixed sizes and a large vocabulary": spec.fixed_rows is not None
+        and spec.model.selective,
         f"its weights are in {spec.graph_file}, and it lists others": spec.storage != "external"
         and bool({FUSED, WEIGHTS} & set(spec.files)),
         "it lists a file outside its folder": not all(map(FILE_NAME.fullmatch, spec.files)),

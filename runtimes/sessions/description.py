@@ -36,6 +36,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "concern": spec.concern,
         "exporter": spec.exporter,
         "without": list(spec.without),
+        "fixed_rows": spec.fixed_rows,
         "target": spec.target,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,

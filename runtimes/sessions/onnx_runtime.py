@@ -480,7 +480,7 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
         ("inputs", spec.inputs, session.get_inputs()),
         ("outputs", spec.outputs, session.get_outputs()),
     ):
-        expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in promised]
+        expected = [(tensor.name, tensor.dtype, list(spec.graph_shape(tensor))) for tensor in promised]
         actual = [(node.name, kinds.get(node.type, node.type), node.shape) for node in found]
         for want, have in zip(expected, actual, strict=False):
             if want != have:

@@ -51,6 +51,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines.append(f"training    {best['bits_per_token']:.4f} bits per token at step {best['step']:,}")
     if facts.get("concern"):
         lines.append(f"warning     {facts['concern']}")
+    if rows := facts.get("fixed_rows"):
+        lines.append(f"sizes       fixed: {rows} rows of {facts['rule']['segment']} tokens in every step")
     for promise in facts.get("without", ()):
         lines.append(f"not kept    {promise}: {PROMISES[promise]}")
     return lines

@@ -53,6 +53,16 @@ def test_named_steps_give_python_s_answers_and_streams(driver: Driver, policy: P
     assert all(np.abs(after.tensors[name] - x).max() < 1e-5 for name, x in memory.tensors.items())
 
 
+def test_a_graph_of_fixed_sizes_takes_no_other_step(driver: Driver, tmp_path: Path) -> None:
+    fixed = trace(modules.Policy(), tmp_path / "a", rule=RULE, without={"padding"}, rows=2)
+    assert driver.ask("check", fixed)["passed"]
+    answers = driver.ask("named", fixed, batch=2, steps=[flat(fed(2, T, 0))])["answers"]
+    outputs, _ = open_session(fixed).step(fed(2, T, 0), open_session(fixed).start(2))
+    assert np.abs(outputs["action"].ravel() - answers[0]["action"]).max() < 1e-5
+    refused = driver.refusal("named", fixed, batch=2, steps=[flat(fed(2, 1, 0))])
+    assert f"traced for exactly 2 rows of {T}" in refused
+
+
 def test_named_steps_that_do_not_fit_are_refused(driver: Driver, policy: Path) -> None:
     step = flat(fed(1, 2, 0))
     ask = lambda **changed: driver.refusal("named", policy, steps=[step | changed])  # noqa: E731

@@ -121,6 +121,13 @@ export class Stepper {
    */
   async #run({ rows, batch, length }, memory, which, targets) {
     refuseUnpromised(this.spec, memory);
+    const { fixed_rows: fixed, rule } = this.spec;
+    if (fixed && (batch !== fixed || length !== rule.segment)) {
+      throw new XLExportError(
+        `the step has ${batch} rows of ${length} tokens, and this artefact was traced for exactly ${fixed} ` +
+          `rows of ${rule.segment}; feed that.`,
+      );
+    }
     const tokens = new BigInt64Array(batch * length);
     const positions = new BigInt64Array(batch * length);
     for (let b = 0; b < batch; b++) {

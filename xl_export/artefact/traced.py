@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
+from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
@@ -55,6 +56,7 @@ def trace(
     rule: MemoryRule,
     memory: AnyForm | None = None,
     without: Collection[Promise] = (),
+    rows: int | None = None,
     target: Target = "onnxruntime",
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
@@ -73,6 +75,8 @@ def trace(
       are, whatever form they look like.
     - without: the promises that the module may break, of `runtimes.contract.promises.PROMISES`. The artefact
       lists those that it does break, and every runtime refuses to rely on them.
+    - rows: the graph gets no sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
+      Phones accelerate only such graphs, and some modules can be traced only so. None lets both vary.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None measures nothing.
 
@@ -95,7 +99,7 @@ def trace(
         )
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
     try:
-        model = TracedModule(module.eval(), vocab, rule, memory)
+        model = TracedModule(module.eval(), vocab, rule, memory, rows)
         spec = model.spec(target, precision, memory_precision)
         refuse_needless_text(text, spec)
         refuse_if_too_large(spec)
@@ -141,8 +145,16 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
 class TracedModule:
     """A module of the user; see `xl_export.artefact.write.Exportable`."""
 
-    def __init__(self, module: Any, vocab: Vocab | None, rule: MemoryRule, memory: AnyForm | None) -> None:
+    def __init__(
+        self,
+        module: Any,
+        vocab: Vocab | None,
+        rule: MemoryRule,
+        memory: AnyForm | None,
+        rows: int | None = None,
+    ) -> None:
         self.step = ModuleStep(module)
+        self.rows = rows
         self.vocab = vocab
         self.rule = rule
         self.facts = facts_of(module)
@@ -163,6 +175,13 @@ class TracedModule:
             raise ConfigError(
                 f"the vocabulary has {vocab.size} symbols and the module {self.facts.vocab_size}; one is of "
                 "another model."
+            )
+        if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH):
+            raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
+        if rows is not None and self.facts.selective:
+            raise ConfigError(
+                f"rows is {rows}, and a vocabulary of {self.facts.vocab_size} tokens needs a graph whose "
+                "sizes vary; leave rows out."
             )
         finite_arrays(module)
         self._graphs = Graphs()
@@ -194,6 +213,7 @@ class TracedModule:
             source={"module": digest_of(self.step.module)},
             exporter="trace",
             shapes=self.shapes,
+            fixed_rows=self.rows,
             signature=((), ()) if self.step.language_model else self.step.signature,
         )
 

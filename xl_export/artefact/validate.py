@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Collection
 
 import numpy as np
 from tqdm import tqdm
@@ -14,7 +13,6 @@ from tqdm import tqdm
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import are_log_probs, differences, log_sum_exp, output_differences
 from runtimes.contract.precision import named
-from runtimes.contract.promises import Promise
 from runtimes.contract.reference import Reference, StepReference, replay, replay_step
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -51,15 +49,14 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     """
     draw = np.random.default_rng(seed)
     rule = exported.rule
-    without = exported.spec.without if exported.spec else ()
     vocab_size = exported.vocab.size
-    for batch, segment in _single_steps(rule, without):
+    for batch, segment in _single_steps(exported):
         tokens = draw.integers(0, vocab_size, (batch, segment))
         logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
         log_probs = [x - log_sum_exp(x)[..., None] for x in logits]
         _compare(*log_probs, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory")
-    segments = chained_segments(rule, without)
-    restarts = _restarts(segments, without)
+    segments = chained_segments(rule, whole=_whole(exported))
+    restarts = _restarts(segments, _rows(exported))
     tokens = draw.integers(0, vocab_size, (restarts.shape[1], int(segments.sum()) + 1))
     lengths = segments.tolist()
     log_probs, last = replay(torch, tokens, _shown(lengths, "PyTorch's answers"), restarts)
@@ -82,7 +79,7 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
             tolerance=tolerance,
             what=f"a text that goes on beyond token {FAR:,}",
         )
-    if traced and not {"padding", "cuts", "rows"} & set(without):
+    if traced and _padding(exported) and _rows(exported) == 2:
         # Positions that count from the end of the segment would be changed by padding behind a row.
         apart = exported.spec is not None and exported.spec.rows_apart and sees_segment_end(torch) is False
         sides = [_unusual_rows(session, apart=apart) for session in (exported, torch)]
@@ -100,10 +97,10 @@ def validate_step(exported: Session, torch: Session, *, tolerance: float, seed: 
     spec = exported.spec
     assert spec is not None, "a graph has a spec"
     rule = spec.rule
-    for batch, segment in _single_steps(rule, spec.without):
+    for batch, segment in _single_steps(exported):
         _compare_outputs(exported, torch, [segment], [0] * batch, tolerance=tolerance)
-    segments = chained_segments(rule, spec.without)
-    restarts = _restarts(segments, spec.without)
+    segments = chained_segments(rule, whole=_whole(exported))
+    restarts = _restarts(segments, _rows(exported))
     rows = restarts.shape[1]
     count = int(segments.sum())
     sizes = sum(math.prod(size for size in x.shape if isinstance(size, int)) for x in spec.signature[0])
@@ -118,8 +115,8 @@ def validate_step(exported: Session, torch: Session, *, tolerance: float, seed: 
     T = rule.segment
     full = [T] * (rule.slots // T + 2)
     _compare_outputs(exported, torch, full, [0] * rows, tolerance=tolerance, jump=FAR // T * T)
-    if not {"padding", "cuts"} & set(spec.without):
-        first = [0, -min(3, T - 1)][-rows:]
+    if _padding(exported):
+        first = [0] * (rows - 1) + [-min(3, T - 1)]
         _compare_outputs(exported, torch, [T, T, T], first, tolerance=tolerance)
     return StepReference(inputs=inputs, segments=segments, restarts=restarts, outputs=theirs)
 
@@ -187,15 +184,39 @@ def _refuse_other_outputs(mine: np.ndarray, theirs: np.ndarray, *, tolerance: fl
         )
 
 
-def _single_steps(rule: MemoryRule, without: Collection[Promise]) -> list[tuple[int, int]]:
+def _rows(session: Session) -> int:
+    """How many rows a stream of the validation has."""
+    spec = session.spec
+    if spec is None:
+        return 2
+    return spec.fixed_rows or (1 if "rows" in spec.without else 2)
+
+
+def _whole(session: Session) -> bool:
+    """Whether steps are whole segments: a cut would change answers, or the graph takes no others."""
+    spec = session.spec
+    return spec is not None and ("cuts" in spec.without or spec.fixed_rows is not None)
+
+
+def _padding(session: Session) -> bool:
+    """Whether padding in front of a text may be fed."""
+    spec = session.spec
+    return spec is None or not {"padding", "cuts"} & set(spec.without)
+
+
+def _single_steps(session: Session) -> list[tuple[int, int]]:
     """Rows and tokens of single steps from empty memory."""
-    shapes = [(1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)]
-    return [(1 if "rows" in without else rows, count) for rows, count in shapes]
+    T = session.rule.segment
+    spec = session.spec
+    if spec is not None and spec.fixed_rows:
+        return [(spec.fixed_rows, T)]
+    most = ROWS if _rows(session) > 1 else 1
+    return [(min(rows, most), count) for rows, count in ((1, 1), (2, min(5, T)), (ROWS, T))]
 
 
-def _restarts(segments: np.ndarray, without: Collection[Promise]) -> np.ndarray:
+def _restarts(segments: np.ndarray, rows: int) -> np.ndarray:
     """The rows that start a new text at a segment, bool [segments, B]: the last one does so on the way."""
-    restarts = np.zeros((len(segments), 1 if "rows" in without else 2), bool)
+    restarts = np.zeros((len(segments), rows), bool)
     restarts[len(segments) * 2 // 3, -1] = True
     return restarts
 
@@ -295,18 +316,18 @@ def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Refer
         )
 
 
-def chained_segments(rule: MemoryRule, without: Collection[Promise] = ()) -> np.ndarray:
+def chained_segments(rule: MemoryRule, *, whole: bool = False) -> np.ndarray:
     """Returns segment lengths T, 1, 7, T, T, 3, … (int64) whose sum passes the end of the ring.
 
     `WRAPS` and `ENOUGH` set how far. After the first round, a ring that is longer is filled with whole
     segments until its end is near. No segment ends where the ring ends, so that some are written across its
-    end; this is not possible if T is 1 or there is no memory. Without the promise `cuts` all segments but the
-    last are whole.
+    end; this is not possible if T is 1 or there is no memory. whole: whether all
+    segments have T tokens.
     """
     T = rule.segment
     S = rule.slots
-    if "cuts" in without:
-        return np.array([T] * (min(WRAPS * S, max(ENOUGH, S)) // T + 2) + [max(1, T - 1)])
+    if whole:
+        return np.full(min(WRAPS * S, max(ENOUGH, S)) // T + 3, T)
     pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
     wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
     lengths: list[int] = []
@@ -326,12 +347,11 @@ def _far_on(session: Session) -> np.ndarray:
     The first stream is beyond token `FAR`, so that its memory is visible.
     """
     rule = session.rule
-    without = session.spec.without if session.spec else ()
-    rows = 1 if "rows" in without else 2
+    rows = _rows(session)
     memory = session.start(rows)
     segments = []
-    memory.positions[0] = FAR // rule.segment * rule.segment if "cuts" in without else FAR
-    odd = [] if "cuts" in without else [1, min(7, rule.segment)]
+    memory.positions[0] = FAR // rule.segment * rule.segment if _whole(session) else FAR
+    odd = [] if _whole(session) else [1, min(7, rule.segment)]
     for length in (rule.segment, *odd, rule.segment):
         tokens = np.arange(rows * (length + 1)).reshape(rows, -1) % session.vocab.size
         log_probs, memory = session.score(tokens[:, :-1], tokens[:, 1:], memory)
@@ -343,12 +363,11 @@ def _moved_on(session: Session) -> np.ndarray:
     """Returns log p [2, N] of tokens that follow a full memory, in a stream that is moved beyond `FAR`."""
     rule = session.rule
     V = session.vocab.size
-    without = session.spec.without if session.spec else ()
-    rows = 1 if "rows" in without else 2
+    rows = _rows(session)
     memory = session.start(rows)
     before = rule.slots + FAR % rule.slots  # so that the slot of `FAR` is the one that is written next
     jump = FAR - before
-    if "cuts" in without:
+    if _whole(session):
         before = (rule.slots // rule.segment + 1) * rule.segment
         jump = FAR // rule.segment * rule.segment
     for at in range(0, before, rule.segment):

@@ -71,6 +71,7 @@ def spec_of(
     exporter: Exporter = "graph",
     shapes: Shapes = (),
     signature: Signature = ((), ()),
+    fixed_rows: int | None = None,
 ) -> Spec:
     """Returns the contract of an artefact, without the hashes of files, which do not exist yet.
 
@@ -88,6 +89,7 @@ def spec_of(
         source=source,
         exporter=exporter,
         memory_shapes=shapes,
+        fixed_rows=fixed_rows,
         inputs=signature[0],
         outputs=signature[1],
         answers=_answers_of(precision, memory_precision),

@@ -61,6 +61,8 @@ def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
     longest = longest_traced(spec.rule)
     segment = min(segment, longest)
     axes = {"batch": batch, "tokens": segment, "rows": rows}
+    if spec.fixed_rows is not None:
+        axes = {"batch": spec.fixed_rows, "tokens": spec.rule.segment}
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
     examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
@@ -69,8 +71,9 @@ def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
         {axis: dims[size] for axis, size in enumerate(fact.shape) if isinstance(size, str)}
         for fact in spec.inputs
     )
+    varying = None if spec.fixed_rows else (shapes,)
     try:
-        return torch.export.export(step, tuple(examples), dynamic_shapes=(shapes,), strict=False)
+        return torch.export.export(step, tuple(examples), dynamic_shapes=varying, strict=False)
     except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
         raise ArtefactError(_why(error)) from error
 
@@ -92,7 +95,7 @@ def _why(error: Exception) -> str:
     elif "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in name:
         reason = (
             "it fixes the number of rows or of tokens; take sizes from tensor.shape, without int(), len() or "
-            "a size that is written into the module"
+            "a size that is written into the module, or trace it for a fixed number of rows (rows=1)"
         )
     else:
         reason = "change what that names"
@@ -138,17 +141,17 @@ def _name(model: ir.Model, spec: Spec) -> None:
         taken.add(value.name)
     for value, fact in zip(graph.inputs, spec.inputs, strict=True):
         value.name = fact.name
-        value.shape = ir.Shape(fact.shape)
+        value.shape = ir.Shape(spec.graph_shape(fact))
     for value, fact in zip(graph.outputs, spec.outputs, strict=True):
         if value.dtype not in (None, TYPES[fact.dtype]):
             raise ArtefactError(
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
                 "module."
             )
-        _refuse_other_shape(value, fact.name, fact.shape)
+        _refuse_other_shape(value, fact.name, spec.graph_shape(fact))
         value.name = fact.name
         value.dtype = TYPES[fact.dtype]
-        value.shape = ir.Shape(fact.shape)
+        value.shape = ir.Shape(spec.graph_shape(fact))
     graph.name = "step"
 
 

@@ -106,6 +106,12 @@ inline void add_signatures(Loaded& loaded) {
     loaded.inputs.push_back({state.name, type, sizes});
     loaded.outputs.push_back({state.present, type, sizes});
   }
+  if (!spec.fixed_rows) return;
+  for (auto* side : {&loaded.inputs, &loaded.outputs})
+    for (auto& signature : *side) {
+      signature.sizes[0] = spec.fixed_rows;
+      if (signature.sizes.size() > 1 && signature.sizes[1] < 0) signature.sizes[1] = spec.segment;
+    }
 }
 
 // Throws unless the graph has exactly the tensors of the spec, by which buffers are sized.

@@ -181,6 +181,12 @@ class Session {
       throw Error(Fault::stream, "the segment has " + std::to_string(length) +
                                      " tokens; this artefact takes 1 to " + std::to_string(spec().segment) +
                                      ": feed them in several pieces, or export it with a larger --segment.");
+    const auto segment = static_cast<std::size_t>(spec().segment);
+    if (spec().fixed_rows && (memory.batch() != spec().fixed_rows || length != segment))
+      throw Error(Fault::stream, "the step has " + std::to_string(batch) + " rows of " + std::to_string(length) +
+                                     " tokens, and this artefact was traced for exactly " +
+                                     std::to_string(spec().fixed_rows) + " rows of " +
+                                     std::to_string(segment) + "; feed that.");
     const std::string broken = "this artefact does not keep the promise `";
     if (spec().without.count("rows") && batch > 1)
       throw Error(Fault::stream, broken + "rows`, so rows would change each other, and the memory has " +

@@ -62,6 +62,7 @@ struct Spec {
   std::vector<State> state;
   std::vector<Named> inputs, outputs;  // of a step that is no language model, without the positions
   std::set<std::string> without;       // the promises that the artefact does not keep
+  std::int64_t fixed_rows = 0;         // of every step, which then has `segment` tokens; 0 for any
   std::map<std::string, detail::FileFacts> files;
 
   bool has(const std::string& file) const { return files.count(file) != 0; }
@@ -207,6 +208,7 @@ inline Spec parse_fields(const json::Value& document) {
   if (const json::Value* without = document.find("without"))
     for (const json::Value& promise : without->list())
       spec.without.insert(one_of("without", promise.string(), {"padding", "unequal", "cuts", "rows"}));
+  if (const json::Value* rows = document.find("fixed_rows")) spec.fixed_rows = rows->integer(1, 65536);
   const json::Value& files = document.at("files");
   if (!files.is(json::Kind::object)) throw json::Value::wrong("its files are no object");
   for (std::size_t index = 0; index < files.keys.size(); ++index) {

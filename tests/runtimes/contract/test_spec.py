@@ -37,6 +37,7 @@ from runtimes.contract.spec import (
 from runtimes.contract.tensors import OPTIONAL_WHEN, AnyForm, head_groups, state_tensors
 from tests.sealing import identity, sealed
 
+ROOT = Path(__file__).parents[3]
 MODEL = ModelFacts(
     positions="relative",
     sublayers="feed-forward",
@@ -127,6 +128,12 @@ def test_heads_with_only_persistent_vectors_have_no_memory() -> None:
 def test_reaches_that_do_not_fit_the_heads_are_refused(reaches: Any) -> None:
     with pytest.raises(ConfigError, match="reaches"):
         dataclasses.replace(MODEL, reaches=reaches)
+
+
+def test_a_language_model_that_keeps_all_promises_has_no_other_bytes(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "stories" / "tales" / SPEC
+    save_spec(tmp_path, read_spec(path))
+    assert (tmp_path / SPEC).read_bytes() == path.read_bytes()
 
 
 def test_own_memory_of_a_written_graph_is_refused(tmp_path: Path) -> None:

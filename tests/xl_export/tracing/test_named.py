@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from runtimes.base.errors import ArtefactError, UserError
 from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import SPEC, load_spec, read_spec
+from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
 from tests.sealing import sealed
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, M, T
@@ -254,6 +255,40 @@ def test_a_step_that_relies_on_a_declined_promise_is_refused(segments: Path) -> 
     session.step(part(inputs, 0, 1), memory)
     with pytest.raises(UserError, match=f"`cuts`.*a step begins at a multiple of {T} tokens"):
         session.step(part(inputs, 1, 2), memory)
+
+
+def test_a_graph_may_have_fixed_sizes(tmp_path: Path) -> None:
+    class Static(modules.Policy):
+        """Its trace has the number of rows as a constant."""
+
+        def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
+            outputs, after = super().step(inputs, positions, memory)
+            return outputs | {"action": outputs["action"] + torch.zeros(len(positions), 1, 1)}, after
+
+    rule = MemoryRule(mem_len=M, segment=2)
+    with pytest.raises(UserError, match=r"could not trace the step .*\(rows=1\)"):
+        trace(Static(), tmp_path / "a", rule=rule, without={"padding"})
+    artefact = trace(Static(), tmp_path / "a", rule=rule, without={"padding"}, rows=1)
+    assert check(artefact).passed
+    graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
+    sizes = [dim for value in (*graph.input, *graph.output) for dim in value.type.tensor_type.shape.dim]
+    assert not [dim for dim in sizes if dim.dim_param]
+    session = open_session(artefact)
+    inputs = observed(1, 20)
+    right = by_hand(modules.Policy(), inputs, [2] * 10)
+    assert same(run(session, inputs, session.start(1), [2] * 10), right)
+    for rows, count in ((2, 2), (1, 1)):
+        with pytest.raises(UserError, match="traced for exactly 1 rows of 2"):
+            session.step(observed(rows, count), session.start(rows))
+
+
+def test_a_language_model_of_fixed_sizes_generates_token_by_token(tmp_path: Path) -> None:
+    rule = MemoryRule(mem_len=M, segment=1)
+    artefact = trace(modules.Base(), tmp_path / "a", vocab=modules.VOCAB, rule=rule, rows=1)
+    assert check(artefact).passed
+    assert len(list(generate(open_session(artefact), "abc", max_tokens=4))) == 4
+    with pytest.raises(UserError, match="expected 1 to 65536"):
+        trace(modules.Base(), tmp_path / "b", vocab=modules.VOCAB, rule=rule, rows=0)
 
 
 def test_a_language_model_may_decline_promises_too(tmp_path: Path) -> None:
