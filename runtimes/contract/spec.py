@@ -236,9 +236,8 @@ def refuse_no_language_model(spec: Spec) -> None:
     if not spec.language_model:
         inputs, outputs = (_names(tensors) for tensors in spec.signature)
         raise StreamError(
-            f"this artefact is no language model: its step reads {inputs} and returns {outputs}; use its "
-            "`step`, since texts, scores and generation need token ids of a vocabulary and logits of the "
-            "next one."
+            f"this artefact is no language model: its step reads {inputs} and returns {outputs}; use "
+            "`session.step`, because everything else needs token ids in and logits of the next token out."
         )
 
 

@@ -37,7 +37,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     memory = f"memory      {facts['rule']['mem_len']:,} tokens"
     if "bytes_per_stream" in facts:
         running = f"{facts['running_bytes_per_stream'] / 1e6:,.2f} MB per stream"
-        lines.append(f"{memory}, {running}, however long the text grows")
+        grows = "text" if vocabulary else "stream"
+        lines.append(f"{memory}, {running}, however long the {grows} grows")
         weights = facts["precision"]
         stored = facts["memory_precision"]
         lines.append(f"precision   weights {weights}, memory {stored}")

@@ -49,6 +49,7 @@ def test_check_passes_and_prints_its_figures(artefacts: dict[str, Path]) -> None
         "against",
         "paths",
         "missing",
+        "outputs",
     }
     assert set(figures) == keys | {"computed_by", "kernel", "note"}
     assert "computed by: ONNX Runtime, standard operators\n" in shown
