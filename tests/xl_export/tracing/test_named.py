@@ -19,6 +19,8 @@ from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
+from runtimes.sessions.artefact import refuse_wrong_answers
+from tests import host_gpu
 from tests.sealing import sealed
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, M, T
@@ -126,6 +128,22 @@ def test_named_streams_restart_fork_and_go_on_from_a_file(policy: Path, tmp_path
     fresh = run(session, part(inputs, 16, 24), session.start(2), [T, T])
     assert np.abs(after["action"][1] - fresh["action"][1]).max() < 1e-6
     assert np.abs(after["action"][0] - fresh["action"][0]).max() > 1e-3
+
+
+def test_a_device_gives_the_cpus_answers_and_is_tried_first(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_gpu.install(monkeypatch)
+    device = host_gpu.opened(policy)
+    cpu = open_session(policy)
+    inputs = observed(2, 30)
+    lengths = [T, 1, 1, 1, 1, 2] * 3
+    mine = run(device, inputs, device.start(2), lengths)
+    assert same(mine, run(cpu, inputs, cpu.start(2), lengths))
+    refuse_wrong_answers(device, policy, load_spec(policy))
+    monkeypatch.setattr(device, "run", lambda inputs, outputs, memory: outputs["worth"].fill(9))
+    with pytest.raises(ArtefactError, match=r"differs from the reference by .*"):
+        refuse_wrong_answers(device, policy, load_spec(policy))
 
 
 def test_one_input_and_one_output_may_be_passed_bare(frames: Path) -> None:
