@@ -1,6 +1,6 @@
 """Artefacts of a user's module, whose graph PyTorch traces: `trace(module, out, …)`.
 
-Nothing here imports the package `trainer`: a user's folder may have a `trainer.py` of its own.
+In fp32 nothing here imports the package `trainer`: a user's folder may have a `trainer.py` of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from xl_export.artefact.write import (
     write_artefact,
 )
 from xl_export.graph.ops import OPSETS, TYPES, save_model
+from xl_export.shadow import shadowed
 from xl_export.tracing.graph import traced_graph
 from xl_export.tracing.module import (
     ModuleStep,
@@ -89,6 +90,8 @@ def trace(
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     refuse_precisions(target, precision, memory_precision)
+    if precision != "fp32" and (sentence := shadowed()):  # what lowers a graph imports `trainer`
+        raise ConfigError(sentence)
     refuse_other_modules(module)
     refuse_other_rules(rule)
     if isinstance(vocab, str | Path):
