@@ -130,7 +130,7 @@ def test_reaches_that_do_not_fit_the_heads_are_refused(reaches: Any) -> None:
         dataclasses.replace(MODEL, reaches=reaches)
 
 
-def test_a_language_model_that_keeps_all_promises_has_no_other_bytes(tmp_path: Path) -> None:
+def test_a_language_model_with_all_promises_keeps_its_bytes(tmp_path: Path) -> None:
     path = ROOT / "examples" / "stories" / "tales" / SPEC
     save_spec(tmp_path, read_spec(path))
     assert (tmp_path / SPEC).read_bytes() == path.read_bytes()

@@ -226,7 +226,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("inputs", "message"), WRONG)
-def test_inputs_that_do_not_fit_leave_the_memory_as_it_was(policy: Path, inputs: Any, message: str) -> None:
+def test_inputs_that_do_not_fit_leave_the_memory_alone(policy: Path, inputs: Any, message: str) -> None:
     session = open_session(policy)
     memory = session.start(1)
     before = memory.copy()
@@ -327,7 +327,7 @@ def test_a_language_model_may_decline_promises_too(tmp_path: Path) -> None:
         list(generate(session, "abc", max_tokens=4))
 
 
-def test_a_spec_with_other_tensors_than_a_step_has_is_refused(policy: Path, tmp_path: Path) -> None:
+def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path) -> None:
     document = json.loads((policy / "spec.json").read_text())
     changes: list[tuple[str, Any]] = [
         ("inputs", [document["inputs"][0] | {"ids": 3}, *document["inputs"][1:]]),
