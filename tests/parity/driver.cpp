@@ -48,6 +48,7 @@ class Driver {
     if (op == "restart") return stream().last.clear(), stream().memory.positions.at(size("row")) = 0, positions();
     if (op == "save") return xl_export::save(stream().memory, text("file")), positions();
     if (op == "step") return step();
+    if (op == "step by name") return step_by_name();
     if (op == "predict") return predict();
     if (op == "score") return score();
     if (op == "generate") return stream().last.clear(), generate(stream().memory, size("until"));
@@ -105,6 +106,25 @@ class Driver {
     for (std::size_t end = length * size; end <= logits.size(); end += length * size)
       stream().last.insert(stream().last.end(), logits.begin() + (end - size), logits.begin() + end);
     return positions("\"logits\": " + listed(logits));
+  }
+
+  // Of a step that is no language model: `inputs` and the answer have a flat list for each name.
+  std::string step_by_name() {
+    xl_export::Arrays fed;
+    const Value& inputs = asked_.at("inputs");
+    for (std::size_t at = 0; at < inputs.keys.size(); ++at)
+      for (const Value& number : inputs.items[at].list()) {
+        xl_export::Array& array = fed[inputs.keys[at]];
+        if (number.text.find_first_of(".e") == std::string::npos)
+          array.integers.push_back(number.integer(INT64_MIN, INT64_MAX));
+        else
+          array.floats.push_back(std::stof(number.text));
+      }
+    std::string outputs;
+    for (const auto& [name, array] : session().step(fed, stream().memory))
+      outputs += (outputs.empty() ? "\"" : ", \"") + name + "\": " +
+                 (array.floats.empty() ? listed(array.integers) : listed(array.floats));
+    return positions("\"outputs\": {" + outputs + "}");
   }
 
   std::string predict() {
