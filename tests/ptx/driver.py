@@ -35,11 +35,11 @@ class EmulatedDriver:
 
     def upload(self, array: np.ndarray) -> int:
         address = self.empty(array.nbytes)
-        self.memory.at(address, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.memory.upload(address, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         return address
 
     def download(self, target: np.ndarray, address: int) -> None:
-        target.reshape(-1).view(np.uint8)[:] = self.memory.at(address, target.nbytes)
+        target.reshape(-1).view(np.uint8)[:] = self.memory.download(address, target.nbytes)
 
     def launch(
         self, program: Program, grid: tuple[int, int, int], kernel: Kernel, arguments: Sequence[int]

@@ -6,17 +6,17 @@ multiply exactly and add in float32. 2^x and the logarithm are those of NumPy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tests.ptx.machine import TYPES, UNSIGNED, KernelError, Machine
+from tests.ptx.machine import TYPES, UNSIGNED, WARP, WHOLLY_UNDEFINED, KernelError, Machine
 from tests.ptx.program import Instruction, Operand
 
 Action = Callable[[Machine, Instruction, np.ndarray], None]
 TABLE: dict[str, Action] = {}
-WARP = 32
 
 
 def instruction(*names: str) -> Callable[[Action], Action]:
@@ -118,6 +118,16 @@ def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     if "wide" in modifiers:
         result = f"{kind[0]}{2 * int(kind[1:])}"
         kinds[2:] = [result] * len(kinds[2:])
+    if modifiers == ["relu"]:
+        least = np.minimum(*(machine.read(operand, kind) for operand in operands))
+        assert head == "min"
+        machine.write(target, np.maximum(least, np.zeros(1, least.dtype)), active)
+        return
+    if modifiers == ["hi"]:
+        assert (head, kind) == ("mul", "u32")
+        wide = [machine.read(operand, kind).astype(np.uint64) for operand in operands]
+        machine.write(target, (wide[0] * wide[1] >> np.uint64(32)).astype(np.uint32), active)
+        return
     if unknown := set(modifiers) - PLAIN:
         raise NotImplementedError(f"the modifiers {unknown}")
     compute = ARITHMETIC[head]
@@ -125,7 +135,8 @@ def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
         half = kind[:-2]
         values = [_halves(machine.read(operand, _packed(kind)), half) for operand in operands]
         low, high = (compute(*(value[n] for value in values)) for n in (0, 1))
-        machine.write(target, _joined(low, high), active)
+        undefined = functools.reduce(np.bitwise_or, map(machine.undefined_halves, operands))
+        machine.write(target, _joined(low, high), active, undefined)
         return
     values = [machine.read(operand, of) for operand, of in zip(operands, kinds, strict=True)]
     if result != kind:
@@ -168,12 +179,16 @@ def move(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     (target, source), kind = ins.operands, ins.opcode[-1]
     half = f"b{TYPES[kind].itemsize * 4}"
     if isinstance(target, tuple):
-        for register, value in zip(target, _halves(machine.read(source, kind), half), strict=True):
-            machine.write(register, value, active)
+        values = _halves(machine.read(source, kind), half)
+        undefined = machine.undefined_halves(source)
+        for n, (register, value) in enumerate(zip(target, values, strict=True)):
+            machine.write(register, value, active, (undefined >> n & 1) * WHOLLY_UNDEFINED)
     elif isinstance(source, tuple):
-        machine.write(target, _joined(*(machine.read(one, half) for one in source)), active)
+        low, high = ((machine.undefined_halves(one) != 0).astype(np.uint8) for one in source)
+        joined = _joined(*(machine.read(one, half) for one in source))
+        machine.write(target, joined, active, low | high << 1)
     else:
-        machine.write(target, machine.read(source, kind), active)
+        machine.write(target, machine.read(source, kind), active, machine.undefined_halves(source))
 
 
 @instruction("cvt")
@@ -189,6 +204,21 @@ def convert(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     if values[0].dtype.kind == "f" and TYPES[to].kind != "f":
         raise NotImplementedError("a float that becomes an integer")
     machine.write(target, values[0].astype(TYPES[to]), active)
+
+
+@instruction("prmt")
+def permute_bytes(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    assert ins.opcode == ("prmt", "b32")
+    target, low, high, chosen = ins.operands
+    bytes_of = _joined(machine.read(low, "b32"), machine.read(high, "b32"))
+    chosen = int(chosen.rstrip("U"), 0)  # type: ignore[union-attr]
+    result = np.zeros((1, 1), np.uint32)
+    for n in range(4):
+        at = chosen >> 4 * n & 15
+        assert at < 8, "a byte's sign"
+        byte = bytes_of >> np.uint64(8 * at) & np.uint64(0xFF)
+        result = result | byte.astype(np.uint32) << np.uint32(8 * n)
+    machine.write(target, result, active)
 
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -242,14 +272,24 @@ def load(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     targets = _several(ins.operands[0])
     if space == "param":
         value = np.array([[machine.arguments[ins.operands[1].base]]], UNSIGNED[TYPES[kind].itemsize])  # type: ignore[union-attr]
-        machine.write(targets[0], value, active)
+        machine.write(targets[0], _widened(value, kind, targets[0]), active)
         return
     lanes = np.flatnonzero(active)
     wide = space == "global"
     addresses = machine.addresses(ins.operands[1], lanes, wide=wide)
     values = machine.load(machine.memory if wide else machine.shared, lanes, addresses, kind, len(targets))
     for n, target in enumerate(targets):
-        machine.write_lanes(target, values[:, n], lanes)
+        machine.write_lanes(target, _widened(values[:, n], kind, target), lanes)
+
+
+def _widened(value: np.ndarray, kind: str, register: str) -> np.ndarray:
+    """A value of this type as it is in a register that may have more bits."""
+    value = value.view(TYPES[kind])
+    if register == "_":  # not kept
+        return value
+    size = {"%rd": 8, "%r": 4, "%rs": 2}[register.rstrip("0123456789")]
+    sign = "i" if kind[0] == "s" else "u"
+    return value if value.dtype.itemsize == size else value.astype(f"{sign}{size}")
 
 
 @instruction("st")
@@ -257,15 +297,17 @@ def store(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     kind, wide = ins.opcode[-1], ins.opcode[1] == "global"
     lanes = np.flatnonzero(active)
     addresses = machine.addresses(ins.operands[0], lanes, wide=wide)
-    columns = [machine.full(source, kind).reshape(-1)[lanes] for source in _several(ins.operands[1])]
-    machine.store(machine.memory if wide else machine.shared, lanes, addresses, np.stack(columns, axis=1))
+    held = "b16" if kind == "b8" else kind  # a register has at least 16 bits
+    columns = [machine.full(source, held).reshape(-1)[lanes] for source in _several(ins.operands[1])]
+    data = np.stack(columns, axis=1).astype(UNSIGNED[TYPES[kind].itemsize], copy=False)
+    machine.store(machine.memory if wide else machine.shared, lanes, addresses, data)
 
 
 @instruction("cp")
 def copy(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     what = ins.opcode[2]
     if what == "commit_group":
-        machine.committed += active.reshape(-1)
+        machine.committed_copies += active.reshape(-1)
     elif what == "wait_group":
         machine.wait_for_copies(active, int(ins.operands[0]))  # type: ignore[arg-type]
     else:
@@ -282,12 +324,17 @@ def copy(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
 
 @instruction("bar")
 def barrier(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
-    machine.expect_whole(active, WARP if ins.opcode[1] == "warp" else machine.shape[1])
+    of_warp = ins.opcode[1] == "warp"
+    assert ins.operands == ("-1" if of_warp else "0",), "a barrier for some threads"
+    threads = WARP if of_warp else machine.shape[1]
+    machine.expect_whole(active, threads)
+    machine.order.meet(active, threads)
 
 
 @instruction("fence")
 def fence(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
-    """Instructions run in their order here."""
+    assert ".".join(ins.opcode) == "fence.proxy.async.shared::cta"
+    machine.fenced_memory[active.reshape(-1)] = machine.order.now
 
 
 # What a warp does together. Lane 4 g + c of a warp holds row g, and columns 2 c and 2 c + 1, of a matrix of 8
@@ -336,6 +383,11 @@ def _rows(warps: np.ndarray, count: int) -> np.ndarray:
     return (warps[:, None] * WARP + np.arange(8 * count)).reshape(-1)
 
 
+def _transposed(words: np.ndarray) -> np.ndarray:
+    """Matrices of 8 × 8 halves, in rows of four words, turned over."""
+    return np.ascontiguousarray(words.view(np.uint16).swapaxes(2, 3)).view(np.uint32)
+
+
 @instruction("ldmatrix")
 def load_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     assert ins.opcode[3] == "m8n8"
@@ -345,8 +397,7 @@ def load_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     addresses = machine.addresses(ins.operands[1], lanes, wide=False)
     words = machine.load(machine.shared, lanes, addresses, "b32", 4).reshape(-1, len(targets), 8, 4)
     if "trans" in ins.opcode:
-        halves = words.view(np.uint16).swapaxes(2, 3)
-        words = np.ascontiguousarray(halves).view(np.uint32)
+        words = _transposed(words)
     for n, target in enumerate(targets):
         machine.write_lanes(target, words[:, n].reshape(-1), np.flatnonzero(active))
 
@@ -354,10 +405,11 @@ def load_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
 @instruction("stmatrix")
 def store_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     assert ins.opcode[3] == "m8n8"
-    assert "trans" not in ins.opcode
     sources = _several(ins.operands[1])
     warps = _whole(machine, active, WARP)
     words = np.stack([machine.full(source, "b32").reshape(-1, 8, 4)[warps] for source in sources], axis=1)
+    if "trans" in ins.opcode:
+        words = _transposed(words)
     lanes = _rows(warps, len(sources))
     addresses = machine.addresses(ins.operands[0], lanes, wide=False)
     machine.store(machine.shared, lanes, addresses, words.reshape(-1, 4))
@@ -401,19 +453,59 @@ def multiply_matrices(machine: Machine, ins: Instruction, active: np.ndarray) ->
     _accumulate(machine, targets, sources, product, active)
 
 
+@instruction("wgmma")
+def multiply_by_warp_groups(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    """Products by four warps each, and what orders them. The left matrix [64, 16] is in registers or in
+    shared memory, the right one [16, columns] in shared memory.
+    """
+    match ins.opcode[1]:
+        case "fence":
+            for threads in machine.unfenced.values():
+                threads &= ~active
+        case "commit_group":
+            machine.committed_products += active.reshape(-1)
+        case "wait_group":
+            machine.wait_for_products(active, int(ins.operands[0]))  # type: ignore[arg-type]
+        case "mma_async":
+            _start_product(machine, ins, active)
+        case other:
+            raise NotImplementedError(other)
+
+
+def _start_product(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    assert ins.opcode[5:] == ("f32", "f16", "f16")
+    assert ins.operands[4:6] == ("1", "1"), "a factor other than 1"
+    targets, left, right, keep, _, _, *transposed = ins.operands
+    columns = int(ins.opcode[4].removeprefix("m64n").removesuffix("k16"))
+    groups = _whole(machine, active, 4 * WARP)
+    everyone = machine.everyone.size // (4 * WARP)
+    right_matrix = np.zeros((everyone, 1, columns, 16), np.float32)
+    right_matrix[groups, 0], places = _described(machine, right, groups, columns, transposed[-1] == "1")
+    if isinstance(left, tuple):
+        left_matrix = _left_matrix(machine, left).reshape(everyone, 4, 16, 16)
+    else:
+        left_matrix = np.zeros((everyone, 4, 16, 16), np.float32)
+        numbers, more = _described(machine, left, groups, 64, transposed[0] == "1")
+        left_matrix[groups] = numbers.reshape(-1, 4, 16, 16)
+        places = np.concatenate([places, more])
+    machine.multiply_later(ins, np.flatnonzero(active), places)
+    product = left_matrix @ right_matrix.swapaxes(2, 3)
+    if machine.read(keep, "pred").any():
+        machine.expect_defined(ins.writes, active)
+    else:
+        zero = np.zeros((1, 1), np.float32)
+        for target in _several(targets):
+            machine.write(target, zero, active)
+    _accumulate(machine, _several(targets), _several(targets), product.reshape(-1, 16, columns), active)
+
+
 SWIZZLES = {1: 128, 2: 64, 3: 32}  # bytes of a row, by the number in a matrix descriptor
 
 
-@instruction("wgmma")
-def multiply_by_shared_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
-    """The left matrix [64, 16] of four warps is in registers, the right [16, columns] in shared memory."""
-    if ins.opcode[1] != "mma_async":  # the others wait; a product is finished at once here
-        return
-    assert ins.opcode[5:] == ("f32", "f16", "f16")
-    assert ins.operands[4:6] == ("1", "1")
-    targets, left, descriptor, keep, *_, transposed = ins.operands
-    columns = int(ins.opcode[4].removeprefix("m64n").removesuffix("k16"))
-    groups = _whole(machine, active, 4 * WARP)
+def _described(
+    machine: Machine, descriptor: Operand, groups: np.ndarray, count: int, transposed: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix [groups, count, 16] of halves in shared memory, whose last axis is summed, and its places."""
     described = machine.full(descriptor, "u64").reshape(-1, 4 * WARP)[groups, :1]
 
     def field(start: int) -> np.ndarray:
@@ -421,22 +513,17 @@ def multiply_by_shared_matrix(machine: Machine, ins: Instruction, active: np.nda
         return (described >> np.uint64(start) & np.uint64(0x3FFF)).astype(np.int64)[:, :, None] * 16
 
     width = SWIZZLES[int(described[0, 0] >> np.uint64(62))]
-    k, n = np.arange(16)[:, None], np.arange(columns)[None]
-    # Rows are of k, with the n side by side, if transposed; else the other way round. Eight rows follow each
-    # other; `stride` leads to the next eight, and `leading` to more than a row holds.
-    row, column = (k, n) if transposed == "1" else (n, k)
+    n, k = np.arange(count)[:, None], np.arange(16)[None]
+    # Rows are of n, with the k side by side, or the other way round. Eight rows follow each other; `stride`
+    # leads to the next eight, and `leading` to more than a row holds.
+    row, column = (k, n) if transposed else (n, k)
     leading, stride = field(16), field(32)
     of_row = width // 2
-    places = field(0) + row // 8 * stride + row % 8 * width + column // of_row * leading + column % of_row * 2
+    addresses = field(0) + row // 8 * stride + row % 8 * width
+    addresses = addresses + column // of_row * leading + column % of_row * 2
     # A swizzle exchanges sixteens of bytes by the number of the row.
-    places ^= (places >> 7 & (width // 16 - 1)) << 4
-    lanes = np.repeat(groups * 4 * WARP, 16 * columns)
-    halves = machine.load(machine.shared, lanes, places.reshape(-1), "b16", 1).view(np.float16)
-    right = np.zeros((machine.everyone.size // (4 * WARP), 1, 16, columns), np.float32)
-    right[groups] = halves.reshape(-1, 1, 16, columns)
-    product = _left_matrix(machine, _several(left)).reshape(-1, 4, 16, 16) @ right
-    if not machine.read(keep, "pred").any():
-        zero = np.zeros((1, 1), np.float32)
-        for target in _several(targets):
-            machine.write(target, zero, active)
-    _accumulate(machine, _several(targets), _several(targets), product.reshape(-1, 16, columns), active)
+    addresses ^= (addresses >> 7 & (width // 16 - 1)) << 4
+    lanes = np.repeat(groups * 4 * WARP, 16 * count)
+    halves = machine.load(machine.shared, lanes, addresses.reshape(-1), "b16", 1).view(np.float16)
+    places = machine.shared.places(addresses.reshape(-1), 2, machine.block_of[lanes])
+    return halves.reshape(-1, count, 16), places

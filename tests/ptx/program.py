@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -16,12 +17,15 @@ class Address:
 
 # A name of a register, a label or a variable; an immediate value as text; a vector `{a, b}`; or an address.
 Operand = str | tuple[str, ...] | Address
+# Instructions without a target register; all others have it first.
+NO_TARGET = {"st", "stmatrix", "cp", "bar", "fence", "bra", "ret"}
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One instruction. guard: the predicate on which it depends, or None; negated: it runs if that is false.
-    opcode: the parts between its dots. text: as written, for messages.
+    opcode: the parts between its dots. reads, writes: the registers among its operands. text: as written, for
+    messages.
     """
 
     text: str
@@ -29,16 +33,33 @@ class Instruction:
     negated: bool
     opcode: tuple[str, ...]
     operands: tuple[Operand, ...]
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+    @property
+    def moves_halves(self) -> bool:
+        """Whether a half of the result depends on the same half of the operands only, or is one of them."""
+        return self.opcode[0] == "mov" or self.opcode[-1].endswith("x2")
+
+    @property
+    def left_matrix(self) -> frozenset[str]:
+        """The registers with the left matrix of a wgmma, if it is not in shared memory."""
+        left = self.operands[1]
+        return frozenset(left) if isinstance(left, tuple) else frozenset()
 
 
 @dataclass(frozen=True)
 class Program:
-    """One kernel. parameters: their names. threads: of a block. labels: the instruction after each."""
+    """One kernel. parameters: their names. threads: of a block. labels: the instruction after each.
+    of_products: the registers with matrices of wgmma. grain: bytes of the smallest access to shared memory.
+    """
 
     parameters: tuple[str, ...]
     threads: int
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
+    of_products: frozenset[str]
+    grain: int
 
 
 def parse(ptx: str, kernel: str) -> Program:
@@ -58,7 +79,16 @@ def parse(ptx: str, kernel: str) -> Program:
         if statement and not statement.startswith("."):  # such as `.reg`
             instructions.append(_instruction(statement))
     parameters = re.findall(r"\.param [^,)]*?(\w+)\s*(?=[,)])", head)
-    return Program(tuple(parameters), int(threads[1]), tuple(instructions), labels)
+    products = [ins for ins in instructions if ins.opcode[:2] == ("wgmma", "mma_async")]
+    bytewise = any(ins.opcode[1:] == ("shared", "b8") for ins in instructions)
+    return Program(
+        parameters=tuple(parameters),
+        threads=int(threads[1]),
+        instructions=tuple(instructions),
+        labels=labels,
+        of_products=frozenset().union(*(ins.writes | ins.left_matrix for ins in products)),
+        grain=1 if bytewise else 2,
+    )
 
 
 def _instruction(statement: str) -> Instruction:
@@ -67,7 +97,23 @@ def _instruction(statement: str) -> Instruction:
     negated, guard, opcode, rest = found.groups()
     # Commas inside of braces and brackets do not separate operands.
     operands = tuple(_operand(one) for one in re.findall(r"\{[^}]*\}|\[[^]]*\]|[^\s,]+", rest))
-    return Instruction(" ".join(statement.split()), guard, bool(negated), tuple(opcode.split(".")), operands)
+    targets = 0 if opcode.split(".")[0] in NO_TARGET else 1
+    return Instruction(
+        text=" ".join(statement.split()),
+        guard=guard,
+        negated=bool(negated),
+        opcode=tuple(opcode.split(".")),
+        operands=operands,
+        reads=frozenset(_registers(operands[targets:])),
+        writes=frozenset(_registers(operands[:targets])),
+    )
+
+
+def _registers(operands: Iterable[Operand]) -> Iterator[str]:
+    """The numbered registers in operands; others, such as %tid.x, are never written."""
+    for operand in operands:
+        names = operand if isinstance(operand, tuple) else (getattr(operand, "base", operand),)
+        yield from (name for name in names if name[0] == "%" and name[-1].isdigit())
 
 
 def _operand(text: str) -> Operand:

@@ -32,6 +32,7 @@ class Case:
     nearest: int = 0
     initial_masked: int = 1
     persistent: int = 0
+    scale: int = 1  # of queries and u and v; if it is not 1 they are whole numbers, whose sums are exact
     dtype: Literal["float16", "float32"] = "float16"  # of everything but the positions and slots
 
     @property
@@ -70,7 +71,10 @@ class Case:
         draw = np.random.default_rng(seed)
         arrays = {name: draw.normal(size=shape).astype(self.dtype) for name, shape in shapes.items()}
         for name in ("query", "u", "v"):
-            arrays[name] /= np.dtype(self.dtype).type(K**0.5)
+            if self.scale == 1:
+                arrays[name] /= np.dtype(self.dtype).type(K**0.5)
+            else:
+                arrays[name] = np.rint(self.scale * arrays[name])
         if self.span is not None:
             with np.errstate(divide="ignore"):
                 arrays["bias_table"][:] = np.log(np.clip((self.span - np.arange(R)) / 4, 0, 1))
@@ -91,6 +95,8 @@ CASES = {
     "full-mask-clamped": Case(T=21, M=30, R=9, full_mask=1),
     "no-memory": Case(T=20, M=0, R=1),
     "no-memory-single": Case(T=1, M=0, R=1),
+    "scores-in-the-thousands": Case(T=19, M=37, R=57, scale=200),
+    "one-token-scores-in-the-thousands": Case(T=1, M=70, R=71, scale=200),
     "shared-table": Case(T=7, M=21, K=32, R=22, G=1),
     "restarted-row": Case(B=3, T=9, M=40, R=41, first=(1000, 0, 17)),
     "padded-row": Case(B=2, T=9, M=20, R=21, first=(-4, -60)),

@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import enum
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.driver import Driver, Tried, try_kernels
 from xl_export.tensorrt.naive import naive_relative_attention
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 CASE = Case(B=2, T=3, M=20, K=16, R=23, first=(0, 50), persistent=2, N=2)
 MULTIPROCESSORS = 6
 
@@ -139,13 +139,6 @@ class FakeDriver:
         parts_of = self._array(mixed, (parts, rows, self.case.K), "f4")
         answer = (weights * parts_of).sum(axis=0) / weights.sum(axis=0)
         self._array(out, (rows, self.case.K), self.case.dtype)[:] = answer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
-        yield
 
 
 @pytest.fixture
