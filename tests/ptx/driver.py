@@ -16,6 +16,30 @@ from xl_export.tensorrt.kernels.compile import Kernel
 TOGETHER = 16384  # threads that advance together, in whole blocks
 
 
+def execute(
+    program: Program,
+    arguments: Sequence[int],
+    *,
+    grid: tuple[int, int, int],
+    shared_bytes: int,
+    memory: GlobalMemory,
+) -> None:
+    """Executes every block of a grid. arguments: addresses and integers in the order of the parameters."""
+    blocks = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    each = max(1, TOGETHER // program.threads)
+    for start in range(0, len(blocks), each):
+        machine = Machine(
+            program,
+            arguments,
+            blocks=blocks[start : start + each],
+            grid=grid,
+            shared_bytes=shared_bytes,
+            memory=memory,
+        )
+        with np.errstate(all="ignore"):
+            machine.run(TABLE)
+
+
 class EmulatedDriver:
     """What `run_embedded` needs of `Driver`, for a GPU of this compute capability (86 for 8.6)."""
 
@@ -45,19 +69,7 @@ class EmulatedDriver:
         self, program: Program, grid: tuple[int, int, int], kernel: Kernel, arguments: Sequence[int]
     ) -> None:
         assert program.threads == kernel.threads
-        blocks = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
-        each = max(1, TOGETHER // kernel.threads)
-        for start in range(0, len(blocks), each):
-            machine = Machine(
-                program,
-                arguments,
-                blocks=blocks[start : start + each],
-                grid=grid,
-                shared_bytes=kernel.shared_bytes,
-                memory=self.memory,
-            )
-            with np.errstate(all="ignore"):
-                machine.run(TABLE)
+        execute(program, arguments, grid=grid, shared_bytes=kernel.shared_bytes, memory=self.memory)
 
     def milliseconds(self, call: Callable[[], None]) -> float:
         call()

@@ -47,7 +47,7 @@ OPERATIONS = {
     trt.DimensionOperation.FLOOR_DIV: lambda a, b: a // b,
     trt.DimensionOperation.MIN: min,
 }
-MULTIPROCESSORS = 16
+MULTIPROCESSORS = 4
 BUILDER = SimpleNamespace(
     constant=Number.of, operation=lambda kind, a, b: Number.of(OPERATIONS[kind](a.value, b.value))
 )
@@ -79,7 +79,7 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
         [H, 1, K],
         [H, 1, K],
         [H, R, K],
-        [1, R],
+        [H, R],
         [H, N, K],
         [H, N, K],
         [B],

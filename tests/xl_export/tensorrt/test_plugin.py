@@ -1,5 +1,5 @@
-"""The plugins' functions through the real `tensorrt.plugin`, as far as they go without TensorRT: no kernel is
-launched.
+"""The plugins' functions through the real `tensorrt.plugin`. `tests/ptx` executes the kernels that TensorRT
+receives.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -19,18 +20,22 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import Gpu
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
+from tests.ptx.driver import EmulatedDriver, execute
+from tests.ptx.program import parse
 from tests.xl_export.tensorrt.bindings import needs_bindings
+from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.compile import JOINS, Type, parts, programs, scratch_rows, tactics
+from xl_export.tensorrt.kernels.driver import TOLERANCES, naive_answer
 from xl_export.tensorrt.network import take_plugins
 from xl_export.tensorrt.operator import DOMAIN, JOIN, PLUGIN, SIGNATURES, Attributes, Signature
 from xl_export.tensorrt.plugin import refuse_unfit
 
 pytest.importorskip("triton", reason="triton is not installed (it is for Linux on x86-64 and Arm)")
 WORKER = Path(__file__).parent / "plugin_worker.py"
-SIZES = {"B": 3, "H": 4, "T": 33, "J": 97, "M": 64, "K": 24, "R": 65, "N": 5}
-RULE = MemoryRule(mem_len=64, segment=33)
+SIZES = {"B": 2, "H": 2, "T": 17, "J": 49, "M": 32, "K": 24, "R": 33, "N": 5}
+RULE = MemoryRule(mem_len=32, segment=17)
 UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
-GPU = {"multiprocessors": 16}  # as in the worker
+GPU = {"multiprocessors": 4}  # as in the worker
 
 
 @pytest.fixture(scope="module", params=[("8.6", "HALF", "front"), ("7.5", "FLOAT", "single")])
@@ -136,6 +141,42 @@ def test_the_kernels_take_inputs_two_integers_and_the_outputs(answers: dict[str,
             kinds = re.findall(r"\.param \.(\w+)", entry[1])
             assert kinds == ["u64"] * inputs + ["u32", "u32"] + ["u64"] * outputs
             assert f".target sm_{answers['capability'].replace('.', '')}" in launch["ptx"]
+
+
+@needs_bindings
+@both_forms
+def test_what_tensorrt_receives_computes_the_naive_operator(
+    answers: dict[str, Any], signature: Signature
+) -> None:
+    """The first tactic with every join, and every tactic with the first join."""
+    case = Case(
+        **{letter: SIZES[letter] for letter in "BHTMKRN"},
+        first=(50, 3),
+        slot=(32, 7) if "slot" in signature.inputs else (),
+        persistent=5,
+        dtype="float16" if answers["kind"] == "HALF" else "float32",
+    )
+    assert case.attributes == Attributes.of(RULE, persistent=5)
+    expected = naive_answer(case)
+    attends = answers[signature.parts]
+    joins = answers[JOIN]["launches"]
+    for n, launch in enumerate(attends["launches"]):
+        for join in joins if n == 0 else joins[:1]:
+            driver = EmulatedDriver(80, multiprocessors=1)
+            inputs = [driver.upload(array) for array in case.inputs().values()]
+            scratch = [driver.empty(4 * int(np.prod(shape))) for shape in attends["output_shapes"]]
+            answer = np.empty((case.B, case.H, case.T, case.K), case.dtype)
+            out = driver.empty(answer.nbytes)
+            for made, tensors, outputs in ((launch, inputs, scratch), (join, [inputs[0], *scratch], [out])):
+                execute(
+                    parse(made["ptx"], made["name"]),
+                    [*tensors, *made["integers"], *outputs],
+                    grid=(made["grid_x"], made["grid_y"], made["grid_z"]),
+                    shared_bytes=made["shared_mem"],
+                    memory=driver.memory,
+                )
+            driver.download(answer, out)
+            assert np.abs(answer - expected).max() <= TOLERANCES[case.dtype]
 
 
 def test_capabilities_are_numbers() -> None:

@@ -1,5 +1,5 @@
-"""The embedded PTX goes through the CUDA driver with the grids and arguments of an engine: a stand-in for the
-driver reads them from its memory. No kernel is executed here; `pytest -m gpu` does that.
+"""The embedded PTX goes through the CUDA driver with the grids and arguments of an engine. A stand-in for the
+driver executes it on the CPU (`tests/ptx`); `pytest -m gpu` executes it on a GPU.
 """
 
 # ruff: noqa: N802 (the names are those of CUDA)
@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import enum
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,21 +20,21 @@ import pytest
 import torch
 
 from runtimes.base.errors import ArtefactError, MissingPackageError
+from tests.ptx.driver import execute
+from tests.ptx.machine import POISON, GlobalMemory
+from tests.ptx.program import parse
 from xl_export.tensorrt.kernels import driver as module
 from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.driver import Driver, Tried, try_kernels
-from xl_export.tensorrt.naive import naive_relative_attention
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 CASE = Case(B=2, T=3, M=20, K=16, R=23, first=(0, 50), persistent=2, N=2)
-MULTIPROCESSORS = 6
+MULTIPROCESSORS = 2
 
 
 class FakeDriver:
-    """`cuda.bindings.driver` over host memory. A launch of the attention kernel writes the naive operator's
-    answer as that of every part; one of the joining kernel joins the parts. Both take every shape and size
-    from their arguments and their grid, or from the case.
-    """
+    """`cuda.bindings.driver` with one GPU, whose kernels are executed on the CPU. wrong: added to results."""
 
     CUresult = enum.Enum("CUresult", ["CUDA_SUCCESS", "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_PTX"])
     CUdevice_attribute = SimpleNamespace(
@@ -43,9 +43,12 @@ class FakeDriver:
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=MULTIPROCESSORS,
     )
 
-    def __init__(self, case: Case = CASE) -> None:
-        self.case, self.memory, self.modules = case, {}, []  # type: ignore[var-annotated]
-        self.result, self.wrong = self.CUresult.CUDA_SUCCESS, 0.0
+    def __init__(self) -> None:
+        self.memory = GlobalMemory()
+        self.addresses: set[int] = set()
+        self.modules: list[str] = []
+        self.result = self.CUresult.CUDA_SUCCESS
+        self.wrong = 0.0
         self.grids: list[tuple[str, tuple[int, ...]]] = []
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
@@ -74,26 +77,26 @@ class FakeDriver:
         return self.result, (name.decode(), text) if entry else None
 
     def cuMemAlloc(self, num_bytes: int) -> tuple[Any, ...]:
-        block = ctypes.create_string_buffer(num_bytes)
-        self.memory[ctypes.addressof(block)] = block
-        return self.result, ctypes.addressof(block)
+        address = self.memory.allocate(num_bytes)
+        self.addresses.add(address)
+        return self.result, address
 
     def cuMemFree(self, address: int) -> tuple[Any, ...]:
-        del self.memory[address]
+        self.addresses.remove(address)
         return (self.result,)
 
     def cuMemsetD8(self, address: int, value: int, num_bytes: int) -> tuple[Any, ...]:
-        ctypes.memset(address, value, num_bytes)
+        assert value == POISON  # which is in new memory
         return (self.result,)
 
     def cuMemcpyHtoD(self, target: int, source: int, num_bytes: int) -> tuple[Any, ...]:
-        assert num_bytes <= len(self.memory[target])
-        ctypes.memmove(target, source, num_bytes)
+        content = (ctypes.c_uint8 * num_bytes).from_address(source)
+        self.memory.upload(target, np.frombuffer(content, np.uint8))
         return (self.result,)
 
     def cuMemcpyDtoH(self, target: int, source: int, num_bytes: int) -> tuple[Any, ...]:
-        assert num_bytes <= len(self.memory[source])
-        ctypes.memmove(target, source, num_bytes)
+        answer = self.memory.download(source, num_bytes).view(np.float16) + np.float16(self.wrong)
+        ctypes.memmove(target, answer.ctypes.data, num_bytes)
         return (self.result,)
 
     def cuLaunchKernel(self, function: tuple[str, str], *given: Any) -> tuple[Any, ...]:
@@ -110,35 +113,8 @@ class FakeDriver:
         assert (stream, extra) == (0, 0)
         assert 0 <= shared <= 48 << 10
         self.grids.append((name, grid))
-        (self._join if name == "join_parts" else self._attend)(grid, values)
+        execute(parse(ptx, name), values, grid=grid, shared_bytes=shared, memory=self.memory)
         return (self.result,)
-
-    def _array(self, address: int, shape: Sequence[int], dtype: str) -> np.ndarray:
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        assert count <= len(self.memory[address]), "beyond the memory that was made"
-        return np.frombuffer((ctypes.c_char * count).from_address(address), dtype).reshape(shape)
-
-    def _attend(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
-        case, (*addresses, T, J, mixed, level) = self.case, values
-        assert (T, J, grid[0]) == (case.T, case.J, case.B * case.H)
-        like = case.inputs()
-        inputs = [
-            self._array(at, array.shape, array.dtype.name)
-            for at, array in zip(addresses, like.values(), strict=True)
-        ]
-        answer = naive_relative_attention(*inputs, attributes=case.attributes, mem_len=case.mem_len)
-        answer += self.wrong
-        rows = case.B * case.H * T
-        self._array(mixed, (grid[2], rows, case.K), "f4")[:] = answer.reshape(rows, case.K)
-        self._array(level, (grid[2], rows), "f4")[:] = 0
-
-    def _join(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
-        _, mixed, level, rows, parts, out = values
-        assert rows == self.case.B * self.case.H * self.case.T
-        weights = np.exp2(self._array(level, (parts, rows), "f4"))[:, :, None]
-        parts_of = self._array(mixed, (parts, rows, self.case.K), "f4")
-        answer = (weights * parts_of).sum(axis=0) / weights.sum(axis=0)
-        self._array(out, (rows, self.case.K), self.case.dtype)[:] = answer
 
 
 @pytest.fixture
@@ -154,7 +130,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 @pytest.mark.parametrize("slot", [(), (20, 3)], ids=["memory", "ring"])
 def test_the_ptx_is_launched_as_engines_do(fake: FakeDriver, slot: tuple[int, ...]) -> None:
-    case = fake.case = dataclasses.replace(CASE, slot=slot, spare=2 * len(slot))
+    case = dataclasses.replace(CASE, slot=slot, spare=2 * len(slot))
     (tried,) = try_kernels({"a case": case}, repeats=2)
     assert isinstance(tried, Tried)
     assert (tried.case, tried.milliseconds) == ("a case", 0.5)
@@ -163,7 +139,7 @@ def test_the_ptx_is_launched_as_engines_do(fake: FakeDriver, slot: tuple[int, ..
     rows, divided = CASE.B * CASE.H, -(-4 * MULTIPROCESSORS // (CASE.B * CASE.H))
     once = [("token_attention", (rows, CASE.T, divided)), ("join_parts", (rows * CASE.T, 1, 1))]
     assert fake.grids == 2 * once
-    assert (fake.memory, fake.modules) == ({}, [])
+    assert (fake.addresses, fake.modules) == (set(), [])
 
     fake.wrong = 0.1
     assert not next(iter(try_kernels({"a case": case}, repeats=2))).passed

@@ -19,6 +19,7 @@ from xl_export.tensorrt.kernels.compile import JOINS, PTX_VERSIONS, Tactic, tact
 from xl_export.tensorrt.kernels.driver import TOLERANCES, naive_answer, run_embedded
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 # The first tile of keys that a program visits has queries to which nothing in it is visible: the last queries
 # of a tile, whose memory begins later, and the first ones of a new text.

@@ -21,6 +21,7 @@ from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.compile import Kernel, Tactic, tactics
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 SEGMENT = next(t for t in tactics(16, 90) if t.block_t == 64)
 LARGE = next(t for t in tactics(16, 90) if t.block_t == 128)
 TOKEN = tactics(16, 90)[0]
