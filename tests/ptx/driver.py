@@ -47,7 +47,7 @@ class EmulatedDriver:
 
     def __init__(self, capability: int, *, multiprocessors: int) -> None:
         major, minor = divmod(capability, 10)
-        self.gpu = Gpu(name="emulated", compute_capability=f"{major}.{minor}")
+        self.gpu = Gpu(name="the emulator", compute_capability=f"{major}.{minor}")
         self.multiprocessors = multiprocessors
         self.memory = GlobalMemory()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import click
 
 from runtimes.cli.check import check_command
-from runtimes.cli.devices import devices_command
 from runtimes.cli.fused_kernel import fused_kernel_command
 from runtimes.cli.generate import generate_command
 from runtimes.cli.group import Group
@@ -18,6 +17,7 @@ from xl_export.cli.attention import attention_command, spans_command
 from xl_export.cli.build import build_command
 from xl_export.cli.demo import demo_command
 from xl_export.cli.deployment import polygraphy_command, refit_command
+from xl_export.cli.devices import devices_command
 from xl_export.cli.export import export_command
 from xl_export.cli.import_ import import_command
 from xl_export.cli.on_ray import eval_command, score_command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,4 +133,3 @@ def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(reports) == len(list_devices())
     for report in reports:
         assert any(report["sentence"] in line and report["device"] in line for line in lines)
-    assert importlib.import_module("xl_export.cli.main").main.commands["devices"] is devices_command

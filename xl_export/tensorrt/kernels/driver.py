@@ -27,6 +27,7 @@ from xl_export.tensorrt.kernels.compile import (
     Kernel,
     Sizes,
     Tactic,
+    Type,
     compile_kernel,
     constants,
     join_constants,
@@ -194,23 +195,51 @@ def run_embedded(
     join: Tactic,
     repeats: int = 1,
 ) -> Answer:
-    """What the two kernels of an engine answer to the operator's inputs, with an engine's grids and
-    arguments.
+    """What the two kernels of an engine for this GPU answer to the operator's inputs.
 
     inputs: by name, in the operator's order. mem_len: of the operator over a ring, or None. Raises
     ArtefactError if the driver refuses a kernel.
     """
+    kernels = compile_pair(
+        [array.shape for array in inputs.values()],
+        attributes,
+        mem_len,
+        tactic=tactic,
+        join=join,
+        compute_capability=driver.gpu.capability,
+        dtype=str(inputs["query"].dtype),  # type: ignore[arg-type]
+    )
+    return run_kernels(driver, inputs, *kernels, repeats=repeats)
+
+
+def compile_pair(
+    shapes: Sequence[Sequence[int]],
+    attributes: Attributes,
+    mem_len: int | None,
+    *,
+    tactic: Tactic,
+    join: Tactic,
+    compute_capability: int,
+    dtype: Type,
+) -> tuple[Kernel, Kernel]:
+    """The two kernels of an attention whose inputs have these shapes."""
+    sizes = Sizes.of(shapes)
+    first = constants(tactic, sizes, attributes, mem_len)
+    second = join_constants(join, sizes.head_dim)
+    return (
+        compile_kernel(tactic, first, compute_capability=compute_capability, dtype=dtype),
+        compile_kernel(join, second, compute_capability=compute_capability, dtype=dtype),
+    )
+
+
+def run_kernels(
+    driver: Driver, inputs: Mapping[str, np.ndarray], first: Kernel, second: Kernel, *, repeats: int = 1
+) -> Answer:
+    """What two kernels answer to the operator's inputs, with an engine's grids and arguments."""
     query = inputs["query"]
     B, H, T, K = query.shape
     J = inputs["key"].shape[2]
     multiprocessors = driver.multiprocessors
-    for_gpu = {
-        "compute_capability": driver.gpu.capability,
-        "dtype": str(query.dtype),
-    }
-    fixed = constants(tactic, Sizes.of([array.shape for array in inputs.values()]), attributes, mem_len)
-    first = compile_kernel(tactic, fixed, **for_gpu)  # type: ignore[arg-type]
-    second = compile_kernel(join, join_constants(join, K), **for_gpu)  # type: ignore[arg-type]
     undivided = programs(B, H, T)
     number = parts(undivided, multiprocessors=multiprocessors)
     rows = scratch_rows(undivided, T, multiprocessors=multiprocessors)

@@ -1,0 +1,68 @@
+"""`xl-export devices --try`: one line for each trial, and an exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.cases.on_gpu import sides
+from runtimes.sessions.ort_gpu.driver import DriverFacts
+from runtimes.tasks.check import check
+from tests import fake_gpu
+from tests.commands import xl
+from tests.gpu import stand_ins
+from tests.ptx.driver import EmulatedDriver
+from xl_export.cli import devices
+from xl_export.tensorrt import build
+from xl_export.tensorrt.kernels import driver
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose kernels are emulated, and whose models the CPU computes."""
+    stand_ins.install(monkeypatch)
+    facts = DriverFacts(gpus=(fake_gpu.GPU,), cuda=(13, 0))
+    monkeypatch.setattr(devices, "ask_driver", lambda: facts)
+    monkeypatch.setattr(driver, "Driver", lambda: EmulatedDriver(89, multiprocessors=4))
+    monkeypatch.setattr(build, "build", sides.build)
+    on_cpu = lambda folder, device="auto": check(folder, device="cpu" if device == "cuda" else device)  # noqa: E731
+    monkeypatch.setattr(devices, "check", on_cpu)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_every_trial_that_passes_is_one_line() -> None:
+    result = xl("devices", "--try")
+    assert result.exit_code == 0, result.output
+    names = ("kernels", "cuda", "TensorRT", "TensorRT-RTX")
+    assert [line.partition(": passed: ")[0] for line in result.stdout.splitlines()] == list(names)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_wrong_answer_fails_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = driver.run_kernels
+
+    def wrong(*arguments: Any) -> driver.Answer:
+        answer = right(*arguments)
+        return replace(answer, answer=np.full_like(answer.answer, np.nan))
+
+    monkeypatch.setattr(driver, "run_kernels", wrong)
+    monkeypatch.setattr(devices, "find_spec", lambda name: None if name.startswith("tensorrt") else "here")
+    result = xl("devices", "--try", "--json")
+    assert result.exit_code == 1
+    kernels, cuda = json.loads(result.stdout)["trials"]
+    assert (kernels["passed"], cuda["passed"]) == (False, True)
+    assert "build engines with --attention native" in kernels["sentence"]
+
+
+def test_without_a_gpu_the_kernels_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = DriverFacts(fault="no NVIDIA driver is installed")
+    monkeypatch.setattr(devices, "ask_driver", lambda: facts)
+    result = xl("devices", "--try")
+    assert result.exit_code == 0, result.output
+    none, emulated = result.stdout.splitlines()
+    assert none.startswith("GPU: not tried: no NVIDIA driver is installed, so nothing was computed on a GPU.")
+    assert emulated.startswith("kernels, emulated: passed: on the emulator")
