@@ -32,6 +32,7 @@ from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import parser_errors, read_model, take_plugins
+from xl_export.tensorrt.sharing import inline_attention
 
 # Fields of a spec in which two artefacts of one step may differ. Whose answers a reference holds, and in
 # which files the graph is, are not part of the step.
@@ -119,6 +120,8 @@ def refitted_plan(trt: Any, log: Any, facts: EngineFacts, plan: Path, graph: Pat
     model = read_model(graph)
     if facts.attention == "plugin":
         take_plugins(model)
+    else:
+        model = inline_attention(model)
     refitter = trt.Refitter(engine, log)
     weights_parser = trt.OnnxParserRefitter(refitter, log)
     taken = weights_parser.refit_from_bytes(model.SerializeToString(), str(graph.resolve()))

@@ -41,7 +41,9 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     if spec.precision != "fp32":
         model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":
-        body = ir.serde.deserialize_function(function_body(spec.opset, ring=spec.form == "ring"))
+        ring = spec.form == "ring"
+        persistent = config.sublayers == "all-attention"
+        body = ir.serde.deserialize_function(function_body(spec.opset, ring=ring, persistent=persistent))
         model.functions[body.identifier()] = body
     return model
 

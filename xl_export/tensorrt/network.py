@@ -17,6 +17,7 @@ from runtimes.contract.engine import Attention
 from runtimes.contract.spec import GRAPH
 from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, PLUGIN, SIGNATURES
 from xl_export.tensorrt.private_parts import allow_decomposition
+from xl_export.tensorrt.sharing import inline_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,11 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     """
     graph = folder / GRAPH
     model = read_model(graph)
-    attentions = take_plugins(model) if attention == "plugin" else 0
+    attentions = 0
+    if attention == "plugin":
+        attentions = take_plugins(model)
+    else:
+        model = inline_attention(model)
     if attention == "plugin" and not attentions:
         raise ConfigError(
             f"{graph} has no node {DOMAIN}::{NAME}, which --attention plugin needs; export the artefact with "

@@ -125,13 +125,16 @@ SIGNATURES = (
 )
 
 
-def function_body(opset: int, *, ring: bool = False) -> onnx.FunctionProto:
+def function_body(opset: int, *, ring: bool = False, persistent: bool = True) -> onnx.FunctionProto:
     """The operator as a model-local function of standard operators, for a model of this opset.
 
-    ring: whether it is the operator over a ring.
+    ring: whether it is the operator over a ring. persistent: whether nodes may have persistent vectors;
+    without them the body is shorter.
     """
     of = SIGNATURES[ring]
-    body = _BODY.replace("DISTANCES", _RING_DISTANCES if ring else _DISTANCES)
+    body = _BODY.replace("SCORES", _OWN_SCORES if persistent else _SCORES)
+    body = body.replace("ANSWER", _OWN_ANSWER if persistent else _ANSWER)
+    body = body.replace("DISTANCES", _RING_DISTANCES if ring else _DISTANCES)
     body = body.replace("BIAS", _RING_BIAS if ring else _BIAS)
     signature = f"{of.name} <{', '.join(of.attributes)}> ({', '.join(of.inputs)}) => (answer)"
     return onnx.parser.parse_function(
@@ -156,6 +159,28 @@ _RING_BIAS = """bias_GB1TJ = Gather <axis = 1> (bias_table, bias_row)
     at_2 = Constant <value_ints = [2]> ()
     bias_GBTJ = Squeeze (bias_GB1TJ, at_2)
     bias_by_key = Transpose <perm = [1, 0, 2, 3]> (bias_GBTJ)"""
+
+# Scores and answer without persistent vectors, and with them.
+_SCORES = "joined = Where (visible, with_bias, nothing)"
+_ANSWER = "answer = MatMul (weights, value)"
+_OWN_SCORES = """scores = Where (visible, with_bias, nothing)
+    own_key_HKN = Transpose <perm = [0, 2, 1]> (persistent_key)
+    own = MatMul (query, own_key_HKN)
+    own_32 = Cast <to = 1> (own)
+    N_ = Shape <start = 1, end = 2> (persistent_key)
+    N = Squeeze (N_)
+    n = Range (zero, N, one)
+    in_use_count = Constant <value_int : int = @persistent> ()
+    in_use = Less (n, in_use_count)
+    own_scores = Where (in_use, own_32, nothing)
+    joined = Concat <axis = 3> (own_scores, scores)"""
+_OWN_ANSWER = """zero_ = Constant <value_ints = [0]> ()
+    end_ = Constant <value_ints = [9223372036854775807]> ()
+    own_weights = Slice (weights, zero_, N_, last_axis)
+    context_weights = Slice (weights, N_, end_, last_axis)
+    from_context = MatMul (context_weights, value)
+    from_persistent = MatMul (own_weights, persistent_value)
+    answer = Add (from_context, from_persistent)"""
 
 # `lowest` is only subtracted from -inf, if a query sees nothing. Its weights are then e^-inf = 0 exactly,
 # even if a runtime fuses products and differences.
@@ -220,19 +245,7 @@ _BODY = """
 
     with_position = Add (content_32, positional_32)
     with_bias = Add (with_position, bias_32)
-    scores = Where (visible, with_bias, nothing)
-
-    own_key_HKN = Transpose <perm = [0, 2, 1]> (persistent_key)
-    own = MatMul (query, own_key_HKN)
-    own_32 = Cast <to = 1> (own)
-    N_ = Shape <start = 1, end = 2> (persistent_key)
-    N = Squeeze (N_)
-    n = Range (zero, N, one)
-    in_use_count = Constant <value_int : int = @persistent> ()
-    in_use = Less (n, in_use_count)
-    own_scores = Where (in_use, own_32, nothing)
-
-    joined = Concat <axis = 3> (own_scores, scores)
+    SCORES
     last_axis = Constant <value_ints = [3]> ()
     highest = ReduceMax (joined, last_axis)
     lowest = Constant <value_float = -1.0e30> ()
@@ -244,12 +257,6 @@ _BODY = """
     total = Max (sum, one_32)
     weights_32 = Div (raised, total)
     weights = CastLike (weights_32, value)
-    zero_ = Constant <value_ints = [0]> ()
-    end_ = Constant <value_ints = [9223372036854775807]> ()
-    own_weights = Slice (weights, zero_, N_, last_axis)
-    context_weights = Slice (weights, N_, end_, last_axis)
-    from_context = MatMul (context_weights, value)
-    from_persistent = MatMul (own_weights, persistent_value)
-    answer = Add (from_context, from_persistent)
+    ANSWER
 }
 """

@@ -47,9 +47,8 @@ def model(
         [node], "one", values, [helper.make_tensor_value_info("answer", kind, [None] * 4)]
     )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
-    return helper.make_model(
-        graph, functions=[function_body(23, ring=ring)], ir_version=10, opset_imports=opsets
-    )
+    body = function_body(23, ring=ring, persistent=attributes["persistent"] > 0)
+    return helper.make_model(graph, functions=[body], ir_version=10, opset_imports=opsets)
 
 
 @pytest.mark.parametrize("name", CASES)
