@@ -83,8 +83,8 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "mad": fused,
     "div": divided,
     "rem": lambda a, b: a - divided(a, b) * b,
-    "max": lambda a, b: np.fmax(a, b),
-    "min": lambda a, b: np.fmin(a, b),
+    "max": lambda *numbers: functools.reduce(np.fmax, numbers),  # of two or three
+    "min": lambda *numbers: functools.reduce(np.fmin, numbers),
     "neg": lambda a: -a,
     "abs": lambda a: np.abs(a),
     "and": lambda a, b: a & b,
@@ -108,6 +108,9 @@ PLAIN = {"rn", "approx", "full", "lo", "ftz", "wide"}
 def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     head, *modifiers, kind = ins.opcode
     target, *operands = ins.operands
+    undefined = functools.reduce(np.bitwise_or, map(machine.undefined_halves, operands))
+    if not kind.endswith("x2"):
+        undefined = (undefined != 0) * WHOLLY_UNDEFINED
     kinds = [kind] * len(operands)
     result = kind
     if head in ("shl", "shr", "bfe"):
@@ -121,12 +124,12 @@ def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     if modifiers == ["relu"]:
         least = np.minimum(*(machine.read(operand, kind) for operand in operands))
         assert head == "min"
-        machine.write(target, np.maximum(least, np.zeros(1, least.dtype)), active)
+        machine.write(target, np.maximum(least, np.zeros(1, least.dtype)), active, undefined)
         return
     if modifiers == ["hi"]:
         assert (head, kind) == ("mul", "u32")
         wide = [machine.read(operand, kind).astype(np.uint64) for operand in operands]
-        machine.write(target, (wide[0] * wide[1] >> np.uint64(32)).astype(np.uint32), active)
+        machine.write(target, (wide[0] * wide[1] >> np.uint64(32)).astype(np.uint32), active, undefined)
         return
     if unknown := set(modifiers) - PLAIN:
         raise NotImplementedError(f"the modifiers {unknown}")
@@ -135,7 +138,6 @@ def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
         half = kind[:-2]
         values = [_halves(machine.read(operand, _packed(kind)), half) for operand in operands]
         low, high = (compute(*(value[n] for value in values)) for n in (0, 1))
-        undefined = functools.reduce(np.bitwise_or, map(machine.undefined_halves, operands))
         machine.write(target, _joined(low, high), active, undefined)
         return
     values = [machine.read(operand, of) for operand, of in zip(operands, kinds, strict=True)]
@@ -144,7 +146,7 @@ def arithmetic(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     if "ftz" in modifiers:
         values = [_flushed(value) for value in values]
     answer = np.asarray(compute(*values))
-    machine.write(target, _flushed(answer) if "ftz" in modifiers else answer, active)
+    machine.write(target, _flushed(answer) if "ftz" in modifiers else answer, active, undefined)
 
 
 def _flushed(value: np.ndarray) -> np.ndarray:

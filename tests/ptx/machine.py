@@ -6,8 +6,9 @@ and only the threads that are there execute it. So threads of a loop catch up wi
 
 Results that depend on the order in which a GPU runs its threads are faults, although the order is fixed here:
 
-- A register or byte is read that nothing has written, or whose asynchronous copy or product was not waited
-  for.
+- A byte is read that nothing has written, or whose asynchronous copy was not waited for.
+- What depends on a register that nothing has written is stored, compared, exchanged, multiplied by a tensor
+  core, or used as an address. The same for the result of a product that was not waited for.
 - Two threads access one byte of shared memory, at least one of them writes, and no barrier is between.
 - A product of wgmma reads bytes or registers without the fence that must come after their last write.
 """
@@ -309,7 +310,8 @@ class Machine:
         before = self.undefined_halves(register)
         if active is not self.everyone:
             value = np.where(active, value, self.held(register, value.dtype))
-            undefined = np.where(active, undefined, before)
+            if undefined.any() or before.any():
+                undefined = np.where(active, undefined, before)
         self.registers[register] = value
         if undefined.any():
             self.undefined[register] = undefined
@@ -476,10 +478,10 @@ class Machine:
     def expect_ready(self, instruction: Instruction, active: np.ndarray) -> None:
         """Raises KernelError if an operand is undefined, or if a product that was not waited for uses one.
 
-        Instructions that move halves may move undefined ones: the compiler packs one with a number, and uses
-        only the number.
+        Arithmetic may compute with undefined numbers: the compiler packs one with a number in a register,
+        and later uses only the number.
         """
-        if not instruction.moves_halves:
+        if not instruction.carries_undefined:
             self.expect_defined(instruction.reads, active)
         if instruction.opcode[0] == "wgmma":
             return
@@ -489,7 +491,7 @@ class Machine:
             if (written or read) and active.reshape(-1)[products.lanes].any():
                 used = ", ".join(written | read)
                 raise KernelError(f"{used} is used by a product that was not waited for")
-        if not instruction.moves_halves:
+        if instruction.opcode[0] != "mov":  # the compiler copies registers between a fence and its product
             for register in instruction.writes & self.unfenced.keys():
                 self.unfenced[register] |= active
 

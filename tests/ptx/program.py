@@ -19,6 +19,7 @@ class Address:
 Operand = str | tuple[str, ...] | Address
 # Instructions without a target register; all others have it first.
 NO_TARGET = {"st", "stmatrix", "cp", "bar", "fence", "bra", "ret"}
+CARRYING = {"mov", "add", "sub", "mul", "fma", "mad", "div", "max", "min", "neg"}
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Instruction:
     writes: frozenset[str]
 
     @property
-    def moves_halves(self) -> bool:
-        """Whether a half of the result depends on the same half of the operands only, or is one of them."""
-        return self.opcode[0] == "mov" or self.opcode[-1].endswith("x2")
+    def carries_undefined(self) -> bool:
+        """Whether the result is undefined where an operand is. All others must have defined operands."""
+        return self.opcode[0] in CARRYING
 
     @property
     def left_matrix(self) -> frozenset[str]:
