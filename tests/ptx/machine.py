@@ -402,7 +402,7 @@ class Machine:
         if not np.isin(filled, (0, size)).all():
             raise KernelError("an asynchronous copy of a part of its bytes, which is not supported")
         reads = filled == size
-        data[reads] = self.load(self.memory, lanes[reads], source[reads], "b64", size // 8).view(np.uint8)
+        data[reads] = self.load(self.memory, lanes[reads], source[reads], "b32", size // 4).view(np.uint8)
         places = self._places(self.shared, lanes, target, size)
         self.order.writes(lanes, places, size)
         self.shared.written[places[:, None] + np.arange(size)] = False
