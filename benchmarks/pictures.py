@@ -16,7 +16,7 @@ from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import new_figure
 
 # The same figure gives the same bytes. Text stays text: it is sharp, can be found, and takes little space.
-SVG = {"svg.hashsalt": "xl-export", "svg.fonttype": "none", "font.family": "sans-serif"}
+SVG: Any = {"svg.hashsalt": "xl-export", "svg.fonttype": "none", "font.family": "sans-serif"}
 Draw = Callable[[Any, History, Theme], None]
 
 
