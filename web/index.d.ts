@@ -1,4 +1,7 @@
-/** Runs artefacts of xl-export: language models whose memory, and so whose cost per token, stays constant. */
+/**
+ * Runs artefacts of xl-export: language models, and any other step with memory, whose cost per token stays
+ * constant.
+ */
 
 /** A mistake that a user can mend; the message is one sentence that says how. */
 export class XLExportError extends Error {}
@@ -59,6 +62,7 @@ export interface Model {
   readonly identity: string;
   /** How the artefact recommends to draw tokens (`sampling.json`); `generate` does so by default. */
   readonly sampling: SamplingOptions;
+  /** Raises an XLExportError if the artefact is no language model, and so does whatever needs tokens. */
   readonly vocabulary: Vocabulary;
   readonly facts: Facts;
   /** The memory of new streams, all at position 0. */
@@ -68,6 +72,11 @@ export interface Model {
    * tokens.
    */
   step(tokens: Segment, memory: Memory): Promise<Logits>;
+  /**
+   * The outputs of a step that is no language model, by their names; ids are bigints. Each input has the
+   * numbers of all rows and tokens, the last axis fastest; a shape that is given is checked.
+   */
+  step(inputs: Record<string, Numbers | Tensor<Numbers>>, memory: Memory): Promise<Record<string, Tensor>>;
   /** Logits [batch, V] of the token after the last one of a segment. */
   predict(tokens: Segment, memory: Memory): Promise<Logits>;
   /** Feeds a text of any length to one stream. Where it is stopped, the stream has seen a part of it. */
@@ -117,10 +126,15 @@ export interface Memory {
   dispose(): Promise<void>;
 }
 
-export interface Logits {
-  data: Float32Array;
+export interface Tensor<Data = Float32Array | BigInt64Array> {
+  data: Data;
   shape: number[];
 }
+
+export type Logits = Tensor<Float32Array>;
+
+/** Numbers of a named input; ids may be bigints too. */
+export type Numbers = ArrayLike<number> | BigInt64Array;
 
 export interface ScoreOptions {
   /** A stream to continue; it has seen the text afterwards. A new one where it is left out. */
@@ -210,7 +224,10 @@ export interface Facts {
   bytesPerStream: number;
 }
 
-/** Whether this device computes what the trained model computes; differences in nats. */
+/**
+ * Whether this device computes what the trained model computes. Differences are in nats; in a step that is no
+ * language model they are of its outputs, absolute up to 1 and relative above.
+ */
 export interface CheckReport {
   passed: boolean;
   maxDifference: number;
@@ -262,6 +279,8 @@ export interface TensorFacts {
   name: string;
   dtype: "int64" | "int32" | "float32" | "float16" | "int8";
   shape: (number | string)[];
+  /** Of an input of ids in a step that is no language model: how many ids there are. */
+  ids?: number;
   /** Of an input that is memory: the output that the next step reads in its place. */
   present?: string;
   /** Of a tensor that a step can do without: when it is needed. */

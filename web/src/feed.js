@@ -13,7 +13,7 @@ const LONGEST = 40; // milliseconds of a segment, so that a signal is heard in t
  * @param {{
  *   signal?: AbortSignal,
  *   targets?: number[],
- *   each?: (answers: import("./engine/session.js").Answers, from: number, length: number) => void,
+ *   each?: (answers: import("./stepper.js").Answers, from: number, length: number) => void,
  * }} [options] `targets`: the token whose log-probability is wanted after each token, -1 for none. `each`:
  * hears the answers of each segment, which hold until the next one
  */

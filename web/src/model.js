@@ -8,15 +8,16 @@ import { replay } from "./reference.js";
 import { plain } from "./files/source.js";
 import { loadMemory, saveMemory } from "./saved.js";
 import { surprisals, unitFactor } from "./score.js";
-import { Stepper, checkedSegment } from "./stepper.js";
-import { selective } from "./spec.js";
+import { Stepper, checkedInputs, checkedSegment } from "./stepper.js";
+import { isLanguageModel, refuseNoLanguageModel } from "./spec.js";
 import { checkedIds } from "./vocabulary/base.js";
 
 /**
  * @typedef {import("./memory.js").Memory} Memory
  * @typedef {import("../index.js").Prompt} Prompt
  * @typedef {{
- *   spec: import("../index.js").Spec, identity: string, vocabulary: import("../index.js").Vocabulary,
+ *   spec: import("../index.js").Spec, identity: string,
+ *   vocabulary: import("../index.js").Vocabulary | null,
  *   sampling: import("../index.js").SamplingOptions,
  *   engine: import("./engine/session.js").Engine, facts: import("../index.js").Facts,
  *   reference: () => Promise<import("./reference.js").Reference>,
@@ -27,7 +28,7 @@ import { checkedIds } from "./vocabulary/base.js";
 export class Model {
   /** @param {Parts} parts */
   constructor({ spec, identity, sampling, vocabulary, engine, facts, reference, vocabularyFiles }) {
-    if (vocabulary.size !== spec.model.vocab_size) {
+    if (vocabulary && vocabulary.size !== spec.model.vocab_size) {
       throw new XLExportError(
         `vocab.json has ${vocabulary.size} symbols and the model ${spec.model.vocab_size}; export it again.`,
       );
@@ -35,14 +36,20 @@ export class Model {
     this.spec = spec;
     this.identity = identity;
     this.sampling = sampling;
-    this.vocabulary = vocabulary;
+    this.symbols = vocabulary;
     this.facts = facts;
     this.engine = engine;
-    this.stepper = new Stepper(engine, spec, selective(spec));
+    this.stepper = new Stepper(engine, spec);
     this.reference = reference;
     /** The files of the vocabulary, from which the page of a worker makes its own. */
     this.vocabularyFiles = vocabularyFiles;
     this.closed = false;
+  }
+
+  /** The vocabulary of a language model; a step of any other kind has none, and says so. */
+  get vocabulary() {
+    refuseNoLanguageModel(this.spec);
+    return /** @type {import("../index.js").Vocabulary} */ (this.symbols);
   }
 
   /** The memory of some new streams, all at position 0. @param {number} [batch] @returns {Promise<Memory>} */
@@ -52,11 +59,22 @@ export class Model {
   }
 
   /**
-   * The logits [batch, tokens, V] of the token after each token of one segment.
-   * @param {unknown} tokens @param {Memory} memory
+   * The logits [batch, tokens, V] of the token after each token of one segment; outputs by name if the
+   * artefact is no language model.
+   * @param {unknown} given @param {Memory} memory
    */
-  async step(tokens, memory) {
-    return this.#segment(tokens, memory, "all");
+  async step(given, memory) {
+    if (isLanguageModel(this.spec)) return this.#segment(given, memory, "all");
+    return this.#with(memory, async (used) =>
+      this.stepper.advanceNamed(checkedInputs(given, this.spec, used), used, (found, outputs) => {
+        used.saw([]);
+        const copied = Object.entries(outputs).map(([name, { shape }]) => [
+          name,
+          { data: found[name].slice(), shape },
+        ]);
+        return Object.fromEntries(copied);
+      }),
+    );
   }
 
   /**
@@ -173,12 +191,12 @@ export class Model {
   async check({ signal } = {}) {
     refuseStopped(signal);
     const reference = await this.reference();
-    const memory = await this.start(reference.tokens.length);
+    const memory = await this.start(reference.batch);
     const began = performance.now();
     try {
       const found = await replay(this.stepper, reference, memory, { signal, pause: pauses() });
       const seconds = (performance.now() - began) / 1000;
-      return report(found, reference.logProbs.length, seconds, this.spec, this.facts.computedBy);
+      return report(found, reference, seconds, this.spec, this.facts.computedBy);
     } finally {
       await memory.dispose();
     }
@@ -198,14 +216,14 @@ export class Model {
   /** Token ids of a text, or ids as they are. @param {Prompt} prompt */
   tokens(prompt) {
     if (typeof prompt === "string") return this.vocabulary.encode(prompt);
-    return checkedIds(prompt, this.spec.model.vocab_size, "the prompt");
+    return checkedIds(prompt, this.vocabulary.size, "the prompt");
   }
 
   /** @param {unknown} tokens @param {Memory} memory @param {"all" | "last"} which */
   async #segment(tokens, memory, which) {
+    const { size } = this.vocabulary;
     return this.#with(memory, async (used) => {
       const segment = checkedSegment(tokens, this.spec, used);
-      const size = this.spec.model.vocab_size;
       return this.stepper.advance(segment, used, which, null, ({ logits }) => {
         const last = this.stepper.lastLogits(logits, segment);
         used.last = last;
@@ -247,10 +265,10 @@ function refuseSeveral(memory) {
 }
 
 /**
- * @param {Float64Array[]} found @param {number} tokens @param {number} seconds
+ * @param {Float64Array[]} found @param {import("./reference.js").Reference} reference @param {number} seconds
  * @param {import("../index.js").Spec} spec @param {string} computedBy
  */
-function report(found, tokens, seconds, spec, computedBy) {
+function report(found, { tokens, compared, unit }, seconds, spec, computedBy) {
   let [sum, count, worst] = [0, 0, 0];
   for (const differences of found) {
     for (const value of differences) {
@@ -274,7 +292,7 @@ function report(found, tokens, seconds, spec, computedBy) {
     seconds,
     computedBy,
     sentence:
-      `${tokens} log-probabilities differ from the reference by at most ${worst.toExponential(2)} nats ` +
+      `${compared} differ from the reference by at most ${worst.toExponential(2)}${unit} ` +
       `(tolerance ${spec.tolerance})${means}`,
   };
 }

@@ -8,7 +8,16 @@ import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
 import { loadReference } from "./reference.js";
-import { GRAPH, SAMPLING, SPEC, WEIGHTS, bytesPerStream, readSampling, readSpec, selective } from "./spec.js";
+import {
+  GRAPH,
+  SAMPLING,
+  SPEC,
+  WEIGHTS,
+  bytesPerStream,
+  isLanguageModel,
+  readSampling,
+  readSpec,
+} from "./spec.js";
 import { readVocabulary } from "./vocabulary/index.js";
 
 /** @typedef {import("../index.js").OpenOptions} OpenOptions */
@@ -75,7 +84,9 @@ async function openFrom(source, head, options) {
   /** @type {Record<string, Uint8Array>} */
   const vocabularyFiles = {};
   const readKept = async (/** @type {string} */ name) => (vocabularyFiles[name] = await read(name));
-  const symbols = readVocabulary(readKept, (name) => loadLibrary(name, vendor));
+  const symbols = isLanguageModel(spec)
+    ? readVocabulary(readKept, (name) => loadLibrary(name, vendor))
+    : null;
   const [runtime, entries, vocabulary, answers, sampling] = await Promise.all([
     loading,
     contents,
@@ -188,7 +199,7 @@ async function openGpu({ ort, version, note }, { spec, files, reference }) {
   try {
     const device = await ort.env.webgpu.device; // there is none before a session
     const engine = new GpuEngine(ort, session, device, spec);
-    await refuseDifferent(engine, spec, selective(spec), reference);
+    await refuseDifferent(engine, spec, reference);
     const computedBy = `ONNX Runtime ${version} on WebGPU`;
     return { engine, reason: null, device: "webgpu", threads: 1, note, computedBy };
   } catch (error) {
@@ -205,7 +216,7 @@ async function openWasm(runtime, { spec, files, reference }, { inPlace = true })
   const { ort, version, threads, note } = runtime;
   const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
   const { module } = runtime;
-  const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, {
+  const { engine, reason } = await chooseEngine(ort, session, spec, reference, {
     module,
     inPlace,
   });
@@ -222,7 +233,7 @@ async function openNative(ort, { spec, files, reference }, { threads = 1, inPlac
     executionProviders: ["cpu"],
     intraOpNumThreads: threads,
   });
-  const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, {
+  const { engine, reason } = await chooseEngine(ort, session, spec, reference, {
     native: true,
     inPlace,
   });

@@ -1,19 +1,30 @@
 /**
- * The reference of an artefact: tokens and the trained model's answers, which any engine can replay.
+ * The reference of an artefact: inputs and the trained model's answers, which any engine can replay.
  */
+import { typeOf } from "./engine/session.js";
 import { XLExportError, refuseStopped, shown } from "./errors.js";
 import { parseJson } from "./files/json.js";
+import { isLanguageModel, isTimed, namedInputs, signature } from "./spec.js";
 import { logSumExp } from "./text/logits.js";
 
 /**
- * @typedef {{tokens: number[][], segments: number[], restarts: boolean[][], logProbs: Float32Array,
- *   last: Float32Array}}
- *   Reference `logProbs` [B · N] and `last` [B · V] in nats
  * @typedef {import("../index.js").Spec} Spec
  * @typedef {import("./stepper.js").Stepper} Stepper
+ * @typedef {import("./memory.js").Memory} Memory
+ * @typedef {{number: number, at: number, length: number}} Piece some tokens of a segment: the number of the
+ * segment, the first of the tokens, and how many there are
+ * @typedef {{
+ *   batch: number, segments: number[], restarts: boolean[][], tokens: number, compared: string, unit: string,
+ *   cuts: boolean,
+ *   differences: (stepper: Stepper, memory: Memory, piece: Piece) => Promise<Float64Array>,
+ * }} Reference `compared` and `unit`: of the differences, in words. `cuts`: whether a part of a segment has
+ * the same answers
+ * @typedef {{data: Float32Array | BigInt64Array, shape: number[]}} Loaded
+ * @typedef {(facts: any, where: string) => Promise<Loaded>} Load reads an array of the reference
  */
 
 const JSON_FILE = "reference.json";
+const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 /**
  * The reference of an artefact.
@@ -26,102 +37,166 @@ export async function loadReference(spec, read) {
       `the reference of the artefact does not hold answers of this model (${why}); export it again.`,
     );
   if (!Object.hasOwn(spec.files, JSON_FILE)) throw fail("it has no reference.json");
-  const found = await fromJson(parseJson(await read(JSON_FILE), JSON_FILE), read, fail);
-  const { tokens, segments, restarts, logProbs, last } = found;
-  const size = spec.model.vocab_size;
-  const fed = segments.reduce((a, b) => a + b, 0);
-  const token = (/** @type {number} */ id) => Number.isInteger(id) && id >= 0 && id < size;
-  if (!tokens.length || !tokens.every((row) => row.length === fed + 1 && row.every(token)))
-    throw fail("its tokens");
-  if (!segments.every((n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment))
+  const data = /** @type {any} */ (parseJson(await read(JSON_FILE), JSON_FILE)) ?? {};
+  const { segments, restarts } = data;
+  if (![segments, restarts].every(Array.isArray) || !restarts.every(Array.isArray)) throw fail("its lists");
+  if (!segments.every((/** @type {any} */ n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment))
     throw fail("its segments");
-  if (restarts.length !== segments.length || restarts.some((row) => row.length !== tokens.length))
-    throw fail("its restarts");
-  if (logProbs.length !== tokens.length * fed || !fed) throw fail("its log-probabilities");
-  if (last.length !== tokens.length * size) throw fail("its last answers");
+  const batch = restarts[0]?.length;
+  const fits = (/** @type {any[]} */ row) => row.length === batch;
+  if (!batch || restarts.length !== segments.length || !restarts.every(fits)) throw fail("its restarts");
+  /** @type {Load} */
+  const load = async (facts, where) => {
+    const { file, dtype, shape, offset = 0 } = facts ?? {};
+    const array = ARRAYS[/** @type {keyof typeof ARRAYS} */ (dtype)];
+    const count = Array.isArray(shape) ? shape.reduce((a, b) => a * b, 1) : NaN;
+    if (!array || typeof file !== "string" || !Number.isSafeInteger(count) || count < 0)
+      throw fail(`${where} is ${shown(facts)}`);
+    const bytes = await read(file);
+    const end = offset + array.BYTES_PER_ELEMENT * count;
+    if (!Number.isSafeInteger(offset) || offset < 0 || end > bytes.length)
+      throw fail(`${file} is too short`);
+    return { data: new array(bytes.slice(offset, end).buffer), shape };
+  };
+  const fed = segments.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0);
+  const ofKind = isLanguageModel(spec) ? languageReference : namedReference;
+  return { batch, segments, restarts, ...(await ofKind(spec, data, batch, fed, load, fail)) };
+}
+
+/**
+ * What is compared of a language model: log-probabilities (nats) of all next tokens, and of every symbol
+ * after the last one.
+ * @param {Spec} spec @param {any} data @param {number} batch @param {number} fed
+ * @param {Load} load @param {(why: string) => Error} fail
+ */
+async function languageReference(spec, { tokens, log_probs, last: ends }, batch, fed, load, fail) {
+  const size = spec.model.vocab_size;
+  const token = (/** @type {number} */ id) => Number.isInteger(id) && id >= 0 && id < size;
+  const row = (/** @type {any} */ ids) => Array.isArray(ids) && ids.length === fed + 1 && ids.every(token);
+  if (!Array.isArray(tokens) || tokens.length !== batch || !tokens.every(row)) throw fail("its tokens");
+  const { data: logProbs } = await load(log_probs, "log_probs");
+  const { data: last } = await load(ends, "last");
+  if (!(logProbs instanceof Float32Array) || logProbs.length !== batch * fed)
+    throw fail("its log-probabilities");
+  if (!(last instanceof Float32Array) || last.length !== batch * size) throw fail("its last answers");
   // A token that cannot occur, as in a padded vocabulary, has the answer -Infinity.
   if (![logProbs, last].every((answers) => answers.every((value) => value < Infinity)))
     throw fail("a number is not a log-probability");
+  return {
+    tokens: logProbs.length,
+    compared: `${logProbs.length} log-probabilities`,
+    unit: " nats",
+    cuts: !spec.fixed_rows,
+    /** @type {Reference["differences"]} */
+    async differences(stepper, memory, { at, length }) {
+      const rows = tokens.map((row) => row.slice(at, at + length));
+      const targets = tokens.map((row) => row.slice(at + 1, at + length + 1));
+      const isLast = at + length === fed;
+      const segment = { rows, batch, length };
+      const found = new Float64Array(batch * length + (isLast ? last.length : 0));
+      await stepper.advance(segment, memory, isLast ? "last" : "none", targets, (answers) => {
+        compareTokens(found, answers, targets, size, (b, t) => logProbs[b * fed + at + t]);
+        if (isLast) {
+          const logits = stepper.lastLogits(answers.logits, segment);
+          compareLast(found.subarray(batch * length), logits, last, size);
+        }
+      });
+      return found;
+    },
+  };
+}
+
+/**
+ * What is compared of any other step: its outputs. Inputs repeat: token n of a stream has the values at n mod
+ * P of the inputs [B, P, …]. An output without tokens has a value for each segment.
+ * @param {Spec} spec @param {any} data @param {number} batch @param {number} fed
+ * @param {Load} load @param {(why: string) => Error} fail
+ */
+async function namedReference(spec, data, batch, fed, load, fail) {
+  const steps = data.segments.length;
+  /** @param {import("../index.js").TensorFacts[]} list @param {any} stored */
+  const tensors = (list, stored) =>
+    Promise.all(
+      list.map(async (tensor) => {
+        const { name, dtype } = tensor;
+        const array = await load(stored?.[name], name);
+        const timed = isTimed(tensor);
+        const sizes = tensor.shape.slice(timed ? 2 : 1).map(Number);
+        const size = sizes.reduce((a, b) => a * b, 1);
+        return { ...array, name, timed, sizes, size, fits: typeOf(array.data) === dtype };
+      }),
+    );
+  const inputs = await tensors(namedInputs(spec), data.inputs);
+  const outputs = await tensors(signature(spec).outputs, data.outputs);
+  for (const { name, shape, sizes, timed, fits } of inputs) {
+    const right = timed ? [batch, shape[1], ...sizes] : [batch, ...sizes];
+    if (!fits || String(shape) !== String(right) || (timed && !(shape[1] >= 1))) throw fail(name);
+  }
+  for (const { name, shape, sizes, timed, fits } of outputs)
+    if (!fits || String(shape) !== String([batch, timed ? fed : steps, ...sizes])) throw fail(name);
+  return {
+    tokens: batch * fed,
+    compared: `${outputs.map(({ name }) => name).join(", ")} of ${batch * fed} tokens`,
+    unit: "",
+    cuts: false, // an output for each step follows from the whole segment
+    /** @type {Reference["differences"]} */
+    async differences(stepper, memory, { number, at, length }) {
+      /** @type {import("./stepper.js").NamedStep["inputs"]} */
+      const step = {};
+      for (const { name, data: values, shape, sizes, size, timed } of inputs) {
+        step[name] = { data: values, shape };
+        if (!timed) continue;
+        const numbers = /** @type {any} */ (new ARRAYS[typeOf(values)](batch * length * size));
+        for (let b = 0; b < batch; b++)
+          for (let t = 0; t < length; t++) {
+            const from = (b * shape[1] + ((at + t) % shape[1])) * size;
+            numbers.set(values.subarray(from, from + size), (b * length + t) * size);
+          }
+        step[name] = { data: numbers, shape: [batch, length, ...sizes] };
+      }
+      return stepper.advanceNamed({ inputs: step, batch, length }, memory, (found) => {
+        /** @type {number[]} */
+        const apart = [];
+        for (const { name, data: right, shape, size, timed } of outputs) {
+          const stride = (timed ? length : 1) * size;
+          for (let b = 0; b < batch; b++)
+            for (let i = 0; i < stride; i++) {
+              const wanted = Number(right[(b * shape[1] + (timed ? at : number)) * size + i]);
+              const mine = Number(found[name][b * stride + i]);
+              apart.push(Math.abs(mine - wanted) / Math.max(1, Math.abs(wanted)));
+            }
+        }
+        return Float64Array.from(apart);
+      });
+    },
+  };
+}
+
+/**
+ * The differences of an engine's answers from the reference, segment by segment.
+ * @param {Stepper} stepper @param {Reference} reference @param {Memory} memory of as many streams
+ * @param {{signal?: AbortSignal, pause?: () => Promise<void>, most?: number}} [options] `most`: only the
+ * first segments are compared, of which the last is cut after so many tokens if it can be
+ * @returns {Promise<Float64Array[]>}
+ */
+export async function replay(stepper, reference, memory, { signal, pause, most = Infinity } = {}) {
+  const found = [];
+  let at = 0;
+  for (const [number, whole] of reference.segments.entries()) {
+    if (at >= most) break;
+    refuseStopped(signal);
+    await pause?.();
+    reference.restarts[number].forEach((restart, row) => restart && (memory.positions[row] = 0n));
+    const length = reference.cuts ? Math.min(whole, most - at) : whole;
+    found.push(await reference.differences(stepper, memory, { number, at, length }));
+    at += length;
+  }
   return found;
 }
 
 /**
- * @param {any} data @param {(file: string) => Promise<Uint8Array>} read @param {(why: string) => Error} fail
- * @returns {Promise<Reference>}
- */
-async function fromJson(data, read, fail) {
-  const { tokens, segments, restarts } = data ?? {};
-  if (![tokens, segments, restarts].every(Array.isArray) || ![...tokens, ...restarts].every(Array.isArray)) {
-    throw fail("its lists");
-  }
-  /** @param {any} facts */
-  const floats = async (facts) => {
-    const count = facts?.shape?.reduce?.((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
-    if (facts?.dtype !== "float32" || typeof facts.file !== "string" || !Number.isSafeInteger(count)) {
-      throw fail(`an array is ${shown(facts)}`);
-    }
-    const bytes = await read(facts.file);
-    const offset = facts.offset ?? 0;
-    if (!Number.isSafeInteger(offset) || offset < 0 || count < 0 || offset + 4 * count > bytes.length) {
-      throw fail(`${facts.file} is too short`);
-    }
-    return littleEndian(bytes.subarray(offset, offset + 4 * count));
-  };
-  return {
-    tokens,
-    segments,
-    restarts,
-    logProbs: await floats(data.log_probs),
-    last: await floats(data.last),
-  };
-}
-
-/** @param {Uint8Array} bytes */
-function littleEndian(bytes) {
-  return new Float32Array(bytes.slice().buffer);
-}
-
-/**
- * The differences (nats) of an engine's answers from the reference, segment by segment.
- * @param {Stepper} stepper @param {Reference} reference
- * @param {import("./memory.js").Memory} memory of as many streams
- * @param {{signal?: AbortSignal, pause?: () => Promise<void>}} [options]
- * @returns {Promise<Float64Array[]>}
- */
-export async function replay(stepper, reference, memory, { signal, pause } = {}) {
-  const { tokens, restarts, logProbs, last } = reference;
-  const size = stepper.spec.model.vocab_size;
-  const fed = tokens[0].length - 1;
-  const differences = [];
-  let at = 0;
-  for (const [number, length] of reference.segments.entries()) {
-    refuseStopped(signal);
-    await pause?.();
-    restarts[number].forEach((restart, row) => restart && (memory.positions[row] = 0n));
-    const rows = tokens.map((row) => row.slice(at, at + length));
-    const targets = tokens.map((row) => row.slice(at + 1, at + length + 1));
-    const ends = at + length === fed;
-    const segment = { rows, batch: rows.length, length };
-    const found = new Float64Array(rows.length * length + (ends ? last.length : 0));
-    await stepper.advance(segment, memory, ends ? "last" : "none", targets, (answers) => {
-      compareTokens(found, answers, targets, size, (b, t) => logProbs[b * fed + at + t]);
-      if (ends)
-        compareLast(
-          found.subarray(rows.length * length),
-          stepper.lastLogits(answers.logits, segment),
-          last,
-          size,
-        );
-    });
-    differences.push(found);
-    at += length;
-  }
-  return differences;
-}
-
-/**
  * The differences of the log-probabilities of some targets [B, T].
- * @param {Float64Array} found is filled @param {import("./engine/session.js").Answers} answers
+ * @param {Float64Array} found is filled @param {import("./stepper.js").Answers} answers
  * @param {number[][]} targets @param {number} size V @param {(b: number, t: number) => number} right
  */
 function compareTokens(found, { logits, logProbs }, targets, size, right) {

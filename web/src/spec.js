@@ -20,6 +20,7 @@ const AGAIN = "copy the whole folder again, or export the artefact again";
 const FILE_NAME = /^\w[\w.-]{0,99}$/;
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
 const BYTES = { int64: 8, int32: 4, float32: 4, float16: 2, int8: 1 };
+const NAME = /^[A-Za-z_][\w-]{0,99}$/; // of an input or output of a step that is no language model
 const PROMISES = ["padding", "unequal", "cuts", "rows"]; // see docs/reference/step.md
 const MEMORY_TYPES = ["float32", "float16", "int8"];
 
@@ -99,12 +100,7 @@ function verify(spec, where) {
     typeof value === "object" && value !== null && !Array.isArray(value);
   need(spec.schema === SCHEMA, "its schema is no number that this version knows");
   need(object(spec.model) && object(spec.rule) && object(spec.files), "model, rule or files are missing");
-  if (spec.model.vocab_size === 0) {
-    throw new XLExportError(
-      `${where} is no language model, and this package runs only language models; use Python or C++.`,
-    );
-  }
-  need(size(spec.model.vocab_size), "its vocabulary has no size");
+  need(size(spec.model.vocab_size) || spec.model.vocab_size === 0, "its vocabulary has no size");
   spec.without ??= [];
   need(
     Array.isArray(spec.without) && spec.without.every((/** @type {any} */ name) => PROMISES.includes(name)),
@@ -130,6 +126,18 @@ function verify(spec, where) {
     const sizes = (/** @type {unknown} */ n) => Number.isInteger(n) && Number(n) >= 0 && Number(n) <= 2 ** 24;
     need(shape.slice(1).every(sizes), "a memory tensor has no sizes");
   }
+  if (!isLanguageModel(spec)) {
+    for (const { name, dtype, shape, ids } of [...namedInputs(spec), ...signature(spec).outputs]) {
+      need(NAME.test(name), `${shown(name)} is not the name of an input or output`);
+      need(ids === undefined ? ["float32", "int64"].includes(dtype) : size(ids), `${name} has no type`);
+      const sizes = shape.slice(shape[1] === "tokens" ? 2 : 1);
+      need(shape[0] === "batch" && shape.length <= 8 && sizes.every(size), `${name} has no sizes`);
+    }
+    const inputs = namedInputs(spec);
+    const types = inputs.every(({ dtype, ids }) => dtype === (ids === undefined ? "float32" : "int64"));
+    need(types, "an input is neither float32 nor ids");
+    need(inputs.some(isTimed), "no input has a value for each token");
+  }
   need(bytesPerStream(spec) <= MOST_BYTES, "its memory is larger than WebAssembly can hold");
   for (const [name, facts] of Object.entries(spec.files)) {
     need(FILE_NAME.test(name), `it lists ${shown(name)}, a file outside its folder`);
@@ -141,13 +149,60 @@ function verify(spec, where) {
       `it does not say what ${name} holds`,
     );
   }
-  for (const name of [GRAPH, VOCAB]) need(Object.hasOwn(spec.files, name), `it does not list ${name}`);
+  for (const name of isLanguageModel(spec) ? [GRAPH, VOCAB] : [GRAPH])
+    need(Object.hasOwn(spec.files, name), `it does not list ${name}`);
   if (spec.target === "tensorrt") {
     throw new XLExportError(
       `${where} is written for TensorRT, which no browser has; export with --target onnxruntime or web.`,
     );
   }
 }
+
+/**
+ * Whether a step reads token ids and returns logits. Any other step has named inputs and outputs.
+ * @param {Spec} spec
+ */
+export function isLanguageModel(spec) {
+  return spec.model.vocab_size !== 0;
+}
+
+/**
+ * Raises XLExportError unless the step of an artefact is a language model's.
+ * @param {Spec} spec
+ */
+export function refuseNoLanguageModel(spec) {
+  if (isLanguageModel(spec)) return;
+  throw new XLExportError(
+    `this artefact is no language model: its step reads ${listed(namedInputs(spec))} and returns ` +
+      `${listed(signature(spec).outputs)}; use step() with arrays by name.`,
+  );
+}
+
+/** @param {{name: string}[]} tensors */
+export const listed = (tensors) => tensors.map(({ name }) => name).join(", ");
+
+/**
+ * The inputs and outputs of the graph that are not its memory, in order.
+ * @param {Spec} spec
+ */
+export function signature({ inputs, outputs }) {
+  const after = new Set(inputs.map(({ present }) => present));
+  return {
+    inputs: inputs.filter(({ present }) => present === undefined),
+    outputs: outputs.filter(({ name }) => !after.has(name)),
+  };
+}
+
+/**
+ * The inputs that a caller names; the positions are added to them.
+ * @param {Spec} spec
+ */
+export function namedInputs(spec) {
+  return signature(spec).inputs.filter(({ name }) => name !== "position_ids");
+}
+
+/** Whether a tensor has a value for each token. @param {{shape: (string | number)[]}} tensor */
+export const isTimed = ({ shape }) => shape[1] === "tokens";
 
 /**
  * Whether the graph computes only the logits that are asked for (see docs/reference/step.md).

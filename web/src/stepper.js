@@ -1,11 +1,15 @@
-/** Feeds segments to an engine: checks of what a step is given, positions, and what a step asks for. */
+/** Feeds steps to an engine: checks of what a step is given, positions, and what a step asks for. */
 import { XLExportError, shown } from "./errors.js";
+import { isLanguageModel, isTimed, listed, namedInputs, selective, signature } from "./spec.js";
 import { checkedIds } from "./vocabulary/base.js";
 
 /**
  * @typedef {import("./memory.js").Memory} Memory
  * @typedef {import("./engine/session.js").Engine} Engine
- * @typedef {import("./engine/session.js").Answers} Answers
+ * @typedef {import("./engine/session.js").Step} Step
+ * @typedef {import("./engine/session.js").Found} Found
+ * @typedef {{logits: Float32Array, logProbs: Float32Array | null}} Answers of a language model
+ * @typedef {{inputs: Step["inputs"], batch: number, length: number}} NamedStep
  * @typedef {"all" | "last" | "none"} Which positions of a segment whose logits are wanted
  * @typedef {{rows: number[][], batch: number, length: number}} Segment
  */
@@ -29,13 +33,82 @@ export function checkedSegment(tokens, spec, memory) {
         "stream.",
     );
   }
-  if (length < 1 || length > spec.rule.segment) {
+  refuseLength(length, spec);
+  return { rows, batch: rows.length, length };
+}
+
+/** @param {number} length @param {import("../index.js").Spec} spec */
+function refuseLength(length, spec) {
+  if (length >= 1 && length <= spec.rule.segment) return;
+  throw new XLExportError(
+    `the segment has ${length} tokens; this artefact takes 1 to ${spec.rule.segment}: feed them in ` +
+      "several pieces, or export it with a larger --segment.",
+  );
+}
+
+/**
+ * The named inputs of one step. Numbers without a shape have the one that the spec expects.
+ * @param {any} given @param {import("../index.js").Spec} spec @param {Memory} memory @returns {NamedStep}
+ */
+export function checkedInputs(given, spec, memory) {
+  const wanted = namedInputs(spec);
+  const names = given && typeof given === "object" && !isNumbers(given) ? Object.keys(given) : null;
+  if (names?.length !== wanted.length || !wanted.every(({ name }) => names.includes(name))) {
     throw new XLExportError(
-      `the segment has ${length} tokens; this artefact takes 1 to ${spec.rule.segment}: feed them in ` +
-        "several pieces, or export it with a larger --segment.",
+      `the inputs are ${names ? names.join(", ") || "none" : shown(given)}; expected ${listed(wanted)}.`,
     );
   }
-  return { rows, batch: rows.length, length };
+  const { batch } = memory;
+  /** @type {number | null} */
+  let length = null;
+  /** @type {Step["inputs"]} */
+  const inputs = {};
+  for (const tensor of wanted) {
+    const { name, ids } = tensor;
+    const data = checkedNumbers(given[name]?.data ?? given[name], name, ids);
+    const timed = isTimed(tensor);
+    const sizes = /** @type {number[]} */ (tensor.shape.slice(timed ? 2 : 1));
+    const each = batch * sizes.reduce((a, b) => a * b, 1);
+    const tokens = data.length / each;
+    if (!Number.isInteger(tokens) || (timed ? tokens !== (length ?? tokens) : tokens !== 1)) {
+      throw new XLExportError(
+        `${name} has ${data.length} numbers; expected ${each}` +
+          (timed ? " for each token, and as many tokens in every input." : "."),
+      );
+    }
+    const shape = timed ? [batch, tokens, ...sizes] : [batch, ...sizes];
+    const told = given[name].shape ?? shape;
+    if (String(told) !== String(shape))
+      throw new XLExportError(`${name} has the shape ${shown(told)}; expected ${shown(shape)}.`);
+    if (timed) length = tokens;
+    inputs[name] = { data, shape };
+  }
+  refuseLength(Number(length), spec);
+  return { inputs, batch, length: Number(length) };
+}
+
+/** @param {any} given @returns {boolean} */
+const isNumbers = (given) => Array.isArray(given) || ArrayBuffer.isView(given);
+
+/**
+ * The numbers of an input, as its tensor holds them.
+ * @param {any} given @param {string} name @param {number} [ids] how many ids there are
+ */
+function checkedNumbers(given, name, ids) {
+  const types = ids === undefined ? ["number"] : ["number", "bigint"];
+  const fits = (/** @type {unknown} */ number) => types.includes(typeof number);
+  // All numbers of a typed array have one type.
+  if (!isNumbers(given) || !(Array.isArray(given) ? given : [given[0] ?? 0]).every(fits)) {
+    const wanted = ids === undefined ? "a Float32Array" : "an Int32Array or BigInt64Array";
+    throw new XLExportError(
+      `${name} is ${shown(given)}; expected ${wanted}, or an object of it and its shape.`,
+    );
+  }
+  if (ids === undefined) return new Float32Array(given); // a copy: the step may have to wait for others
+  const outside = given.find((/** @type {any} */ id) => !Number.isInteger(Number(id)) || id < 0 || id >= ids);
+  if (outside !== undefined)
+    throw new XLExportError(`${name} has the id ${outside}; expected 0 to ${ids - 1}.`);
+  return BigInt64Array.from(given, BigInt);
 }
 
 /**
@@ -88,11 +161,12 @@ export function checkedTargets(targets, segment, size) {
 }
 
 export class Stepper {
-  /** @param {Engine} engine @param {import("../index.js").Spec} spec @param {boolean} chosen */
-  constructor(engine, spec, chosen) {
+  /** @param {Engine} engine @param {import("../index.js").Spec} spec */
+  constructor(engine, spec) {
     this.engine = engine;
     this.spec = spec;
-    this.chosen = chosen;
+    /** Whether the graph of a language model computes only the logits that are asked for. */
+    this.chosen = selective(spec);
     /** @type {Promise<unknown>} The steps that wait: an engine computes one at a time. */
     this.queue = Promise.resolve();
     this.closed = false;
@@ -108,18 +182,49 @@ export class Stepper {
    * @returns {Promise<T>}
    */
   async advance(segment, memory, which, targets, use) {
+    const { batch, length } = segment;
+    const step = this.#languageStep(segment, which, targets);
+    return this.#inTurn({ batch, length, ...step }, memory, ({ logits, log_probs: logProbs = null }) =>
+      use({ logits, logProbs }),
+    );
+  }
+
+  /**
+   * Feeds the named inputs of one step and advances the memory.
+   * @template T
+   * @param {NamedStep} step @param {Memory} memory
+   * @param {(found: Found, outputs: Step["outputs"]) => T} use as in `advance`
+   * @returns {Promise<T>}
+   */
+  async advanceNamed({ inputs, batch, length }, memory, use) {
+    /** @type {Step["outputs"]} */
+    const outputs = {};
+    for (const { name, dtype, shape } of signature(this.spec).outputs) {
+      /** @type {Record<string, number>} */
+      const axes = { batch, tokens: length };
+      outputs[name] = {
+        dtype: /** @type {"float32" | "int64"} */ (dtype),
+        shape: shape.map((size) => axes[size] ?? Number(size)),
+      };
+    }
+    return this.#inTurn({ inputs, outputs, batch, length }, memory, (found) => use(found, outputs));
+  }
+
+  /**
+   * @template T
+   * @param {Step & {batch: number, length: number}} step @param {Memory} memory
+   * @param {(found: Found) => T} use @returns {Promise<T>}
+   */
+  async #inTurn(step, memory, use) {
     // A text that goes on after `close` would compute with a session that was freed.
     if (this.closed) throw new XLExportError("the model was closed; open it again.");
-    const turn = this.queue.then(async () => use(await this.#run(segment, memory, which, targets)));
+    const turn = this.queue.then(async () => use(await this.#run(step, memory)));
     this.queue = turn.catch(() => {});
     return turn;
   }
 
-  /**
-   * @param {Segment} segment
-   * @param {Memory} memory @param {Which} which @param {number[][] | null} targets
-   */
-  async #run({ rows, batch, length }, memory, which, targets) {
+  /** @param {Step & {batch: number, length: number}} step @param {Memory} memory */
+  async #run({ inputs, outputs, batch, length }, memory) {
     refuseUnpromised(this.spec, memory);
     const { fixed_rows: fixed, rule } = this.spec;
     if (fixed && (batch !== fixed || length !== rule.segment)) {
@@ -128,25 +233,47 @@ export class Stepper {
           `rows of ${rule.segment}; feed that.`,
       );
     }
-    const tokens = new BigInt64Array(batch * length);
     const positions = new BigInt64Array(batch * length);
     for (let b = 0; b < batch; b++) {
-      const row = rows[b];
       const first = memory.positions[b];
-      for (let t = 0; t < length; t++) {
-        tokens[b * length + t] = BigInt(row[t]);
-        positions[b * length + t] = first + BigInt(t);
-      }
+      for (let t = 0; t < length; t++) positions[b * length + t] = first + BigInt(t);
     }
-    const step = { tokens, positions, batch, length, targets: null, rows: null };
     await this.#clearRestarted(memory);
-    const answers = await this.engine.run(
-      this.chosen ? chosenStep(step, which, targets) : step,
-      memory.state,
-    );
+    const given = { ...inputs, position_ids: { data: positions, shape: [batch, length] } };
+    const found = await this.engine.run({ inputs: given, outputs }, memory.state);
     for (let b = 0; b < batch; b++) memory.positions[b] += BigInt(length);
-    this.#observe(answers.logits, answers.logProbs, memory);
-    return answers;
+    if (isLanguageModel(this.spec)) this.#observe(found.logits, found.log_probs, memory);
+    else if (Object.values(found).some(holdsUnfinite)) memory.unsure = true;
+    return found;
+  }
+
+  /**
+   * What the graph of a language model reads, without the positions, and what it returns.
+   * @param {Segment} segment @param {Which} which @param {number[][] | null} targets @returns {Step}
+   */
+  #languageStep({ rows, batch, length }, which, targets) {
+    const shape = [batch, length];
+    const ids = (/** @type {number[][]} */ lists) => {
+      const data = new BigInt64Array(batch * length);
+      for (let b = 0; b < batch; b++)
+        for (let t = 0; t < length; t++) data[b * length + t] = BigInt(lists[b][t]);
+      return data;
+    };
+    /** @type {Step["inputs"]} */
+    const inputs = { input_ids: { data: ids(rows), shape } };
+    const size = this.spec.model.vocab_size;
+    if (!this.chosen) return { inputs, outputs: { logits: { dtype: "float32", shape: [...shape, size] } } };
+    const count = which === "none" ? 0 : which === "last" ? batch : batch * length;
+    const at = (/** @type {number} */ i) => BigInt(which === "last" ? (i + 1) * length - 1 : i);
+    inputs.targets = { data: targets ? ids(targets) : new BigInt64Array(batch * length).fill(-1n), shape };
+    inputs.logit_rows = { data: BigInt64Array.from({ length: count }, (_, i) => at(i)), shape: [count] };
+    return {
+      inputs,
+      outputs: {
+        logits: { dtype: "float32", shape: [count, size] },
+        log_probs: { dtype: "float32", shape },
+      },
+    };
   }
 
   /**
@@ -167,7 +294,7 @@ export class Stepper {
   /**
    * Notes whether the memory may hold values that are not finite: such a value, where it is visible, makes
    * the last answer not a number.
-   * @param {Float32Array} logits @param {Float32Array | null} logProbs @param {Memory} memory
+   * @param {Float32Array} logits @param {Float32Array | undefined} logProbs @param {Memory} memory
    */
   #observe(logits, logProbs, memory) {
     const told = logits.length ? logits : logProbs;
@@ -198,15 +325,7 @@ export class Stepper {
   }
 }
 
-/**
- * The inputs of a graph that computes only the logits that are asked for.
- * @param {import("./engine/session.js").Step} step @param {Which} which @param {number[][] | null} targets
- */
-function chosenStep(step, which, targets) {
-  const { batch, length } = step;
-  const wanted = new BigInt64Array(batch * length).fill(-1n);
-  targets?.forEach((row, b) => row.forEach((target, t) => (wanted[b * length + t] = BigInt(target))));
-  const count = which === "none" ? 0 : which === "last" ? batch : batch * length;
-  const at = (/** @type {number} */ i) => BigInt(which === "last" ? (i + 1) * length - 1 : i);
-  return { ...step, targets: wanted, rows: BigInt64Array.from({ length: count }, (_, i) => at(i)) };
+/** @param {import("./engine/session.js").Numbers} numbers */
+function holdsUnfinite(numbers) {
+  return numbers instanceof Float32Array && !numbers.every(Number.isFinite);
 }

@@ -72,6 +72,11 @@ const operations = {
   async step({ tokens }, memory) {
     return { logits: numbers((await model.step(tokens, memory)).data), positions: positions(memory) };
   },
+  async "step by name"({ inputs }, memory) {
+    const found = await model.step(inputs, memory);
+    const outputs = Object.entries(found).map(([name, { data }]) => [name, Array.from(data, Number)]);
+    return { outputs: Object.fromEntries(outputs), positions: positions(memory) };
+  },
   async predict({ tokens }, memory) {
     return { logits: numbers((await model.predict(tokens, memory)).data), positions: positions(memory) };
   },

@@ -25,7 +25,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   const reference = await loadReference(spec, read);
   const held = counted(real);
   const choose = (/** @type {any} */ other) =>
-    chooseEngine(ort, session, spec, false, reference, { module: new Proxy(real, { get: other }) });
+    chooseEngine(ort, session, spec, reference, { module: new Proxy(real, { get: other }) });
   for (const [run, words] of /** @type {[() => any, RegExp][]} */ ([
     [() => 0, /failed its self-check: it differs from copies by/],
     [() => 1, /failed its self-check: ONNX Runtime could not run the step/],
@@ -38,7 +38,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
     assert.match(String(reason), words);
     assert.deepEqual(held(), NOTHING);
   }
-  const { engine: sound, reason: none } = await chooseEngine(ort, session, spec, false, reference, {
+  const { engine: sound, reason: none } = await chooseEngine(ort, session, spec, reference, {
     module: real,
   });
   assert.equal(none, null);
@@ -52,7 +52,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   assert.deepEqual(held(), after);
   /** @type {any} */ (sound).free();
   assert.deepEqual(held(), NOTHING);
-  const { reason } = await chooseEngine(ort, session, spec, false, reference, { module: null });
+  const { reason } = await chooseEngine(ort, session, spec, reference, { module: null });
   assert.equal(reason, "the inside of ONNX Runtime was not reached");
   await session.release();
 });

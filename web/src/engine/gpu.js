@@ -4,6 +4,7 @@
  */
 import { XLExportError, firstLine } from "../errors.js";
 import { stateShape } from "../spec.js";
+import { typeOf } from "./session.js";
 
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} GpuState of some streams */
@@ -100,22 +101,17 @@ export class GpuEngine {
   }
 
   /** @param {Step} step @param {GpuState} state */
-  async run({ tokens, positions, batch, length, targets, rows }, state) {
+  async run({ inputs, outputs }, state) {
     this.#refuseLost();
     const { Tensor } = this.ort;
     const next = 1 - state.turn;
     /** @type {Record<string, any>} */
-    const feeds = {
-      input_ids: new Tensor("int64", tokens, [batch, length]),
-      position_ids: new Tensor("int64", positions, [batch, length]),
-    };
+    const feeds = {};
+    for (const [name, { data, shape }] of Object.entries(inputs))
+      feeds[name] = new Tensor(typeOf(data), data, shape);
     /** @type {Record<string, any>} */
-    const fetches = { logits: null };
-    if (targets && rows) {
-      feeds.targets = new Tensor("int64", targets, [batch, length]);
-      feeds.logit_rows = new Tensor("int64", rows, [rows.length]);
-      fetches.log_probs = null;
-    }
+    const fetches = {};
+    for (const name of Object.keys(outputs)) fetches[name] = null;
     this.spec.state.forEach(({ name, present }, i) => {
       feeds[name] = state.sets[state.turn][i].tensor;
       fetches[present] = state.sets[next][i].tensor;
@@ -132,7 +128,7 @@ export class GpuEngine {
     }
     this.#refuseLost(); // before the memory is told to have seen the tokens
     state.turn = next;
-    return { logits: answers.logits.data, logProbs: answers.log_probs?.data ?? null };
+    return Object.fromEntries(Object.keys(outputs).map((name) => [name, answers[name].data]));
   }
 
   async close() {

@@ -7,7 +7,8 @@
  * public ones do.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { stateShape, writesInPlace } from "../spec.js";
+import { signature, stateShape, writesInPlace } from "../spec.js";
+import { typeOf } from "./session.js";
 
 /**
  * @typedef {{
@@ -29,7 +30,7 @@ import { stateShape, writesInPlace } from "../spec.js";
  * @typedef {{at: number, bytes: number, tensor: number}} Slot a buffer of the heap, and the OrtValue over it
  * @typedef {{sets: Slot[][], turn: number, batch: number}} HeapState of some streams
  * @typedef {import("./session.js").Step} Step
- * @typedef {import("./session.js").Answers} Answers
+ * @typedef {import("./session.js").Found} Found
  */
 
 const TYPES = { float32: 1, int8: 3, int32: 6, int64: 7, float16: 10 };
@@ -40,29 +41,28 @@ const KEPT = 4; // sets of buffers for steps of one shape, the latest ones
 export class HeapEngine {
   /**
    * @param {HeapModule} module
-   * @param {any} session @param {import("../../index.js").Spec} spec @param {boolean} chosen
+   * @param {any} session @param {import("../../index.js").Spec} spec
    */
-  constructor(module, session, spec, chosen) {
+  constructor(module, session, spec) {
     if (module.PTR_SIZE !== 4) throw new Error("its pointers do not have 4 bytes");
     this.module = module;
     this.session = session;
     this.handle = session.handler?.sessionId;
     if (!Number.isInteger(this.handle)) throw new Error("its session has no handle");
     this.spec = spec;
-    this.chosen = chosen;
     this.memory = "in place";
     /** @type {number[]} Names and lists of pointers, which `free` frees. */
     this.reserved = [];
-    const memory = spec.state.map((state) => state.name);
-    const present = spec.state.map((state) => state.present);
-    const ids = ["input_ids", "position_ids", ...(chosen ? ["targets", "logit_rows"] : [])];
-    this.inputs = [...ids, ...memory];
-    this.outputs = ["logits", ...(chosen ? ["log_probs"] : []), ...present];
+    const { inputs, outputs } = signature(spec);
+    this.inputs = [...inputs, ...spec.state].map(({ name }) => name);
+    this.outputs = [...outputs.map(({ name }) => name), ...spec.state.map(({ present }) => present)];
     this.inputNames = this.#pointers(this.inputs.map((name) => this.#text(name)));
     this.outputNames = this.#pointers(this.outputs.map((name) => this.#text(name)));
     this.inputValues = this.#pointers(this.inputs.map(() => 0));
     this.outputValues = this.#pointers(this.outputs.map(() => 0));
     this.options = module._OrtCreateRunOptions(3, 0, false, 0);
+    this.given = inputs.map(({ name }) => name);
+    this.returned = outputs.map(({ name }) => name);
     /** @type {Map<string, {slots: Slot[], answers: Slot[]}>} */
     this.plans = new Map();
   }
@@ -120,20 +120,17 @@ export class HeapEngine {
 
   /**
    * Computes one step. The answers are views that hold until the next step.
-   * @param {Step} step @param {HeapState} state @returns {Answers}
+   * @param {Step} step @param {HeapState} state @returns {Found}
    */
   run(step, state) {
     const { module } = this;
     const plan = this.#plan(step);
-    const given = this.chosen
-      ? [step.tokens, step.positions, step.targets, step.rows]
-      : [step.tokens, step.positions];
     const past = state.sets[state.turn];
     const next = writesInPlace(this.spec) ? state.turn : 1 - state.turn;
     const present = state.sets[next];
-    given.forEach((values, i) => {
-      const bytes = /** @type {BigInt64Array} */ (values);
-      module.HEAPU8.set(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), plan.slots[i].at);
+    this.given.forEach((name, i) => {
+      const { buffer, byteOffset, byteLength } = step.inputs[name].data;
+      module.HEAPU8.set(new Uint8Array(buffer, byteOffset, byteLength), plan.slots[i].at);
     });
     [...plan.slots, ...past].forEach((slot, i) =>
       module.setValue(this.inputValues + 4 * i, slot.tensor, "*"),
@@ -166,10 +163,14 @@ export class HeapEngine {
       if (found !== slot.tensor) throw new Error("it answered in other buffers");
     });
     state.turn = next;
-    const [logits, logProbs] = plan.answers.map(
-      (slot) => new Float32Array(module.HEAPU8.buffer, slot.at, slot.bytes / 4),
-    );
-    return { logits, logProbs: logProbs ?? null };
+    const found = plan.answers.map(({ at, bytes }, i) => {
+      const { buffer } = module.HEAPU8;
+      const name = this.returned[i];
+      return step.outputs[name].dtype === "float32"
+        ? [name, new Float32Array(buffer, at, bytes / 4)]
+        : [name, new BigInt64Array(buffer, at, bytes / 8)];
+    });
+    return Object.fromEntries(found);
   }
 
   /** Frees what the engine holds, and ends the session. */
@@ -188,8 +189,8 @@ export class HeapEngine {
   }
 
   /** The buffers for steps of one shape. @param {Step} step */
-  #plan({ batch, length, rows }) {
-    const key = `${batch} ${length} ${rows?.length ?? 0}`;
+  #plan({ inputs, outputs }) {
+    const key = this.given.map((name) => inputs[name].shape).join(" ");
     let plan = this.plans.get(key);
     if (plan) return plan;
     if (this.plans.size >= KEPT) {
@@ -199,17 +200,10 @@ export class HeapEngine {
       this.plans.delete(oldest);
       for (const slot of [...old.slots, ...old.answers]) this.#free(slot);
     }
-    const shape = [batch, length];
-    const symbols = this.spec.model.vocab_size;
-    const counts = rows ? [rows.length] : shape;
     plan = {
-      slots: [this.#slot("int64", shape), this.#slot("int64", shape)],
-      answers: [this.#slot("float32", [...counts, symbols])],
+      slots: this.given.map((name) => this.#slot(typeOf(inputs[name].data), inputs[name].shape)),
+      answers: this.returned.map((name) => this.#slot(outputs[name].dtype, outputs[name].shape)),
     };
-    if (this.chosen) {
-      plan.slots.push(this.#slot("int64", shape), this.#slot("int64", counts));
-      plan.answers.push(this.#slot("float32", shape));
-    }
     this.plans.set(key, plan);
     return plan;
   }

@@ -3,12 +3,12 @@ import { XLExportError, firstLine } from "../errors.js";
 import { GRAPH, WEIGHTS } from "../spec.js";
 
 /**
- * @typedef {{
- *   tokens: BigInt64Array, positions: BigInt64Array, batch: number, length: number,
- *   targets: BigInt64Array | null, rows: BigInt64Array | null,
- * }} Step tokens and positions [batch, length]. `targets` and `rows` are null where the graph has no such
- * inputs.
- * @typedef {{logits: Float32Array, logProbs: Float32Array | null}} Answers
+ * @typedef {Float32Array | BigInt64Array} Numbers of a tensor of type float32 or int64
+ * @typedef {{data: Numbers, shape: number[]}} Input
+ * @typedef {{dtype: "float32" | "int64", shape: number[]}} Output
+ * @typedef {{inputs: Record<string, Input>, outputs: Record<string, Output>}} Step everything that the graph
+ * reads and returns, except the memory
+ * @typedef {Record<string, any>} Found the Numbers of each output by its name
  * @typedef {{
  *   memory: string,
  *   create(batch: number): any, // or a promise of it
@@ -16,11 +16,14 @@ import { GRAPH, WEIGHTS } from "../spec.js";
  *   copy(state: any): Promise<any>,
  *   read(state: any): Promise<Uint8Array[]>,
  *   write(state: any, tensors: Uint8Array[]): Promise<void>,
- *   run(step: Step, state: any): Answers | Promise<Answers>,
+ *   run(step: Step, state: any): Found | Promise<Found>,
  *   close(): Promise<void>,
  * }} Engine `memory`: how it keeps the memory. A state belongs to the engine that made it: the tensors of
  * some streams, in the order of the spec.
  */
+
+/** The type of the tensor of some numbers. @param {Numbers} data */
+export const typeOf = (data) => (data instanceof Float32Array ? "float32" : "int64");
 
 const TYPES = /** @type {Record<string, string>} */ ({
   float32: "float32",

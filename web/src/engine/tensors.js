@@ -6,8 +6,9 @@
  */
 import { XLExportError, firstLine } from "../errors.js";
 import { stateShape, writesInPlace } from "../spec.js";
+import { typeOf } from "./session.js";
 
-const ARRAYS = { float32: Float32Array, float16: Uint16Array, int8: Int8Array };
+const ARRAYS = { float32: Float32Array, float16: Uint16Array, int8: Int8Array, int64: BigInt64Array };
 
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} TensorState of some streams */
@@ -68,18 +69,12 @@ export class TensorEngine {
   }
 
   /** @param {Step} step @param {TensorState} state */
-  async run({ tokens, positions, batch, length, targets, rows }, state) {
+  async run({ inputs, outputs }, state) {
     const { Tensor } = this.ort;
-    const shape = [batch, length];
     /** @type {Record<string, any>} */
-    const feeds = {
-      input_ids: new Tensor("int64", tokens, shape),
-      position_ids: new Tensor("int64", positions, shape),
-    };
-    if (targets && rows) {
-      feeds.targets = new Tensor("int64", targets, shape);
-      feeds.logit_rows = new Tensor("int64", rows, [rows.length]);
-    }
+    const feeds = {};
+    for (const [name, { data, shape }] of Object.entries(inputs))
+      feeds[name] = new Tensor(typeOf(data), data, shape);
     const past = state.sets[state.turn];
     const next = this.writes && !writesInPlace(this.spec) ? 1 - state.turn : state.turn;
     this.spec.state.forEach(({ name }, i) => (feeds[name] = past[i]));
@@ -88,12 +83,12 @@ export class TensorEngine {
     let answers;
     try {
       if (this.writes) {
-        const symbols = this.spec.model.vocab_size;
-        const counts = rows ? [rows.length] : shape;
-        const size = counts.reduce((a, b) => a * b, symbols);
         /** @type {Record<string, any>} */
-        const fetches = { logits: new Tensor("float32", new Float32Array(size), [...counts, symbols]) };
-        if (rows) fetches.log_probs = new Tensor("float32", new Float32Array(batch * length), shape);
+        const fetches = {};
+        for (const [name, { dtype, shape }] of Object.entries(outputs)) {
+          const size = shape.reduce((a, b) => a * b, 1);
+          fetches[name] = new Tensor(dtype, new ARRAYS[dtype](size), shape);
+        }
         this.spec.state.forEach(({ present }, i) => (fetches[present] = state.sets[next][i]));
         await this.session.run(feeds, fetches, options);
         answers = fetches;
@@ -108,7 +103,7 @@ export class TensorEngine {
       );
     }
     state.turn = next;
-    return { logits: answers.logits.data, logProbs: answers.log_probs?.data ?? null };
+    return Object.fromEntries(Object.keys(outputs).map((name) => [name, answers[name].data]));
   }
 
   async close() {

@@ -4,6 +4,7 @@
 import { loadLibrary } from "../engine/runtime.js";
 import { XLExportError, shown } from "../errors.js";
 import { absoluteAddress, inNode } from "../files/source.js";
+import { isLanguageModel, refuseNoLanguageModel } from "../spec.js";
 import { readVocabulary } from "../vocabulary/index.js";
 import { Asker, unpacked } from "./channel.js";
 
@@ -35,7 +36,9 @@ export async function openInWorker(address, { signal, onProgress, worker: _, ...
     };
     const told = await asker.ask("open", given, { signal, hear: onProgress });
     const read = async (/** @type {string} */ name) => told.vocabularyFiles[name];
-    const vocabulary = await readVocabulary(read, (name) => loadLibrary(name, vendor));
+    const vocabulary = isLanguageModel(told.spec)
+      ? await readVocabulary(read, (name) => loadLibrary(name, vendor))
+      : null;
     return new WorkerModel(asker, end, told, vocabulary);
   } catch (error) {
     await end();
@@ -116,7 +119,7 @@ export class WorkerModel {
   /**
    * @param {Asker} asker @param {() => Promise<void>} end
    * @param {{spec: any, identity: string, sampling: any, facts: import("../../index.js").Facts}} told
-   * @param {Vocabulary} vocabulary
+   * @param {Vocabulary | null} vocabulary
    */
   constructor(asker, end, { spec, identity, sampling, facts }, vocabulary) {
     this.asker = asker;
@@ -125,7 +128,12 @@ export class WorkerModel {
     this.identity = identity;
     this.sampling = sampling;
     this.facts = facts;
-    this.vocabulary = vocabulary;
+    this.symbols = vocabulary;
+  }
+
+  get vocabulary() {
+    refuseNoLanguageModel(this.spec);
+    return /** @type {Vocabulary} */ (this.symbols);
   }
 
   /** @param {number} [batch] */
@@ -133,9 +141,9 @@ export class WorkerModel {
     return new WorkerMemory(this.asker, await this.asker.ask("start", { batch }));
   }
 
-  /** @param {any} tokens @param {any} memory */
-  async step(tokens, memory) {
-    return this.#over("step", { tokens }, memory);
+  /** @param {any} given @param {any} memory */
+  async step(given, memory) {
+    return this.#over("step", { given }, memory);
   }
 
   /** @param {any} tokens @param {any} memory */

@@ -65,7 +65,7 @@ const methods = {
     await memories.get(memory)?.dispose();
     memories.delete(memory);
   },
-  step: ({ tokens, memory }) => over(memory, (used) => model.step(tokens, used)),
+  step: ({ given, memory }) => over(memory, (used) => model.step(given, used)),
   predict: ({ tokens, memory }) => over(memory, (used) => model.predict(tokens, used)),
   feed: ({ prompt, memory }, { signal }) => over(memory, (used) => model.feed(prompt, used, { signal })),
   score: ({ prompt, memory, unit }, { signal, tell }) =>

@@ -1,0 +1,92 @@
+"""JavaScript computes steps that are no language model, and refuses what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import load_memory, open_session, save_memory
+from tests.parity.operations import Program
+from tests.xl_export.tracing import modules
+from tests.xl_export.tracing.modules import RULE, T
+from xl_export import trace
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("named") / "policy"
+    return trace(modules.Policy(), folder, rule=RULE, without={"padding"})
+
+
+def fed(rows: int, count: int, seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {
+        "observation": draw.standard_normal((rows, count, 5), np.float32),
+        "previous": draw.integers(3, size=(rows, count)),
+        "goal": draw.standard_normal((rows, 2), np.float32),
+    }
+
+
+def flat(inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {name: x.ravel().tolist() for name, x in inputs.items()}
+
+
+@pytest.mark.parametrize("how", [{}, {"worker": True}, {"more": {"inPlace": False}}], ids=str)
+def test_fifty_named_steps_give_python_s_answers_and_streams(
+    javascript: Program, policy: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    session = open_session(policy)
+    memory = session.start(2)
+    javascript.ask("open", model=str(policy), **how)
+    assert javascript.ask("check")["passed"]
+    javascript.ask("start", stream="a", rows=2)
+    for number in range(50):
+        if number == 20:  # Python's file goes on in JavaScript
+            save_memory(memory, tmp_path / "before")
+            javascript.ask("load", stream="a", file=str(tmp_path / "before"))
+        if number in (13, 33):
+            memory.positions[1] = 0
+            javascript.ask("restart", stream="a", row=1)
+        step = fed(2, 1 + number % T, number)
+        outputs, memory = session.step(step, memory)
+        answer = javascript.ask("step by name", stream="a", inputs=flat(step))
+        assert answer["positions"] == memory.positions.tolist()
+        assert outputs.keys() == answer["outputs"].keys()
+        for name, output in outputs.items():
+            assert np.abs(output.ravel() - answer["outputs"][name]).max() < 1e-5
+    javascript.ask("save", stream="a", file=str(tmp_path / "after"))
+    after = load_memory(tmp_path / "after", session)
+    assert all(np.abs(after.tensors[name] - x).max() < 1e-5 for name, x in memory.tensors.items())
+
+
+def test_a_graph_of_fixed_sizes_takes_no_other_step(javascript: Program, tmp_path: Path) -> None:
+    fixed = trace(modules.Policy(), tmp_path / "a", rule=RULE, without={"padding"}, rows=2)
+    assert javascript.ask("open", model=str(fixed))["memory"] == "in place"
+    assert javascript.ask("check")["passed"]
+    javascript.ask("start", stream="a", rows=2)
+    refused = javascript.refusal("step by name", stream="a", inputs=flat(fed(2, 1, 0)))
+    assert f"traced for exactly 2 rows of {T}" in refused
+
+
+def test_named_steps_that_do_not_fit_are_refused(javascript: Program, policy: Path) -> None:
+    javascript.ask("open", model=str(policy))
+    javascript.ask("start", stream="a")
+    step = flat(fed(1, 2, 0))
+    ask = lambda **changed: javascript.refusal("step by name", stream="a", inputs=step | changed)  # noqa: E731
+    assert "previous has the id 3; expected 0 to 2" in ask(previous=[0, 3])
+    assert "previous has 3 numbers" in ask(previous=[0, 1, 2])
+    assert "goal has 1 numbers; expected 2." in ask(goal=[0.5])
+    assert 'goal is ["a","b"]; expected a Float32Array' in ask(goal=["a", "b"])
+    assert "goal has the shape [2]; expected [1,2]" in ask(goal={"data": [0, 0], "shape": [2]})
+    assert f"takes 1 to {T}" in javascript.refusal("step by name", stream="a", inputs=flat(fed(1, T + 1, 0)))
+    assert "the inputs are observation, previous, goal, other; expected observation, previous, goal" in ask(
+        other=[0.5]
+    )
+    no_model = "no language model: its step reads observation, previous, goal and returns action, worth"
+    assert no_model in javascript.refusal("encode", text="a")
+    assert no_model in javascript.refusal("predict", stream="a", tokens=[[0, 1]])
+    assert no_model in javascript.refusal("score", stream="a", tokens=[[0, 1]])
+    assert no_model in javascript.refusal("generate", stream="a", tokens=[0], max_tokens=1)
