@@ -14,6 +14,7 @@ object, or `{"error": sentence}` for what is refused:
     save      stream, file                       load     stream, file
     encode    text → tokens                      decode   tokens → pieces of text, the rest at the end
     check     → passed, tolerance, mean_tolerance
+    step by name  stream, inputs {name: numbers} → outputs by name; only in C++ and JavaScript
 
 An implementation that has no such operation answers `{"lacks": true}`, and loses the stream.
 """

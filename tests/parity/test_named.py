@@ -1,4 +1,4 @@
-"""JavaScript computes steps that are no language model, and refuses what does not fit."""
+"""C++ and JavaScript compute steps that are no language model, and refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -34,59 +34,87 @@ def flat(inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: x.ravel().tolist() for name, x in inputs.items()}
 
 
-@pytest.mark.parametrize("how", [{}, {"worker": True}, {"more": {"inPlace": False}}], ids=str)
+@pytest.fixture(params=["cpp", "javascript"])
+def program(request: pytest.FixtureRequest) -> Program:
+    library: Program = request.getfixturevalue(request.param)
+    return library
+
+
 def test_fifty_named_steps_give_python_s_answers_and_streams(
+    program: Program, policy: Path, tmp_path: Path
+) -> None:
+    follow(program, policy, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "how", [{"worker": True}, {"device": "native"}, {"more": {"inPlace": False}}], ids=str
+)
+def test_named_steps_run_in_every_way_of_javascript(
     javascript: Program, policy: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
+    follow(javascript, policy, tmp_path, **how)
+
+
+def follow(program: Program, policy: Path, tmp_path: Path, **how: Any) -> None:
+    """50 steps next to Python, with restarts, and with files of streams in both directions."""
     session = open_session(policy)
     memory = session.start(2)
-    javascript.ask("open", model=str(policy), **how)
-    assert javascript.ask("check")["passed"]
-    javascript.ask("start", stream="a", rows=2)
+    program.ask("open", model=str(policy), **how)
+    assert program.ask("check")["passed"]
+    program.ask("start", stream="a", rows=2)
     for number in range(50):
-        if number == 20:  # Python's file goes on in JavaScript
+        if number == 20:
             save_memory(memory, tmp_path / "before")
-            javascript.ask("load", stream="a", file=str(tmp_path / "before"))
+            program.ask("load", stream="a", file=str(tmp_path / "before"))
         if number in (13, 33):
             memory.positions[1] = 0
-            javascript.ask("restart", stream="a", row=1)
+            program.ask("restart", stream="a", row=1)
         step = fed(2, 1 + number % T, number)
         outputs, memory = session.step(step, memory)
-        answer = javascript.ask("step by name", stream="a", inputs=flat(step))
+        answer = program.ask("step by name", stream="a", inputs=flat(step))
         assert answer["positions"] == memory.positions.tolist()
         assert outputs.keys() == answer["outputs"].keys()
         for name, output in outputs.items():
             assert np.abs(output.ravel() - answer["outputs"][name]).max() < 1e-5
-    javascript.ask("save", stream="a", file=str(tmp_path / "after"))
+    program.ask("save", stream="a", file=str(tmp_path / "after"))
     after = load_memory(tmp_path / "after", session)
     assert all(np.abs(after.tensors[name] - x).max() < 1e-5 for name, x in memory.tensors.items())
 
 
-def test_a_graph_of_fixed_sizes_takes_no_other_step(javascript: Program, tmp_path: Path) -> None:
+def test_a_graph_of_fixed_sizes_takes_no_other_step(program: Program, tmp_path: Path) -> None:
     fixed = trace(modules.Policy(), tmp_path / "a", rule=RULE, without={"padding"}, rows=2)
-    assert javascript.ask("open", model=str(fixed))["memory"] == "in place"
-    assert javascript.ask("check")["passed"]
-    javascript.ask("start", stream="a", rows=2)
-    refused = javascript.refusal("step by name", stream="a", inputs=flat(fed(2, 1, 0)))
+    program.ask("open", model=str(fixed))
+    assert program.ask("check")["passed"]
+    program.ask("start", stream="a", rows=2)
+    refused = program.refusal("step by name", stream="a", inputs=flat(fed(2, 1, 0)))
     assert f"traced for exactly 2 rows of {T}" in refused
 
 
-def test_named_steps_that_do_not_fit_are_refused(javascript: Program, policy: Path) -> None:
-    javascript.ask("open", model=str(policy))
-    javascript.ask("start", stream="a")
+def test_named_steps_that_do_not_fit_are_refused(program: Program, policy: Path) -> None:
+    program.ask("open", model=str(policy))
+    program.ask("start", stream="a")
     step = flat(fed(1, 2, 0))
-    ask = lambda **changed: javascript.refusal("step by name", stream="a", inputs=step | changed)  # noqa: E731
+    ask = lambda **changed: program.refusal("step by name", stream="a", inputs=step | changed)  # noqa: E731
     assert "previous has the id 3; expected 0 to 2" in ask(previous=[0, 3])
     assert "previous has 3 numbers" in ask(previous=[0, 1, 2])
     assert "goal has 1 numbers; expected 2." in ask(goal=[0.5])
-    assert 'goal is ["a","b"]; expected a Float32Array' in ask(goal=["a", "b"])
-    assert "goal has the shape [2]; expected [1,2]" in ask(goal={"data": [0, 0], "shape": [2]})
-    assert f"takes 1 to {T}" in javascript.refusal("step by name", stream="a", inputs=flat(fed(1, T + 1, 0)))
-    assert "the inputs are observation, previous, goal, other; expected observation, previous, goal" in ask(
-        other=[0.5]
+    assert f"takes 1 to {T}" in program.refusal("step by name", stream="a", inputs=flat(fed(1, T + 1, 0)))
+    assert "4 inputs were given; expected observation, previous, goal" in ask(other=[0.5])
+    no_model = (
+        "no language model: its step reads observation, previous, goal and returns action, worth, features"
     )
-    no_model = "no language model: its step reads observation, previous, goal and returns action, worth"
-    assert no_model in javascript.refusal("encode", text="a")
-    assert no_model in javascript.refusal("predict", stream="a", tokens=[[0, 1]])
-    assert no_model in javascript.refusal("score", stream="a", tokens=[[0, 1]])
-    assert no_model in javascript.refusal("generate", stream="a", tokens=[0], max_tokens=1)
+    assert no_model in program.refusal("encode", text="a")
+    assert no_model in program.refusal("predict", stream="a", tokens=[[0, 1]])
+    assert no_model in program.refusal("score", stream="a", tokens=[[0, 1]])
+    assert no_model in program.refusal("generate", stream="a", tokens=[0], max_tokens=1)
+    program.ask("pad", stream="a", positions=[-1])
+    assert "does not keep the promise `padding`" in ask()
+
+
+def test_javascript_refuses_other_types_and_shapes(javascript: Program, policy: Path) -> None:
+    javascript.ask("open", model=str(policy))
+    javascript.ask("start", stream="a")
+    step = flat(fed(1, 2, 0))
+    ask = lambda goal: javascript.refusal("step by name", stream="a", inputs=step | {"goal": goal})  # noqa: E731
+    assert 'goal is ["a","b"]; expected a Float32Array' in ask(["a", "b"])
+    assert "goal has the shape [2]; expected [1,2]" in ask({"data": [0, 0], "shape": [2]})

@@ -52,12 +52,9 @@ function refuseLength(length, spec) {
  */
 export function checkedInputs(given, spec, memory) {
   const wanted = namedInputs(spec);
-  const names = given && typeof given === "object" && !isNumbers(given) ? Object.keys(given) : null;
-  if (names?.length !== wanted.length || !wanted.every(({ name }) => names.includes(name))) {
-    throw new XLExportError(
-      `the inputs are ${names ? names.join(", ") || "none" : shown(given)}; expected ${listed(wanted)}.`,
-    );
-  }
+  const { length: count } = Object.keys(given ?? {});
+  if (count !== wanted.length)
+    throw new XLExportError(`${count} inputs were given; expected ${listed(wanted)}.`);
   const { batch } = memory;
   /** @type {number | null} */
   let length = null;
@@ -87,9 +84,6 @@ export function checkedInputs(given, spec, memory) {
   return { inputs, batch, length: Number(length) };
 }
 
-/** @param {any} given @returns {boolean} */
-const isNumbers = (given) => Array.isArray(given) || ArrayBuffer.isView(given);
-
 /**
  * The numbers of an input, as its tensor holds them.
  * @param {any} given @param {string} name @param {number} [ids] how many ids there are
@@ -97,8 +91,8 @@ const isNumbers = (given) => Array.isArray(given) || ArrayBuffer.isView(given);
 function checkedNumbers(given, name, ids) {
   const types = ids === undefined ? ["number"] : ["number", "bigint"];
   const fits = (/** @type {unknown} */ number) => types.includes(typeof number);
-  // All numbers of a typed array have one type.
-  if (!isNumbers(given) || !(Array.isArray(given) ? given : [given[0] ?? 0]).every(fits)) {
+  const sample = ArrayBuffer.isView(given) ? Array.from(/** @type {any} */ (given).subarray(0, 1)) : given;
+  if (!Array.isArray(sample) || !sample.every(fits)) {
     const wanted = ids === undefined ? "a Float32Array" : "an Int32Array or BigInt64Array";
     throw new XLExportError(
       `${name} is ${shown(given)}; expected ${wanted}, or an object of it and its shape.`,

@@ -61,6 +61,11 @@ const operations = {
     await memory.restart(row);
     return { positions: positions(memory) };
   },
+  async pad({ positions: wanted }, memory) {
+    if (!memory.engine) return { lacks: true }; // the memory of a worker has copies of its positions
+    memory.positions.set(wanted.map(BigInt));
+    return { positions: positions(memory) };
+  },
   async rewind({ count }, memory) {
     await model.rewind(memory, count);
     return { positions: positions(memory) };

@@ -105,6 +105,7 @@ inline void generate(const Session& session, Memory& memory, View<std::int64_t> 
   if (options.max_tokens < 1)
     throw Error(Fault::option,
                 "max_tokens is " + std::to_string(options.max_tokens) + "; expected at least 1.");
+  const bool ids = session.vocabulary().kind() == "ids";  // a stop string is whole tokens there
   if (prompt.empty()) throw Error(Fault::text, "the prompt has no tokens; give at least one.");
   for (const std::int64_t token : prompt)  // before anything is fed, and so before the memory changes
     if (token < 0 || token >= session.spec().vocabulary)
@@ -112,7 +113,6 @@ inline void generate(const Session& session, Memory& memory, View<std::int64_t> 
                                    ", outside the vocabulary of this model (0 to " +
                                    std::to_string(session.spec().vocabulary - 1) +
                                    "); give ids of this model.");
-  const bool ids = session.vocabulary().kind() == "ids";  // a stop string is whole tokens there
   std::vector<std::string> stop = options.stop;
   for (std::string& text : stop) {
     if (ids) text = detail::without_blanks(text);
