@@ -12,6 +12,7 @@ from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
+from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
@@ -220,6 +221,8 @@ def _generate(
     if starts is not None:
         if keep:  # a memory that does not fit is refused before anything in it changes
             checked_tokens(session, tokens[:, :1], memory)
+        if session.spec is not None:
+            refuse_unpromised(session.spec.without, starts, session.rule.segment)
         memory.positions[:] = starts
     logits = feed(session, tokens, memory, lengths)
     uniform = [np.random.default_rng([seed, row]).random for row in range(len(tokens))]

@@ -64,6 +64,11 @@ class SharedStreams(StreamIndex):
                 self.streams[name] = Stream(name, "", 0.0, 0.0, file)
             return self.start(self.streams[name])
 
+    def ended(self, stream: Stream) -> None:
+        """Forgets a stream that the operation left outside of RAM, such as one that never existed."""
+        if stream.state is None and self.streams.get(stream.id) is stream:
+            del self.streams[stream.id]
+
     def in_ram(self, name: str, state: StreamState | None) -> None:
         """Forgets a stream that has left RAM: only its file says what it is then."""
         super().in_ram(name, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -328,3 +329,12 @@ def test_tokens_without_text_need_no_decoder() -> None:
 
     pieces = list(generate(Recital([3, 4], Undecodable(9)), [1], max_tokens=2, sampler=GREEDY, text=False))
     assert [(piece.token, piece.text) for piece in pieces] == [(3, ""), (4, "")]
+
+
+def test_prompts_that_need_padding_leave_a_memory_without_it_alone(artefacts: dict[str, Path]) -> None:
+    session = open_session(artefacts["shift"])
+    session.spec = dataclasses.replace(session.spec, without=("padding",))  # type: ignore[misc]
+    memory = session.start(2)
+    with pytest.raises(StreamError, match="does not keep the promise `padding`"):
+        list(generate(session, ["T", "The class"], max_tokens=2, memory=memory))
+    assert memory.positions.tolist() == [0, 0]

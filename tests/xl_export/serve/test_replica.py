@@ -27,7 +27,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.replica import ConflictError, Replica, UnavailableError
 from xl_export.serve.shared import SharedStreams
-from xl_export.serve.streams.facts import DamagedStreamError
+from xl_export.serve.streams.facts import DamagedStreamError, NoStreamError
 from xl_export.serve.streams.files import SharedFile, UnwritableError
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
@@ -335,3 +335,13 @@ def test_a_too_large_body_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RefusedError, match="larger than 20 bytes"):
             body(bytes(4000), declared)
         assert read[0] == most
+
+
+def test_streams_that_never_existed_are_forgotten(session: runtimes.Session, tmp_path: Path) -> None:
+    SharedStreams.prepare(str(tmp_path))
+    streams = SharedStreams(str(tmp_path), session, ram_bytes=1 << 24)
+    operation = streams.begin("nothing")
+    with pytest.raises(NoStreamError):
+        streams.remove(operation)
+    operation.end()
+    assert streams.streams == {}

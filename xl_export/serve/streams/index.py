@@ -130,6 +130,9 @@ class StreamIndex:
         stream.used = time.time()
         return Operation(self, stream)
 
+    def ended(self, stream: Stream) -> None:
+        """Called when an operation on the stream has ended; the caller has the lock."""
+
     def refuse_closed(self) -> None:
         """Raises ClosedStoreError once the store is closed."""
         if self.closed:
@@ -198,6 +201,7 @@ class Operation:
         """Lets others use the stream."""
         with self._index.lock:
             self.stream.busy = False
+            self._index.ended(self.stream)
 
     @property
     def facts(self) -> StreamFacts:
