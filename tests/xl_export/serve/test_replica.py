@@ -101,13 +101,11 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(
                 may_write.wait(30)
                 super().replace(state, key=key)
 
-        monkeypatch.setattr(shared, "SharedFile", Late)
-        operation = slow._streams.begin("a")  # from here on it has a file of this kind
-        monkeypatch.undo()
-        operation.end()
+        monkeypatch.setattr(shared, "SharedFile", Late)  # the other replica has its file already
         body = {"position": first["position"], "text": "de"}
         late = asyncio.ensure_future(slow.answer("a", body))
         await asyncio.to_thread(begun.wait, 30)
+        monkeypatch.undo()
         second = await fast.answer("a", body)
         third = await fast.answer("a", {"position": second["position"], "text": "x"})
         may_write.set()
