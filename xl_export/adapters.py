@@ -28,8 +28,8 @@ def from_forward(
     - memory: of each tensor of the list, the shape of one row, such as `[(M, D)] * layers`; one shape if
       forward reads and returns one tensor. The first axis of a row is time, newest last. A memory that
       forward returns longer, because it grows, is cut to its last M.
-    - inputs, or sizes for a language model: as in the modules that `trace` expects. Several inputs are passed
-      to forward by name, one as its first argument.
+    - inputs, or sizes for a language model: as in the modules that `trace` expects. The keys of a mapping are
+      names of arguments of forward; a single input is its first argument.
     - outputs: names for y if it is a tuple; a mapping has names.
     - memory_name: the argument of forward for the memory.
     - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory holds a token of
@@ -57,7 +57,9 @@ def from_forward(
         raise ConfigError(f"memory is {memory!r:.60}; expected shapes of one row, such as [(M, D)] * layers.")
     if mask_name and len({shape[0] for shape in shapes}) > 1:
         raise ConfigError(f"memory has lengths {[shape[0] for shape in shapes]}; a mask needs one length.")
-    return _FromForward(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name)
+    # Checks of `trace` name the class of a module: here, the one that the caller wrote.
+    wrapper = type(f"from_forward({type(module).__name__})", (_FromForward,), {})
+    return wrapper(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name)
 
 
 class _FromForward(nn.Module):
@@ -96,18 +98,30 @@ class _FromForward(nn.Module):
         result = (
             self.module(**inputs, **extra) if isinstance(inputs, Mapping) else self.module(inputs, **extra)
         )
+        forward = f"{type(self.module).__name__}.forward"
         if not isinstance(result, tuple) or len(result) != 2:
+            many = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
             raise ArtefactError(
-                f"{type(self.module).__name__}.forward returns {type(result).__name__}; expected a pair: the "
-                "output and the list of new memories."
+                f"{forward} returns {many}; expected a pair, the output and the new memory: several outputs "
+                "are a tuple of their own, as in `return (logits, value), mems`."
             )
         y, new = result
         if isinstance(y, tuple | list):
             if len(self._outputs) != len(y):
-                raise ArtefactError(
-                    f"{type(self.module).__name__}.forward returns {len(y)} outputs; give `outputs` as many "
-                    "names."
-                )
+                raise ArtefactError(f"{forward} returns {len(y)} outputs; give `outputs` as many names.")
             y = dict(zip(self._outputs, y, strict=True))
         news = [new] if self._one else new
+        if not isinstance(news, tuple | list) or len(news) != len(self._shapes):
+            many = f"{len(news)} memories" if isinstance(news, tuple | list) else type(news).__name__
+            raise ArtefactError(
+                f"{forward} returns {many} as the new memory; expected a list of {len(self._shapes)}, one "
+                "for each shape of `memory`."
+            )
+        for x, shape in zip(news, self._shapes, strict=True):
+            if not torch.compiler.is_exporting() and x.shape[1] < shape[0]:
+                raise ArtefactError(
+                    f"{forward} returns a memory of {x.shape[1]} time steps, fewer than the {shape[0]} of "
+                    "`memory`; return the old memory with the new steps after it, as in "
+                    "`torch.cat([mem, new], 1)`."
+                )
         return y, [x[:, x.shape[1] - shape[0] :] for x, shape in zip(news, self._shapes, strict=True)]

@@ -55,7 +55,7 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if rows := facts.get("fixed_rows"):
         lines.append(f"sizes       fixed: {rows} rows of {facts['rule']['segment']} tokens in every step")
     for promise in facts.get("without", ()):
-        lines.append(f"not kept    {promise}: {PROMISES[promise]}")
+        lines.append(f"no promise  {promise}: that {PROMISES[promise]}")
     return lines
 
 

@@ -212,3 +212,26 @@ def test_arguments_that_do_not_fit_the_forward_are_refused(change: dict[str, Any
     }
     with pytest.raises(UserError, match=message):
         from_forward(TransformerWrapper(), **(options | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            lambda y, mem: (y, y, [mem]),
+            r"Policy.forward returns a tuple of 3; .* `return \(logits, value\), mems`",
+        ),
+        (lambda y, mem: (y, mem), "returns Tensor as the new memory; expected a list of 1"),
+        (lambda y, mem: (y, [mem, mem]), "returns 2 memories as the new memory; expected a list of 1"),
+        (lambda y, mem: (y, [mem[:, -1:]]), "returns a memory of 1 time steps, fewer than the 4"),
+    ],
+)
+def test_what_forward_returns_is_explained(answer: Any, message: str, tmp_path: Path) -> None:
+    class Policy(nn.Module):
+        def forward(self, obs: torch.Tensor, mems: list[torch.Tensor]) -> Any:
+            return answer(obs, torch.cat([mems[0], obs], 1))
+
+    module = from_forward(Policy(), memory=[(4, 3)], inputs={"obs": xl_export.features(3)})
+    rule = xl_export.MemoryRule(mem_len=4, segment=2)
+    with pytest.raises(UserError, match=message):
+        xl_export.trace(module, tmp_path / "artefact", rule=rule)

@@ -180,7 +180,7 @@ def test_info_lists_inputs_outputs_and_promises(policy: Path) -> None:
         "reads       observation: float32 [batch, tokens, 5]",
         "reads       previous: 3 ids [batch, tokens]",
         "returns     features: float32 [batch, 8]",
-        "not kept    padding: tokens at negative positions leave no trace",
+        "no promise  padding: that tokens at negative positions leave no trace",
         "next        xl-export check",
     ):
         assert line in text
