@@ -94,8 +94,9 @@ def _why(error: Exception) -> str:
         )
     elif "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in name:
         reason = (
-            "it fixes the number of rows or of tokens; take sizes from tensor.shape, without int(), len() or "
-            "a size that is written into the module, or trace it for a fixed number of rows (rows=1)"
+            "it fixes the number of rows or of tokens, as nn.GRU and nn.LSTM do, and nn.GRUCell and "
+            "nn.LSTMCell do not; take sizes from tensor.shape, without int(), len() or a size that is "
+            "written into the module, or trace it for a fixed number of rows (rows=1)"
         )
     else:
         reason = "change what that names"
