@@ -3,7 +3,8 @@
 // A matrix W [K, N] lies in panels of 8 vectors of columns, the last of them of 4 or 8. A panel of floats is in
 // strips, as `tile` reads them. A panel of bytes or halves of bytes holds, for each k, the numbers of its columns
 // side by side. They are widened to floats: for one row in registers, for several in memory. Activations are
-// never rounded.
+// never rounded. One row and several add the same numbers in the same order, so a row gets the same bits in
+// every batch.
 //
 // Byte v of 32 bits belongs to the v-th of 4 vectors of columns. A mask leaves w · 256^v of it, which is a float
 // after one conversion; the scale of the v-th vector includes 256^-v. Only the last byte is shifted, because it
@@ -57,15 +58,21 @@ struct Panel {
   int64_t depth, block;
 };
 
+/// total + scale · sum - offset · inputs, for a block with sum = Σ x w and inputs = Σ x.
+inline vec add_block(vec total, vec sum, const float* scale, float inputs, const float* offset) {
+  return add_product(add_product(total, sum, load(scale)), all(-inputs), load(offset));
+}
+
 inline float sum_of(const float* x, int64_t count) {
   vec total{};
   for (int64_t i = 0; i < count; i += LANES) total += load(x + i);
   return sum(total);
 }
 
-/// y = init + x [depth] · panel, for a panel of NV vectors of columns.
+/// y = init + x [depth] · panel, for a panel of NV vectors of columns. inputs: the sums of x by block.
 template <class Number, int NV>
-__attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, const float* init, float* y) {
+__attribute__((noinline)) void multiply_row(const float* x, const float* inputs, const Panel& panel,
+                                            const float* init, float* y) {
   constexpr int WIDTH = NV * LANES;
   vec total[NV];
 #pragma GCC unroll 8
@@ -75,8 +82,10 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
     const int64_t strip = panel.depth * STRIP;
     for (int64_t k = 0; k < panel.depth; ++k, w += STRIP)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v)
-        total[v] += x[k] * load(w + v / TILE_VECTORS * strip + v % TILE_VECTORS * LANES);
+      for (int v = 0; v < NV; ++v) {
+        const float* numbers = w + v / TILE_VECTORS * strip + v % TILE_VECTORS * LANES;
+        total[v] = add_product(total[v], all(x[k]), load(numbers));
+      }
   } else {
     const ivec* quad = static_cast<const ivec*>(panel.values);
     const float *scales = panel.scales, *offsets = panel.offsets;
@@ -88,13 +97,12 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
           const float factor = odd ? x[k + 1] / 16 : x[k];
 #pragma GCC unroll 8
           for (int v = 0; v < NV; ++v)
-            sums[v] += factor * number_of<Number>(quad[v / QUAD], v % QUAD, odd);
+            sums[v] = add_product(sums[v], all(factor), number_of<Number>(quad[v / QUAD], v % QUAD, odd));
         }
-      const float inputs = sum_of(x + first, panel.block);
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v)
-        total[v] += sums[v] * load(scales + v * LANES) - inputs * load(offsets + v * LANES);
-      scales += WIDTH, offsets += WIDTH;
+        total[v] = add_block(total[v], sums[v], scales + v * LANES, *inputs, offsets + v * LANES);
+      scales += WIDTH, offsets += WIDTH, ++inputs;
     }
   }
 #pragma GCC unroll 8
@@ -105,25 +113,17 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
 template <class Number, int FIRST>
 inline void widen_strip(const Panel& panel, int vectors, int quad_at, float* to) {
   const ivec* quads = static_cast<const ivec*>(panel.values) + quad_at;
-  const float* scales = panel.scales + (quad_at * QUAD + FIRST) * LANES;
-  const float* offsets = panel.offsets + (quad_at * QUAD + FIRST) * LANES;
-  for (int64_t first = 0; first < panel.depth; first += panel.block) {
-    vec scale[TILE_VECTORS], offset[TILE_VECTORS];
-    for (int v = 0; v < TILE_VECTORS; ++v)
-      scale[v] = load(scales + v * LANES), offset[v] = load(offsets + v * LANES);
-    for (int64_t k = first; k < first + panel.block; k += TOGETHER<Number>, quads += vectors / QUAD)
+  for (int64_t k = 0; k < panel.depth; k += TOGETHER<Number>, quads += vectors / QUAD)
 #pragma GCC unroll 2
-      for (int odd = 0; odd < TOGETHER<Number>; ++odd)
+    for (int odd = 0; odd < TOGETHER<Number>; ++odd)
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; ++v, to += LANES) {
-          const vec w = number_of<Number>(*quads, FIRST + v, odd);
-          store(to, (odd ? w * (1.0f / 16) : w) * scale[v] - offset[v]);
-        }
-    scales += vectors * LANES, offsets += vectors * LANES;
-  }
+      for (int v = 0; v < TILE_VECTORS; ++v, to += LANES) {
+        const vec w = number_of<Number>(*quads, FIRST + v, odd);
+        store(to, odd ? w * (1.0f / 16) : w);
+      }
 }
 
-/// Writes a panel as floats, in strips as `tile` reads them.
+/// Writes the numbers of a panel as floats without their scales, in strips as `tile` reads them.
 template <class Number>
 inline void widen(const Panel& panel, int vectors, float* to) {
   const int64_t strip = panel.depth * STRIP;
@@ -133,6 +133,42 @@ inline void widen(const Panel& panel, int vectors, float* to) {
   }
 }
 static_assert(QUAD == TILE_VECTORS || QUAD == 2 * TILE_VECTORS);
+
+/// y [ROWS, STRIP] = init + x · strip, for a strip of widened numbers of a panel `width` wide. panel: with the
+/// scales and offsets of the strip. inputs: the sums of x by row and block. ahead: see `add_products`.
+template <int ROWS>
+void multiply_blocks(const float* x, int64_t x_pitch, const float* strip, const Panel& panel, int64_t width,
+                     const float* inputs, const float* init, int64_t init_pitch, float* y, int64_t y_pitch,
+                     const char* ahead) {
+  const int64_t blocks = panel.depth / panel.block;
+  const float *scales = panel.scales, *offsets = panel.offsets;
+  vec totals[ROWS][TILE_VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECTORS; ++v) totals[r][v] = load(init + r * init_pitch + v * LANES);
+  for (int64_t b = 0; b < blocks; ++b) {
+    vec sums[ROWS][TILE_VECTORS] = {};
+    add_products(sums, x, x_pitch, strip, STRIP, static_cast<int>(panel.block), ahead, 256);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < TILE_VECTORS; ++v)
+        totals[r][v] = add_block(totals[r][v], sums[r][v], scales + v * LANES, inputs[r * blocks + b],
+                                 offsets + v * LANES);
+    x += panel.block, strip += panel.block * STRIP, ahead += panel.block / 16 * 256;
+    scales += width, offsets += width;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECTORS; ++v) store(y + r * y_pitch + v * LANES, totals[r][v]);
+}
+
+/// By the number of rows.
+constexpr decltype(&multiply_blocks<1>) BLOCK_TILES[TILE_ROWS] = {multiply_blocks<1>, multiply_blocks<2>,
+                                                                  multiply_blocks<3>, multiply_blocks<4>,
+                                                                  multiply_blocks<5>, multiply_blocks<6>};
 
 /// A matrix as a graph holds it.
 struct GivenMatrix {
@@ -207,22 +243,31 @@ class Matrix {
   /// Vectors of columns in panel p.
   int vectors(int64_t p) const { return columns_ - first_column(p) > QUAD_COLUMNS ? 2 * QUAD : QUAD; }
 
-  /// Multiplies rows of x by panel p: y = init + x · W. y and init point to the panel's first column; the rows
-  /// of init are `init_pitch` apart. y may be init.
-  void multiply(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* init,
-                int64_t init_pitch, float* y, int64_t y_pitch, Scratch& scratch) const {
+  /// Blocks of a row that `multiply` needs the sums of.
+  int64_t blocks() const { return in_floats_ ? 0 : padded_ / block_; }
+  /// Writes the sums [rows, blocks] of x.
+  void sum_inputs(int64_t rows, const float* x, int64_t x_pitch, float* inputs) const {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t b = 0; b < blocks(); ++b) *inputs++ = sum_of(x + r * x_pitch + b * block_, block_);
+  }
+
+  /// Multiplies rows of x by panel p: y = init + x · W. inputs: see `sum_inputs`. y and init point to the
+  /// panel's first column; the rows of init are `init_pitch` apart. y may be init.
+  void multiply(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* inputs,
+                const float* init, int64_t init_pitch, float* y, int64_t y_pitch, Scratch& scratch) const {
     const auto run = [&](auto number) {
       using Number = decltype(number);
       const bool whole = vectors(p) > QUAD;
       if (rows == 1)
-        return (whole ? multiply_row<Number, 2 * QUAD> : multiply_row<Number, QUAD>)(x, panel(p), init, y);
+        return (whole ? multiply_row<Number, 2 * QUAD> : multiply_row<Number, QUAD>)(x, inputs, panel(p),
+                                                                                     init, y);
       const float* floats = static_cast<const float*>(panel(p).values);
       if constexpr (!std::is_same_v<Number, float>) {
         float* widened = scratch.take(padded_ * vectors(p) * LANES);
         widen<Number>(panel(p), vectors(p), widened);
         floats = widened;
       }
-      multiply_rows(vectors(p), rows, x, x_pitch, floats, init, init_pitch, y, y_pitch);
+      multiply_rows(p, rows, x, x_pitch, floats, inputs, init, init_pitch, y, y_pitch);
     };
     if (in_floats_) run(0.0f);
     else if (in_halves_) run(nibbles{});
@@ -267,17 +312,27 @@ class Matrix {
       }
   }
 
-  /// Multiplies several rows by a panel of floats.
-  void multiply_rows(int vectors, int64_t rows, const float* x, int64_t x_pitch, const float* panel,
-                     const float* init, int64_t init_pitch, float* y, int64_t y_pitch) const {
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t at = 0; at < vectors * LANES; at += STRIP, panel += padded_ * STRIP) {
-      const char* next_strip = reinterpret_cast<const char*>(panel + padded_ * STRIP);  // prefetched meanwhile
+  /// Multiplies several rows by panel p, whose numbers are given as floats in strips.
+  void multiply_rows(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* strip,
+                     const float* inputs, const float* init, int64_t init_pitch, float* y,
+                     int64_t y_pitch) const {
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, width = vectors(p) * LANES;
+    for (int64_t at = 0; at < width; at += STRIP, strip += padded_ * STRIP) {
+      const char* next_strip = reinterpret_cast<const char*>(strip + padded_ * STRIP);  // prefetched meanwhile
+      Panel scaled = panel(p);
+      scaled.scales += at, scaled.offsets += at;
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
         const int64_t next = (i + 1) * rows / tiles;
-        tile_of(static_cast<int>(next - r), TILE_VECTORS)(
-            x + r * x_pitch, x_pitch, panel, STRIP, static_cast<int>(padded_), y + r * y_pitch + at, y_pitch,
-            init + r * init_pitch + at, init_pitch, next_strip + i * (padded_ / 16) * 256, 256);
+        const char* ahead = next_strip + i * (padded_ / 16) * 256;
+        const float *from = x + r * x_pitch, *before = init + r * init_pitch + at;
+        float* to = y + r * y_pitch + at;
+        if (in_floats_)
+          tile_of(static_cast<int>(next - r), TILE_VECTORS)(from, x_pitch, strip, STRIP,
+                                                            static_cast<int>(padded_), to, y_pitch, before,
+                                                            init_pitch, ahead, 256);
+        else
+          BLOCK_TILES[next - r - 1](from, x_pitch, strip, scaled, width, inputs + r * blocks(), before,
+                                    init_pitch, to, y_pitch, ahead);
         r = next;
       }
     }

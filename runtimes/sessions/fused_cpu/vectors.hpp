@@ -6,6 +6,8 @@
 #include <cstring>
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace xl {
@@ -26,6 +28,21 @@ typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias
 inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }
 inline void store(float* at, vec x) { *reinterpret_cast<loose*>(at) = x; }
 inline vec all(float x) { return x - vec{}; }
+
+/// total + a b, rounded once if the processor can. Left to itself, the compiler fuses the two in some loops and
+/// not in others, and a row's result would depend on how many rows are computed with it.
+inline vec add_product(vec total, vec a, vec b) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, total);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, total);
+#elif defined(__aarch64__)
+  return (vec)vfmaq_f32((float32x4_t)total, (float32x4_t)a, (float32x4_t)b);
+#else
+  return total + a * b;
+#endif
+}
+
 /// The larger of each pair, and b where either is not a number.
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
@@ -109,11 +126,35 @@ inline vec exp2_of(vec x) {
 #endif
 }
 
-/// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]. The rows of init are `init_pitch`
-/// apart; a null init is zero. C stays in registers until the end.
+/// acc [ROWS, NV vectors] += A [ROWS, depth] · B [depth, NV vectors], in order of depth.
 ///
 /// For each 16 of depth, the 256 bytes at `ahead` are fetched into the cache, and `ahead` moves on by
 /// `ahead_pitch` bytes: so memory that is needed later arrives while this product is computed.
+template <int ROWS, int NV>
+__attribute__((always_inline)) inline void add_products(vec (&acc)[ROWS][NV], const float* a, int64_t a_pitch,
+                                                        const float* b, int64_t b_pitch, int depth,
+                                                        const char* ahead, int64_t ahead_pitch) {
+  int k = 0;
+  auto step = [&]() __attribute__((always_inline)) {
+    vec column[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) column[v] = load(b + v * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = add_product(acc[r][v], all(a[r * a_pitch + k]), column[v]);
+    ++k, b += b_pitch;
+  };
+  for (int whole = depth / 16; whole > 0; --whole, ahead += ahead_pitch)
+    for (int part = 0; part < 4; ++part) {
+      __builtin_prefetch(ahead + part * 64);
+      step(), step(), step(), step();
+    }
+  while (k < depth) step();
+}
+
+/// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]. The rows of init are `init_pitch`
+/// apart; a null init is zero. C stays in registers until the end. ahead: see `add_products`.
 template <int ROWS, int NV>
 inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, int depth, float* c,
                  int64_t c_pitch, const float* init, int64_t init_pitch, const char* ahead,
@@ -123,23 +164,7 @@ inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitc
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) acc[r][v] = init ? load(init + r * init_pitch + v * LANES) : vec{};
-  int k = 0;
-  auto step = [&]() __attribute__((always_inline)) {
-    vec column[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) column[v] = load(b + v * LANES);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[r][v] += a[r * a_pitch + k] * column[v];
-    ++k, b += b_pitch;
-  };
-  for (int whole = depth / 16; whole > 0; --whole, ahead += ahead_pitch)
-    for (int part = 0; part < 4; ++part) {
-      __builtin_prefetch(ahead + part * 64);
-      step(), step(), step(), step();
-    }
-  while (k < depth) step();
+  add_products(acc, a, a_pitch, b, b_pitch, depth, ahead, ahead_pitch);
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8

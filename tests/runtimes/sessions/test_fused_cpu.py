@@ -34,6 +34,9 @@ from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.streams import feed, rows
 from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
+from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.trial import dependence_of_rows
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,6 +180,15 @@ def test_a_layer_multiplies_by_stored_weights(
     report = check(export(run, tmp_path / "artefact", precision=precision))
     assert report.kernel == "fused"
     assert report.max_difference < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-stored", "int8", "int4"])
+def test_a_row_gets_the_same_numbers_in_every_batch(
+    precision: Precision, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(d_model=46, heads=3, head_dim=41, d_ff=70, rule=MemoryRule(mem_len=13, segment=9))
+    session = OrtSession.open(export(run, tmp_path / "artefact", precision=precision), kernel="fused")
+    assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
 
 
 def test_independent_texts_get_what_they_get_alone(artefacts: dict[str, Path]) -> None:
