@@ -210,7 +210,8 @@ class GraphSession(FromLogits, ABC):
             self.run(arrays, outputs, memory)
             memory.positions += segment
             with np.errstate(invalid="ignore", over="ignore"):
-                observe(memory, np.array([array.sum() for array in outputs.values()]))
+                sums = [array.sum() for array in outputs.values() if array.dtype.kind == "f"]
+            observe(memory, np.array(sums or [np.nan]))  # ids do not show what is not finite
         return outputs
 
     def _advance(

@@ -255,6 +255,9 @@ class Session {
     }
     memory.advance();
     for (std::int64_t& position : memory.positions) position += static_cast<std::int64_t>(length);
+    // Ids do not show what is not finite.
+    memory.unsure_ = memory.unsure_ || std::all_of(spec().outputs.begin(), spec().outputs.end(),
+                                                   [](const Named& named) { return named.integers; });
     for (const auto& [name, array] : outputs)
       for (const float number : array.floats) memory.unsure_ = memory.unsure_ || !std::isfinite(number);
     return outputs;

@@ -388,6 +388,20 @@ class WithoutMemory(Base):
         return (distance != 0)[None].expand(len(positions), -1, -1)
 
 
+class SegmentSeen(WithoutMemory):
+    """Without memory, but a token sees the earlier ones of its segment, padding too."""
+
+    def start(self, batch: int) -> list[Tensor]:
+        return []
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.table(tokens)
+        count = torch.arange(1, tokens.shape[1] + 1)[:, None]
+        return self.out(x.cumsum(dim=1) / count), []
+
+
 class ShortPositions(Base):
     """It forgets where it is beyond 32 bits."""
 
@@ -441,6 +455,32 @@ class MixedRows(Policy):
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         outputs, after = super().step(inputs, positions, memory)
         return {"action": outputs["action"] + outputs["action"].mean(dim=0, keepdim=True)}, after
+
+
+class Signs(nn.Module):
+    """Returns only ids, and hides the memory of an earlier text by positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inputs = features(4)
+        self.encoder, self.out = nn.Linear(4, D), nn.Linear(D, 64)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, M, D)]
+
+    def step(
+        self, values: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        x = self.encoder(values)
+        length = x.shape[1]
+        context = torch.cat([memory[0], x], dim=1)
+        distance = torch.arange(length)[:, None] + M - torch.arange(M + length)
+        before = (positions[:, :, None] - distance < 0) & (distance > 0)
+        hidden = (distance < 0) | (distance > M) | before
+        weights = (~hidden).float()
+        mean = weights / weights.sum(dim=-1, keepdim=True) @ context
+        return {"signs": (self.out(mean) > 0).long()}, [context[:, length:]]
 
 
 class Frames(nn.Module):
