@@ -202,6 +202,9 @@ def test_tokens_lengths_and_targets_that_do_not_fit_are_refused(session: Session
     for given, words in TOKENS:
         for use in each_verb(given):
             refused(session, memory, use, words)
+    refused(session, memory, lambda s, m: s.step([[1, 2], [3]], m), "expected integers")
+    refused(session, memory, lambda s, m: s.score([[1, 2], [3]], ZEROS, m), "expected integers")
+    refused(session, memory, lambda s, m: s.step({"ids": ZEROS}, m), "expected only input_ids")
     apart = takes_lengths(session)
     for given, words in LENGTHS:
         for use in each_verb(ZEROS, lengths=given):

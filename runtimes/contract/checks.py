@@ -42,10 +42,11 @@ def checked_targets(
     """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError where they do not
     fit, and where one is wanted beyond the length of its row.
     """
-    targets = np.asarray(targets)
-    if targets.shape != np.shape(tokens) or targets.dtype.kind not in "iu":
+    targets = as_array(targets)
+    wanted = as_array(tokens).shape
+    if targets.shape != wanted or targets.dtype.kind not in "iu":
         raise StreamError(
-            f"targets are {targets.dtype} {list(targets.shape)}; expected integers {list(np.shape(tokens))}."
+            f"targets are {targets.dtype} {list(targets.shape)}; expected integers {list(wanted)}."
         )
     lowest, highest = value_range(targets)
     if lowest < -1 or highest >= session.vocab.size:
@@ -94,10 +95,7 @@ def checked_lengths(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarra
     """
     if lengths is None or np.ndim(tokens) != 2:  # such tokens are refused by `checked_tokens`
         return None
-    try:
-        given = np.asarray(lengths)
-    except ValueError:  # nested lists of unequal length
-        given = np.empty(0, object)
+    given = as_array(lengths)
     batch, segment = np.shape(tokens)
     if given.shape != (batch,) or given.dtype.kind not in "iu":
         raise StreamError(
@@ -124,7 +122,7 @@ def last_fed(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray:
 
 def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:
     """`tokens` as a contiguous int64 array [B, T]; raises StreamError where they or the memory do not fit."""
-    tokens = np.asarray(tokens)
+    tokens = as_array(tokens)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise StreamError(
             f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [batch, segment]."
@@ -137,6 +135,13 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
             f"token {outside} is outside the vocabulary; expected 0 to {session.vocab.size - 1}."
         )
     return np.ascontiguousarray(tokens, np.int64)
+
+
+def tokens_by_name(inputs: dict[str, Any]) -> Any:
+    """The tokens of a language model whose inputs are given by name; raises StreamError for other names."""
+    if set(inputs) != {"input_ids"}:
+        raise StreamError(f"the inputs are {sorted(map(str, inputs))!s:.200}; expected only input_ids.")
+    return inputs["input_ids"]
 
 
 def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) -> dict[str, np.ndarray]:
@@ -154,7 +159,7 @@ def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) ->
     arrays = {}
     segment: int | None = None
     for tensor in wanted:
-        array = np.asarray(inputs[tensor.name])
+        array = as_array(inputs[tensor.name])
         kinds = "iu" if tensor.ids is not None else "fiu"
         known = [
             memory.batch if size == "batch" else segment if size == "tokens" else size
@@ -182,6 +187,14 @@ def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) ->
     assert segment is not None, "`refuse_signature` demands an input with a value for each token"
     _refuse_unfit(session, memory, memory.batch, segment)
     return arrays
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Values of a caller as an array: an empty one of objects for nested lists of unequal length."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.empty(0, object)
 
 
 def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) -> None:

@@ -22,8 +22,10 @@ from runtimes.contract.checks import (
     memory_in_use,
     new_memory,
     refuse_after_fork,
+    tokens_by_name,
 )
 from runtimes.contract.memory import Memory
+from runtimes.contract.promises import refuse_apart
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
@@ -192,17 +194,16 @@ class GraphSession(FromLogits, ABC):
                 )
             return self._step_by_name({fed[0].name: inputs}, memory, lengths)[returned[0].name]
         if spec.language_model:
-            if set(inputs) != {fed[0].name}:
-                raise StreamError(
-                    f"the inputs are {sorted(map(str, inputs))!s:.200}; expected {fed[0].name}."
-                )
-            return {"logits": self._advance(inputs[fed[0].name], memory, lengths, logits_of="all")[0]}
+            return {"logits": self._advance(tokens_by_name(inputs), memory, lengths, logits_of="all")[0]}
+        if lengths is not None:
+            raise StreamError(
+                "lengths were given, and only the step of a language model takes them; feed rows of equal "
+                "length, or give each stream a memory of its own."
+            )
         with memory_in_use(memory):
             arrays = checked_inputs(self, spec, inputs, memory)
             refuse_after_fork(self._process)
             segment = next(arrays[x.name].shape[1] for x in fed if "tokens" in x.shape)
-            if lengths is not None:
-                self._refuse_lengths()
             clear_restarted_rows(memory)
             arrays[POSITIONS] = memory.positions[:, None] + np.arange(segment)
             axes = {"batch": memory.batch, "tokens": segment}
@@ -289,6 +290,7 @@ class GraphSession(FromLogits, ABC):
 
     def _refuse_lengths(self) -> None:
         """Raises StreamError if the rows of a step can only advance together."""
+        refuse_apart(self.spec.form, self.spec.without, self.spec.fixed_rows)
         if not self.spec.rows_apart:
             raise StreamError(
                 f"lengths were given, and in {self.spec.form} memory all rows of a step advance by the same "

@@ -17,7 +17,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
-from runtimes.contract.checks import value_range
+from runtimes.contract.checks import as_array, value_range
 from runtimes.contract.memory import MAX_POSITION, Memory
 from runtimes.contract.spec import (
     FUSED,
@@ -150,7 +150,8 @@ class OrtSession(GraphSession):
         targets: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """As in `GraphSession`; steps of one shape reuse what was checked and bound for the last one."""
-        kind = Kind(np.shape(tokens), logits_of, targets is None)
+        tokens = as_array(tokens)
+        kind = Kind(tokens.shape, logits_of, targets is None)
         if lengths is None and isinstance(memory, Memory):
             with memory.in_use():
                 answers = self._repeat(kind, tokens, memory, targets)

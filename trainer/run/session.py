@@ -23,6 +23,7 @@ from runtimes.contract.checks import (
     memory_in_use,
     new_memory,
     refuse_after_fork,
+    tokens_by_name,
 )
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
 from runtimes.contract.memory import Memory
@@ -181,7 +182,7 @@ class TorchSession:
 
     def step(self, tokens: Any, memory: Memory, *, lengths: np.ndarray | None = None) -> tuple[Any, Memory]:
         if isinstance(tokens, dict):
-            logits, memory = self.step(tokens["input_ids"], memory, lengths=lengths)
+            logits, memory = self.step(tokens_by_name(tokens), memory, lengths=lengths)
             return {"logits": logits}, memory
         hidden, memory = self._advance(tokens, memory, lengths)
         return self._answer(lambda: self.model.vocabulary.logits(hidden)), memory

@@ -75,7 +75,7 @@ class Layer : public Attention<Stored> {
   bool pre_norm_ = false;
   float norm_epsilon_ = 0;
 
-  /// Whether a matrix multiplies rows of `width` numbers; blocks are known up to their padding alone.
+  /// Whether a matrix multiplies rows of `width` numbers; blocks are known only up to their padding.
   static bool reads(const Matrix& matrix, int64_t width) {
     return pitch_of(matrix.depth()) == pitch_of(width);
   }

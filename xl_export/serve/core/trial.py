@@ -8,6 +8,7 @@ import numpy as np
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import DeviceTensor, Memory
+from runtimes.contract.promises import refuse_apart
 from runtimes.contract.session import Session
 from xl_export.serve.core.pieces import piece_after
 from xl_export.serve.core.rows import Rows
@@ -24,9 +25,11 @@ STEPS = 3  # what a step writes to the memory shows in the logits of the steps a
 
 def refuse_unserved(session: Session) -> None:
     """Raises StreamError for a session whose rows cannot advance apart and in place on the CPU."""
-    if session.spec is not None and not session.spec.rows_apart:
+    spec = session.spec
+    if spec is not None and not spec.rows_apart:
+        refuse_apart(spec.form, spec.without, spec.fixed_rows)
         raise StreamError(
-            f"the artefact has {session.spec.form} memory, in which streams cannot be served apart from each "
+            f"the artefact has {spec.form} memory, in which streams cannot be served apart from each "
             "other; export it with `--memory ring`."
         )
     memory = session.start(2)
