@@ -190,8 +190,8 @@ def load_step_reference(folder: Path, spec: Spec) -> StepReference:
     contents = _contents(folder, spec)
     document = _document(StepReferenceFile, path, contents)
     reference = StepReference(
-        segments=np.array(document.segments, np.int64),
-        restarts=np.array(document.restarts, bool),
+        segments=_listed(path, document.segments, np.int64),
+        restarts=_listed(path, document.restarts, bool),
         inputs={name: _array(path, name, stored, contents) for name, stored in document.inputs.items()},
         outputs={name: _array(path, name, stored, contents) for name, stored in document.outputs.items()},
     )
@@ -270,19 +270,24 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
 def _read_arrays(path: Path, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
     """The arrays in `reference.json` and `reference.bin` of a language model."""
     document = _document(ReferenceFile, path, contents)
+    arrays = {
+        "tokens": _listed(path, document.tokens, np.int64),
+        "segments": _listed(path, document.segments, np.int64),
+        "restarts": _listed(path, document.restarts, bool),
+    }
+    for name, stored in (("log_probs", document.log_probs), ("last", document.last)):
+        arrays[name] = _array(path, name, stored, contents)
+    return arrays
+
+
+def _listed(path: Path, values: object, dtype: type) -> np.ndarray:
+    """The array of a list in `reference.json`."""
     try:
-        arrays = {
-            "tokens": np.array(document.tokens, np.int64),
-            "segments": np.array(document.segments, np.int64),
-            "restarts": np.array(document.restarts, bool),
-        }
+        return np.array(values, dtype)
     except (ValueError, OverflowError) as error:  # rows of unequal length, or an integer beyond 64 bits
         raise ArtefactError(
             f"{path} has rows of unequal length or numbers beyond 64 bits; export the artefact again."
         ) from error
-    for name, stored in (("log_probs", document.log_probs), ("last", document.last)):
-        arrays[name] = _array(path, name, stored, contents)
-    return arrays
 
 
 def _document(cls: type[Document], path: Path, contents: dict[str, bytes]) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,10 @@ class CharVocab(NoFiles):
     kind: VocabKind = "char"
     special = SpecialTokens()
 
-    def __init__(self, symbols: list[str]) -> None:
-        self.symbols = symbols
-        self.size = len(symbols)
-        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+    def __init__(self, symbols: Iterable[str]) -> None:
+        self.symbols = list(symbols)
+        self.size = len(self.symbols)
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
 
     @classmethod
     def build(cls, text: str) -> CharVocab:

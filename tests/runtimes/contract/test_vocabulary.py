@@ -96,6 +96,10 @@ def test_an_unknown_symbol_is_named_with_its_place() -> None:
         WordVocab(["a", "b"]).encode("a zed b")
 
 
+def test_the_symbols_of_a_vocabulary_may_be_one_text() -> None:
+    assert CharVocab("abc").to_json() == CharVocab(["a", "b", "c"]).to_json()
+
+
 def test_only_byte_vocabularies_accept_invalid_utf_8() -> None:
     for vocab in (CharVocab.build("caf"), WordVocab.build("caf")):
         with pytest.raises(TextError, match=r"byte 3 of the text \(0xe9\) is not UTF-8; convert"):
