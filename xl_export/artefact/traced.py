@@ -107,6 +107,11 @@ def trace(
         refuse_needless_text(text, spec)
         refuse_if_too_large(spec)
         model.without = check_module(model.step, rule, model.form, without)
+        if "rows" in model.without and rows not in (None, 1):
+            raise ConfigError(
+                f"rows is {rows}, and the rows of {model.step.name} change each other (without has `rows`); "
+                "give rows=1."
+            )
         spec = dataclasses.replace(spec, without=model.without)
         tokens = read_tokens(text, vocab)[: TOKENS + 1] if text and vocab else None
         write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)

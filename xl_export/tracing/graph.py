@@ -264,8 +264,8 @@ def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
         )
     if domains := {node.domain for node in graph.all_nodes()} - {""}:
         raise ArtefactError(
-            f"the traced step has operators of {', '.join(sorted(domains))}, and an artefact has standard "
-            "ones alone; write the step without them."
+            f"the traced step has operators of {', '.join(sorted(domains))}, and an artefact has only "
+            "standard ones; write the step without them."
         )
     if model.functions:
         raise ArtefactError("the traced step has functions of its own; write the step without them.")
@@ -291,7 +291,7 @@ def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
                 or uses[0][0].op_type != "TensorScatter"
             ):
                 raise ArtefactError(
-                    f"{past.name} is not written by xl_export.ring_write alone, and a ring is written in "
+                    f"{past.name} is not written only by xl_export.ring_write, and a ring is written in "
                     "place; read its result in the place of the memory, or use another form."
                 )
 

@@ -343,6 +343,16 @@ class ModuleStep:
         outputs, after = result
         if isinstance(outputs, Tensor):
             outputs = {LOGITS if self.language_model else OUTPUT: outputs}
+        if self.language_model and LOGITS not in outputs:
+            raise ConfigError(
+                f"the outputs of {self.name} are {sorted(map(str, outputs))!s:.200}; expected {LOGITS}, "
+                "or a tensor instead of the dict."
+            )
+        for name, output in outputs.items():
+            if not isinstance(output, Tensor):
+                raise ConfigError(
+                    f"output {name} of {self.name} is of type {type(output).__name__}; expected a tensor."
+                )
         return dict(outputs), tuple(after)
 
     @cached_property
@@ -364,12 +374,16 @@ class ModuleStep:
         for name, first in found[0].items():
             other = found[1].get(name)
             kind = str(first.dtype).removeprefix("torch.")
-            if other is None or other.ndim != first.ndim or kind not in ("float32", "int64"):
+            pairs = [(0, 1)]  # unlike, as are outputs of other ranks
+            if other is not None and other.ndim == first.ndim:
+                pairs = list(zip(first.shape, other.shape, strict=True))
+            if not all(a == b or (a, b) in names for a, b in pairs) or kind not in ("float32", "int64"):
                 raise ConfigError(
-                    f"output {name} of {self.name} is {kind} {list(first.shape)}; expected float32 or int64, "
-                    "[batch, tokens, …] or [batch, …], in every step."
+                    f"output {name} of {self.name} is {kind} {list(first.shape)} in a step of 2 rows of 3 "
+                    "tokens; expected float32 or int64, [batch, tokens, …] or [batch, …], whose other sizes "
+                    "are the same in every step."
                 )
-            shape = tuple(names.get(pair, pair[0]) for pair in zip(first.shape, other.shape, strict=True))
+            shape = tuple(names.get(pair, pair[0]) for pair in pairs)
             dtype: Literal["float32", "int64"] = "int64" if kind == "int64" else "float32"
             outputs.append(TensorSpec(name=name, dtype=dtype, shape=shape))
         signature = inputs, tuple(outputs)

@@ -64,7 +64,7 @@ def check_module(
             _future_is_hidden(streams)
         if has_memory and rule.mem_len:
             _memory_counts(streams)
-        if has_memory:
+        if has_memory or rule.segment > 1:
             keeps("padding", _padding, streams)
         if rule.mask == "same-length":
             keeps("cuts", _cuts_agree, streams)

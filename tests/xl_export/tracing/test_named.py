@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch import nn
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory, score_texts
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.cli.info import info_command
+from runtimes.contract.reference import load_step_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
+from runtimes.contract.spec import GRAPH, REFERENCE, SPEC, load_spec, read_spec
 from runtimes.sessions.artefact import refuse_wrong_answers
 from tests import host_gpu
 from tests.sealing import sealed
@@ -146,6 +148,17 @@ def test_a_device_gives_the_cpus_answers_and_is_tried_first(
         refuse_wrong_answers(device, policy, load_spec(policy))
 
 
+def test_a_row_restarts_clean_although_only_ids_come_out(tmp_path: Path) -> None:
+    session = open_session(trace(modules.Signs(), tmp_path / "a", rule=RULE))
+    draw = np.random.default_rng(0)
+    clean = draw.standard_normal((1, T, 4), np.float32)
+    memory = session.start(1)
+    session.step(np.full((1, T, 4), np.nan), memory)
+    memory.positions[:] = 0
+    outputs = [session.step(clean, each)[0].tolist() for each in (memory, session.start(1))]
+    assert outputs[0] == outputs[1]
+
+
 def test_one_input_and_one_output_may_be_passed_bare(frames: Path) -> None:
     assert check(frames).passed
     session = open_session(frames)
@@ -171,6 +184,8 @@ def test_a_memory_may_start_with_other_values_than_zero(tmp_path: Path) -> None:
         assert np.abs(logits - right.numpy()).max() < 1e-5
     named, _ = session.step({"input_ids": tokens}, session.start(1))
     assert np.abs(named["logits"] - right.numpy()).max() < 1e-5
+    with pytest.raises(UserError, match=r"the inputs are \['ids'\]; expected only input_ids"):
+        session.step({"ids": tokens}, session.start(1))
 
 
 def test_info_lists_inputs_outputs_and_promises(policy: Path) -> None:
@@ -222,6 +237,7 @@ WRONG: list[tuple[Any, str]] = [
     (observed(2, 2), r"observation is .*\[2, 2, 5\]; expected .*\[1, "),
     (observed(1, T + 1), "the segment has 5 tokens"),
     (observed(1, 0), "the segment has 0 tokens"),
+    (observed(1, 2) | {"previous": [[0, 1], [2]]}, "previous is object .*; expected int64"),
 ]
 
 
@@ -232,6 +248,8 @@ def test_inputs_that_do_not_fit_leave_the_memory_alone(policy: Path, inputs: Any
     before = memory.copy()
     with pytest.raises(UserError, match=message):
         session.step(inputs, memory)
+    with pytest.raises(UserError, match="only the step of a language model takes them"):
+        session.step(observed(1, 2), memory, lengths=np.array([1]))
     assert memory.positions.tolist() == [0]
     assert all(np.array_equal(memory.tensors[name], x) for name, x in before.tensors.items())
 
@@ -284,6 +302,8 @@ def test_a_graph_may_have_fixed_sizes(tmp_path: Path) -> None:
             return outputs | {"action": outputs["action"] + torch.zeros(len(positions), 1, 1)}, after
 
     rule = MemoryRule(mem_len=M, segment=2)
+    with pytest.raises(UserError, match=r"rows is 2, and the rows of MixedRows change each other"):
+        trace(modules.MixedRows(), tmp_path / "a", rule=rule, without={"padding", "rows"}, rows=2)
     with pytest.raises(UserError, match=r"could not trace the step .*\(rows=1\)"):
         trace(Static(), tmp_path / "a", rule=rule, without={"padding"})
     artefact = trace(Static(), tmp_path / "a", rule=rule, without={"padding"}, rows=1)
@@ -327,6 +347,17 @@ def test_a_language_model_may_decline_promises_too(tmp_path: Path) -> None:
         list(generate(session, "abc", max_tokens=4))
 
 
+def test_a_damaged_reference_of_named_steps_is_refused(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "a")
+    document = json.loads((folder / REFERENCE).read_text())
+    for key, value in (("restarts", [[True], [True, False]]), ("segments", [1 << 70])):
+        (folder / REFERENCE).write_text(json.dumps(document | {key: value}))
+        spec = json.loads((folder / SPEC).read_text())
+        (folder / SPEC).write_bytes(sealed(spec, folder, REFERENCE))
+        with pytest.raises(ArtefactError, match="rows of unequal length or numbers beyond 64 bits"):
+            load_step_reference(folder, load_spec(folder))
+
+
 def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path) -> None:
     document = json.loads((policy / "spec.json").read_text())
     changes: list[tuple[str, Any]] = [
@@ -353,6 +384,19 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ({"vocab": modules.VOCAB}, "no language model; leave vocab out"),
         ({"precision": "fp16"}, "exported for ONNX Runtime in fp32"),
         ({"without": {"speed"}}, "without has 'speed'; expected some of padding"),
+        (
+            {"output": lambda x: {"y": x.flatten(1)}},
+            r"output y of Plain is float32 \[2, 6\] in a step of 2 rows of 3 .*expected float32 or int64, "
+            r"\[batch, tokens, …\]",
+        ),
+        (
+            {"output": lambda x: {"y": x, "z": None}},
+            "output z of Plain is of type NoneType",
+        ),
+        (
+            {"output": lambda x: {"output": x}, "vocab": modules.VOCAB, "sizes": modules.Base().sizes},
+            r"the outputs of Plain are \['output'\]; expected logits",
+        ),
     ],
 )
 def test_wrong_arguments_of_named_steps_are_refused(
@@ -366,8 +410,11 @@ def test_wrong_arguments_of_named_steps_are_refused(
 
         def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
             x = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs.values()))
-            return x, memory
+            return change.get("output", lambda x: x)(x), memory
 
-    options = {name: value for name, value in change.items() if name != "inputs"}
+    module = Plain()
+    if "sizes" in change:
+        module.sizes = change["sizes"]
+    options = {name: value for name, value in change.items() if name not in ("inputs", "output", "sizes")}
     with pytest.raises(UserError, match=message):
-        trace(Plain(), tmp_path / "a", rule=MemoryRule(mem_len=2, segment=2), **options)
+        trace(module, tmp_path / "a", rule=MemoryRule(mem_len=2, segment=2), **options)

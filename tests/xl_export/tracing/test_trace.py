@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
 from xl_export.artefact import traced as traced_module
+from xl_export.serve.core.trial import refuse_unserved
 
 TEXT = b"Each artefact of a module runs as every other artefact does."
 
@@ -107,6 +109,24 @@ def test_rows_of_a_traced_ring_may_have_unequal_lengths(traced: dict[str, Path])
         at += lengths
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"without": ("unequal",)}, "does not keep the promise `unequal`"),
+        ({"fixed_rows": 2}, "traced for exactly 2 rows"),
+    ],
+)
+def test_a_ring_whose_rows_advance_together_says_why(
+    traced: dict[str, Path], changes: dict[str, Any], message: str
+) -> None:
+    session = open_session(traced["Ring"])
+    vars(session)["spec"] = dataclasses.replace(load_spec(traced["Ring"]), **changes)
+    with pytest.raises(UserError, match=message):
+        session.step(np.zeros((2, 4), int), session.start(2), lengths=np.array([1, 4]))
+    with pytest.raises(UserError, match=message):
+        refuse_unserved(session)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("segment", [1, 2])
 @pytest.mark.parametrize("kind", [modules.Base, modules.Ring])
@@ -152,7 +172,7 @@ def test_the_tensors_of_an_own_form_are_in_the_spec_and_cannot_be_changed(
         (modules.SegmentFixed, "could not trace the step|the step gives"),
         pytest.param(
             modules.RingReadTwice,
-            r"past_key_values\.0\.key is not written by xl_export.ring_write alone",
+            r"past_key_values\.0\.key is not written only by xl_export.ring_write",
             marks=pytest.mark.slow,
         ),
     ],
