@@ -45,6 +45,10 @@ ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fal
 FROM_MEMORY = "add_external_initializers_from_files_in_memory"
 MOST_KEPT = 1 << 18  # bytes of logits of a step; copying more would cost more than binding them
 FORMAT = "session.load_model_format"
+# Microseconds that a thread of a step waits awake for work. By default it waits so long that, while other
+# processes compute, a step takes longer with two threads than with one.
+SPIN = "session.intra_op.spin_duration_us"
+MOST_SPIN = 50
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that computes a graph, and one of opset 24.
@@ -224,6 +228,7 @@ class OrtSession(GraphSession):
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
+        options.add_session_config_entry(SPIN, str(MOST_SPIN))
         if library:
             self._register(options, library)
         try:
