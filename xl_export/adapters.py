@@ -58,7 +58,7 @@ def from_forward(
     if mask_name and len({shape[0] for shape in shapes}) > 1:
         raise ConfigError(f"memory has lengths {[shape[0] for shape in shapes]}; a mask needs one length.")
     # Checks of `trace` name the class of a module: here, the one that the caller wrote.
-    wrapper = type(f"from_forward({type(module).__name__})", (_FromForward,), {})
+    wrapper: type[_FromForward] = type(f"from_forward({type(module).__name__})", (_FromForward,), {})
     return wrapper(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name)
 
 
