@@ -90,17 +90,17 @@ def test_a_graph_of_fixed_sizes_takes_no_other_step(program: Program, tmp_path: 
     assert f"traced for exactly 2 rows of {T}" in refused
 
 
-def test_a_row_restarts_clean_although_only_ids_come_out(cpp: Program, tmp_path: Path) -> None:
+def test_a_row_restarts_clean_although_only_ids_come_out(program: Program, tmp_path: Path) -> None:
     module = modules.Signs()
     module.encoder.weight.data *= 100  # so that large inputs overflow
-    cpp.ask("open", model=str(trace(module, tmp_path / "a", rule=RULE)))
+    program.ask("open", model=str(trace(module, tmp_path / "a", rule=RULE)))
     clean = {"input": [0.5] * (4 * T)}
-    cpp.ask("start", stream="a")
-    cpp.ask("step by name", stream="a", inputs={"input": [3e38] * (4 * T)})
-    cpp.ask("restart", stream="a", row=0)
-    again = cpp.ask("step by name", stream="a", inputs=clean)
-    cpp.ask("start", stream="b")
-    assert again == cpp.ask("step by name", stream="b", inputs=clean)
+    program.ask("start", stream="a")
+    program.ask("step by name", stream="a", inputs={"input": [3e38] * (4 * T)})
+    program.ask("restart", stream="a", row=0)
+    again = program.ask("step by name", stream="a", inputs=clean)
+    program.ask("start", stream="b")
+    assert again == program.ask("step by name", stream="b", inputs=clean)
 
 
 def test_named_steps_that_do_not_fit_are_refused(program: Program, policy: Path) -> None:

@@ -237,7 +237,7 @@ export class Stepper {
     const found = await this.engine.run({ inputs: given, outputs }, memory.state);
     for (let b = 0; b < batch; b++) memory.positions[b] += BigInt(length);
     if (isLanguageModel(this.spec)) this.#observe(found.logits, found.log_probs, memory);
-    else if (Object.values(found).some(holdsUnfinite)) memory.unsure = true;
+    else if (!showFinite(Object.values(found))) memory.unsure = true;
     return found;
   }
 
@@ -319,7 +319,11 @@ export class Stepper {
   }
 }
 
-/** @param {import("./engine/session.js").Numbers} numbers */
-function holdsUnfinite(numbers) {
-  return numbers instanceof Float32Array && !numbers.every(Number.isFinite);
+/**
+ * Whether outputs show that a step was finite; ids do not.
+ * @param {import("./engine/session.js").Numbers[]} outputs
+ */
+function showFinite(outputs) {
+  const floats = outputs.filter((numbers) => numbers instanceof Float32Array);
+  return floats.length > 0 && floats.every((numbers) => numbers.every(Number.isFinite));
 }
