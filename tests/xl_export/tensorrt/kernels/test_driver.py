@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,8 +113,13 @@ class FakeDriver:
         assert (stream, extra) == (0, 0)
         assert 0 <= shared <= 48 << 10
         self.grids.append((name, grid))
-        execute(parse(ptx, name), values, grid=grid, shared_bytes=shared, memory=self.memory)
+        self.execute(name, ptx, grid, values, shared)
         return (self.result,)
+
+    def execute(
+        self, name: str, ptx: str, grid: tuple[int, int, int], values: Sequence[int], shared: int
+    ) -> None:
+        execute(parse(ptx, name), values, grid=grid, shared_bytes=shared, memory=self.memory)
 
 
 @pytest.fixture
