@@ -136,7 +136,7 @@ def _refuse_different(sessions: Mapping[str, Session]) -> None:
     for side, session in sessions.items():
         memory = session.start(1)
         answers[side] = np.stack(
-            [session.score(tokens[:, n : n + 1], tokens[:, n : n + 1], memory) for n in range(24)]
+            [session.score(token, token, memory)[0] for token in np.split(tokens, 24, axis=1)]
         )
     for side, answer in answers.items():
         if not (apart := float(np.abs(answer - answers[DEFAULT]).max())) <= TOLERANCE:
