@@ -196,4 +196,5 @@ CASE = Case(
     ),
     notes=_notes,
     options=(config_option, repeats_option, operators_option),
+    published=lambda history: [history.newest("overhead", "tales", operators="fused")],
 )

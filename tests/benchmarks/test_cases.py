@@ -108,6 +108,33 @@ def test_overhead_is_measured_for_each_precision(tiny: BenchmarkConfig, tmp_path
         assert row["times_least"] == pytest.approx(row["onnxruntime"]["median"] / row["least"])
 
 
+def test_the_default_threads_are_compared_on_a_busy_machine(
+    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.cases import busy
+
+    monkeypatch.setattr(busy, "OTHERS", (0, 1))
+    (document,) = measured(tmp_path, "busy", "--repeats", 3)
+    sides = [(row["others"], row["side"], row["repeats"]) for row in document["rows"]]
+    assert sides == [(n, side, 3) for n in (0, 1) for side in ("default", "one thread", "all threads")]
+    sessions = {"default": Recital(0.0), "one thread": Recital(1.0)}
+    with pytest.raises(ArtefactError, match="the side with one thread differs by 1 nats"):
+        busy._refuse_different(sessions)  # type: ignore[arg-type]
+
+
+class Recital:
+    """A session whose every score is the same."""
+
+    def __init__(self, nats: float) -> None:
+        self.nats = nats
+
+    def start(self, batch: int) -> None:
+        return None
+
+    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: None) -> tuple[np.ndarray, None]:
+        return np.full(tokens.shape, self.nats, np.float32), None
+
+
 def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
     tiny: BenchmarkConfig, tmp_path: Path
 ) -> None:
