@@ -21,7 +21,6 @@ import numpy as np
 from benchmarks.case import Case, Column, Line, config_option, number, option, repeats_option, whole, words
 from benchmarks.configs import BenchmarkConfig, checked_repeats
 from benchmarks.models import random_weights, write_run
-from benchmarks.runs import History
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
 from runtimes import Session, open_session
@@ -147,7 +146,7 @@ def _refuse_different(sessions: Mapping[str, Session]) -> None:
 
 
 def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:
-    """Cells with a time of the default, divided by that of the better of one thread and all threads."""
+    """Cells with a time of the default, divided by the better of one thread and all threads."""
 
     def cell(row: Figures, measured: Measured) -> str:
         if row["side"] != DEFAULT:
@@ -160,14 +159,6 @@ def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:
         return number(row[name] / min(fixed))
 
     return cell
-
-
-def _newest(history: History) -> list[Measured]:
-    """The newest run of each size."""
-    runs = [run for run in history.runs if run.document["case"] == "busy" and run.rows]
-    return list(
-        {run.document["config"]: run for run in sorted(runs, key=lambda run: run.document["time"])}.values()
-    )
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:
@@ -197,5 +188,5 @@ CASE = Case(
         repeats_option,
         option("--precision", "The precision of the weights.", default="int8-stored", show_default=True),
     ),
-    published=_newest,
+    published=lambda history: [history.newest("busy", "tales")],
 )

@@ -54,7 +54,7 @@ class Row:
     mem_len: int
     #: The time per token.
     token: Timing
-    #: This time over that of the stream.
+    #: This time divided by the stream's.
     ratio: float
     texts: int
     #: How many were predicted in each timed call.

@@ -53,7 +53,7 @@ class Row:
     export_seconds: float
     token: Timing
     segment: Timing
-    #: The time of one token over that of the written graph in the same form.
+    #: The time of one token divided by the written graph's in the same form.
     written_ratio: float
     #: Of log-probabilities from the written graph's, at most, in nats.
     difference: float

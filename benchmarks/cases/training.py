@@ -55,7 +55,7 @@ class Row:
     batch: int
     #: The time of one trained token.
     token: Timing
-    #: The time over that of fp32 without memory.
+    #: The time divided by fp32's without memory.
     ratio: float
     #: Of one token, forward and backward, of the whole memory.
     multiply_adds: float

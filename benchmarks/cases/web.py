@@ -58,7 +58,7 @@ class Row:
     early: Timing | None
     #: The largest from the reference, in nats.
     difference: float
-    #: `late` over that of C++; None where C++ cannot be compiled.
+    #: `late` divided by the time of C++; None where C++ cannot be compiled.
     times_cpp: float | None
 
     def to_json(self) -> dict[str, Any]:

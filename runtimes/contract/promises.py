@@ -49,7 +49,7 @@ def refuse_unpromised(without: Collection[Promise], positions: np.ndarray, segme
 
 
 def refuse_apart(form: str, without: Collection[Promise], fixed_rows: int | None) -> None:
-    """Raises StreamError for a ring whose rows cannot advance apart, although those of other rings can."""
+    """Raises StreamError for a ring whose rows cannot advance apart, unlike the rows of other rings."""
     if form != "ring":
         return
     if fixed_rows is not None:

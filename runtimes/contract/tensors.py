@@ -86,7 +86,7 @@ Signature = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]  # inputs and 
 
 
 def with_memory(signature: Signature, memory: Sequence[TensorSpec]) -> Signature:
-    """The inputs and outputs of a step graph: those of a signature, then the memory before and after."""
+    """The inputs and outputs of a step graph: first the signature's, then the memory before and after."""
     inputs, outputs = signature
     after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in memory]
     return (*inputs, *memory), (*outputs, *after)

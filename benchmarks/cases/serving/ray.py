@@ -56,7 +56,7 @@ class Row:
     highest: float
     #: Of the whole call, in a cluster that runs.
     seconds: float
-    #: Of this rate to that of one actor.
+    #: This rate divided by one actor's.
     ratio: float
     tokens: int
     #: Of a text from one process, at most, in nats.
