@@ -71,6 +71,8 @@ class Memory:
     """The identity of the artefact or run that the numbers belong to."""
     # What a session keeps over these arrays from step to step; it is neither copied nor saved.
     binding: Any = field(default=None, init=False, repr=False, compare=False)
+    #: The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again.
+    step: Any = field(default=None, init=False, repr=False, compare=False)
     # bool [B]: whether a row may hold values that are not finite, as those of a caller may; a session then
     # clears a row that starts again (see `runtimes.contract.restart`).
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
@@ -153,6 +155,12 @@ class Memory:
             if array.base is not whole.tensors[name]:
                 return False
         return self.positions.base is whole.positions and self._unsure.base is whole._unsure
+
+    def objects(self) -> list[object]:
+        """All that a caller may exchange, in a fixed order. What is the same object was checked before."""
+        tensors = self.tensors if isinstance(self.tensors, dict) else {}
+        own = [self.positions, self.owner, self._unsure, *tensors, *tensors.values()]
+        return own if self.whole is None else own + self.whole.objects()
 
     def store(self, tensors: dict[str, np.ndarray]) -> None:
         """Makes these arrays the memory's tensors; a part copies them into the arrays of its whole."""

@@ -4,9 +4,11 @@ names.
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import is_
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, DivergedError, StreamError
 from runtimes.base.logits import log_probability
 from runtimes.contract.checks import (
+    as_array,
     checked_inputs,
     checked_lengths,
     checked_targets,
@@ -23,10 +26,11 @@ from runtimes.contract.checks import (
     new_memory,
     refuse_after_fork,
     tokens_by_name,
+    value_range,
 )
-from runtimes.contract.memory import Memory
-from runtimes.contract.promises import refuse_apart
-from runtimes.contract.restart import clear_restarted_rows, observe
+from runtimes.contract.memory import MAX_POSITION, Memory
+from runtimes.contract.promises import refuse_apart, refuse_unpromised
+from runtimes.contract.restart import clear_restarted_rows
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Paths, Session
@@ -37,6 +41,8 @@ from runtimes.sessions.pieces import cut, run_in_pieces
 from runtimes.sessions.segment_end import sees_segment_end
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
+Arrays = dict[str, np.ndarray]
+MOST_KEPT = 1 << 18  # bytes of outputs of a step; copying more would cost more than binding them again
 
 
 class FromLogits:
@@ -83,7 +89,7 @@ class GraphSession(FromLogits, ABC):
         self.spec = spec
         self._vocab = vocab  # None unless the step is a language model's
         self.identity = identity
-        self._process = os.getpid()
+        self.process = os.getpid()
         self._tried = False
         self._counts_from_end = False
         self.rule: MemoryRule = spec.rule
@@ -115,9 +121,11 @@ class GraphSession(FromLogits, ABC):
         return None
 
     @abstractmethod
-    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
+    def run(self, inputs: Arrays, outputs: Arrays, memory: Memory) -> None:
         """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs` and advances the
         tensors. It calls `begins` as late as possible before the computation.
+
+        A step that repeats the last one passes the same two dicts of the same arrays, over the same memory.
         """
 
     def begins(self) -> None:
@@ -155,8 +163,7 @@ class GraphSession(FromLogits, ABC):
     def step(self, tokens: Any, memory: Memory, *, lengths: np.ndarray | None = None) -> tuple[Any, Memory]:
         if self._vocab is None or isinstance(tokens, dict):
             return self._step_by_name(tokens, memory, lengths), memory
-        logits, _ = self._advance(tokens, memory, lengths, logits_of="all")
-        return logits, memory
+        return self._advance({"input_ids": tokens}, memory, lengths)["logits"], memory
 
     def predict(
         self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
@@ -165,8 +172,7 @@ class GraphSession(FromLogits, ABC):
             refuse_no_language_model(self.spec)
         if not self._selective:
             return super().predict(tokens, memory, lengths=lengths)
-        logits, _ = self._advance(tokens, memory, lengths, logits_of="last")
-        return logits, memory
+        return self._advance({"input_ids": tokens}, memory, lengths, logits_of="last")["logits"], memory
 
     def score(
         self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
@@ -175,11 +181,9 @@ class GraphSession(FromLogits, ABC):
             refuse_no_language_model(self.spec)
         if not self._selective:
             return super().score(tokens, targets, memory, lengths=lengths)
-        targets = checked_targets(self, targets, tokens, lengths)
-        _, log_probs = self._advance(
-            tokens, memory, lengths, logits_of=self.logits_while_scoring, targets=targets
-        )
-        return log_probs, memory
+        given = {"input_ids": tokens, "targets": checked_targets(self, targets, tokens, lengths)}
+        answers = self._advance(given, memory, lengths, logits_of=self.logits_while_scoring)
+        return answers["log_probs"], memory
 
     def _step_by_name(self, inputs: Any, memory: Memory, lengths: np.ndarray | None) -> Any:
         """Outputs by name of inputs by name; of an array the array of the only output."""
@@ -194,76 +198,72 @@ class GraphSession(FromLogits, ABC):
                 )
             return self._step_by_name({fed[0].name: inputs}, memory, lengths)[returned[0].name]
         if spec.language_model:
-            return {"logits": self._advance(tokens_by_name(inputs), memory, lengths, logits_of="all")[0]}
+            return self._advance({"input_ids": tokens_by_name(inputs)}, memory, lengths)
         if lengths is not None:
             raise StreamError(
                 "lengths were given, and only the step of a language model takes them; feed rows of equal "
                 "length, or give each stream a memory of its own."
             )
-        with memory_in_use(memory):
-            arrays = checked_inputs(self, spec, inputs, memory)
-            refuse_after_fork(self._process)
-            segment = next(arrays[x.name].shape[1] for x in fed if "tokens" in x.shape)
-            clear_restarted_rows(memory)
-            arrays[POSITIONS] = memory.positions[:, None] + np.arange(segment)
-            axes = {"batch": memory.batch, "tokens": segment}
-            outputs = {x.name: np.empty(x.sizes(**axes), x.dtype) for x in returned}
-            self.run(arrays, outputs, memory)
-            memory.positions += segment
-            with np.errstate(invalid="ignore", over="ignore"):
-                sums = [array.sum() for array in outputs.values() if array.dtype.kind == "f"]
-            observe(memory, np.array(sums or [np.nan]))  # ids do not show what is not finite
-        return outputs
+        return self._advance(inputs, memory)
 
     def _advance(
         self,
-        tokens: np.ndarray,
+        given: dict[str, Any],
         memory: Memory,
-        lengths: np.ndarray | None,
+        lengths: np.ndarray | None = None,
         *,
-        logits_of: Positions,
-        targets: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of some positions, and log p(target) [B, T] if there are targets; advances the memory.
+        logits_of: Positions = "all",
+    ) -> Arrays:
+        """The outputs of a step by name; advances the memory.
 
-        The logits are [B, T, V] of all positions, [B, V] of each row's last one, or [0, V].
+        given: inputs by name. The logits of a language model are [B, T, V] of all positions, [B, V] of each
+        row's last one, or [0, V].
         """
         with memory_in_use(memory):
-            tokens = checked_tokens(self, tokens, memory)
-            refuse_after_fork(self._process)
-            if lengths is not None:
-                self._refuse_lengths()
-            lengths = checked_lengths(lengths, tokens)
-            clear_restarted_rows(memory)
-            tokens = _padded(tokens, lengths)
+            step: Step | None = memory.step
+            if step is None or lengths is not None or not step.repeats(self, given, memory, logits_of):
+                step = self._new_step(given, memory, lengths, logits_of)
+            self._run_whole(step.inputs, step.outputs, memory, step.lengths)
+            memory.positions += step.counts
+            if not step.is_finite():
+                memory.unsure = True
+            memory.step = step if step.kept else None
+            step.held = memory.objects()
+            return step.answers()
+
+    def _new_step(
+        self, given: dict[str, Any], memory: Memory, lengths: np.ndarray | None, logits_of: Positions
+    ) -> Step:
+        """A step of these inputs; raises StreamError if they or the memory do not fit."""
+        spec = self.spec
+        inputs: Arrays
+        if spec.language_model:
+            inputs = {"input_ids": checked_tokens(self, given["input_ids"], memory)}
+        else:
+            inputs = checked_inputs(self, spec, given, memory)
+        refuse_after_fork(self.process)
+        if lengths is not None:
+            self._refuse_lengths()
+            lengths = checked_lengths(lengths, inputs["input_ids"])
+        clear_restarted_rows(memory)
+        length = next(inputs[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
+        axes = {"batch": memory.batch, "tokens": length}
+        if spec.language_model:
             # Padding after a row's tokens needs no input of its own. A token sees nothing that comes after
             # it. The ring has room for a whole segment next to a whole memory, so the padding uses no slot
             # that is still visible; the row's next tokens overwrite its slots, or see them as the future.
-            stream = memory.positions[:, None] + np.arange(tokens.shape[1])
-            inputs = {"input_ids": tokens, "position_ids": stream}
-            where = tokens.shape
+            inputs["input_ids"] = tokens = _padded(inputs["input_ids"], lengths)
             if self._selective:
-                inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
+                inputs["targets"] = given.get("targets", np.full_like(tokens, -1))
                 inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
-                where = inputs["logit_rows"].shape
-            outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
-            if self._selective:
-                outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-            self._run_whole(inputs, outputs, memory, lengths)
-            memory.positions += tokens.shape[1] if lengths is None else lengths
-            observe(memory, _last_outputs(outputs, inputs, lengths))
-        logits = outputs["logits"]
-        if self._selective:
-            shape = {"all": tokens.shape, "last": tokens.shape[:1], "none": (0,)}[logits_of]
-            logits = _spread(logits, shape, lengths)
-        elif lengths is not None:
-            logits[np.arange(tokens.shape[1]) >= lengths[:, None]] = np.nan
-        return logits, outputs.get("log_probs", logits)
+                axes["rows"] = len(inputs["logit_rows"])
+        outputs = {x.name: np.empty(x.sizes(**axes), x.dtype) for x in spec.signature[1]}
+        return Step(self, given, inputs, outputs, memory, lengths, logits_of)
 
     def _run_whole(
         self,
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
+        inputs: Arrays,
+        outputs: Arrays,
         memory: Memory,
         lengths: np.ndarray | None,
     ) -> None:
@@ -271,13 +271,13 @@ class GraphSession(FromLogits, ABC):
 
         lengths: how many tokens of each row are not padding, int64 [B], or None; for runtimes that pad more.
         """
-        length = inputs["input_ids"].shape[1]
+        length = inputs[POSITIONS].shape[1]
         pieces = [slice(0, length)]
         if self._ring_sizes and length > 1:
             pieces = cut(memory.positions, length, self._ring_sizes)
         empty_rows = self.logits_while_scoring == "none"
         # If no row has a token, no logits are wanted.
-        if len(pieces) == 1 and (empty_rows or outputs["logits"].size):
+        if len(pieces) == 1 and (empty_rows or all(array.size for array in outputs.values())):
             self.run(inputs, outputs, memory)
             return
         run_in_pieces(
@@ -315,6 +315,146 @@ class GraphSession(FromLogits, ABC):
             )
 
 
+class Step:
+    """The arrays of a step. If the next step is of the same kind it fills them again, and a runtime has
+    nothing to bind; only values are checked then.
+    """
+
+    def __init__(
+        self,
+        session: GraphSession,
+        given: Iterable[str],
+        inputs: Arrays,
+        outputs: Arrays,
+        memory: Memory,
+        lengths: np.ndarray | None,
+        logits_of: Positions,
+    ) -> None:
+        spec = session.spec
+        #: How many tokens of each row are not padding, int64 [B]; None if all are.
+        self.lengths = lengths
+        #: Tokens of each row.
+        self.length = next(inputs[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
+        #: By how many tokens each row advances, int64 [B].
+        self.counts = np.full(memory.batch, self.length) if lengths is None else lengths
+        #: Whether the arrays are kept for the next step.
+        self.kept = lengths is None and sum(array.nbytes for array in outputs.values()) <= MOST_KEPT
+        self.inputs = {name: array.copy() for name, array in inputs.items()} if self.kept else inputs
+        self.outputs = outputs
+        #: What the memory consisted of after the step; see `Memory.objects`.
+        self.held: list[object] = []
+        self._session = session
+        self._logits_of = logits_of
+        # The inputs that the caller gives: name, array, kinds of types, and the number of ids if the session
+        # has not checked them before.
+        ids = {x.name: x.ids for x in spec.signature[0]}
+        if spec.language_model:
+            ids["input_ids"] = spec.model.vocab_size
+        self._given = [
+            (name, self.inputs[name], "fiu" if self.inputs[name].dtype.kind == "f" else "iu", ids[name])
+            for name in given
+        ]
+        # The positions of single tokens are the memory's own array.
+        self._offsets = np.arange(self.length)
+        positions = memory.positions[:, None]
+        single = self.length == 1 and self.kept
+        self.inputs[POSITIONS] = positions if single else positions + self._offsets
+        self._answers = dict(outputs)
+        if spec.model.selective and lengths is None:
+            shape = {"all": (-1, self.length), "last": (-1,), "none": (0,)}[logits_of]
+            self._answers["logits"] = outputs["logits"].reshape(*shape, spec.model.vocab_size)
+        # What shows whether the numbers are finite, if these are always the same places.
+        self._shown = self._last_outputs() if lengths is None and logits_of != "none" else None
+
+    def repeats(
+        self, session: GraphSession, given: dict[str, Any], memory: Memory, logits_of: Positions
+    ) -> bool:
+        """Whether a step of these inputs is of this kind and fits; if so, the arrays are filled."""
+        held = memory.objects()
+        same = (
+            session is self._session
+            and logits_of == self._logits_of
+            and len(given) == len(self._given)
+            and len(held) == len(self.held)
+            and all(map(is_, held, self.held))
+            and os.getpid() == session.process
+        )
+        if not same:
+            return False
+        for name, array, kinds, ids in self._given:
+            values = as_array(given.get(name))
+            if values.shape != array.shape or values.dtype.kind not in kinds:
+                return False
+            if ids is not None:
+                lowest, highest = value_range(values)
+                if lowest < 0 or highest >= ids:
+                    return False
+            array[...] = values
+        first, last = value_range(memory.positions)
+        if first < -MAX_POSITION or last > MAX_POSITION or (first <= 0 and memory.unsure):
+            return False
+        if session.spec.without:
+            refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
+        if self.length > 1:
+            np.add(memory.positions[:, None], self._offsets, out=self.inputs[POSITIONS])
+        return True
+
+    def answers(self) -> Arrays:
+        """The outputs by name, for the caller to keep; NaN in the logits of padding."""
+        if self.kept:
+            return {name: array.copy() for name, array in self._answers.items()}
+        if self.lengths is not None:
+            logits = self.outputs["logits"]
+            fed = np.arange(self.length) < self.lengths[:, None]
+            if not self._session.spec.model.selective:
+                logits[~fed] = np.nan
+            elif self._logits_of != "none":
+                places = fed if self._logits_of == "all" else self.lengths > 0
+                whole = np.full((*places.shape, logits.shape[-1]), np.nan, np.float32)
+                whole[places] = logits
+                self._answers["logits"] = whole
+        return self._answers
+
+    def is_finite(self) -> bool:
+        """Whether the last output of every row with tokens was computed and is finite.
+
+        A visible value that is not finite makes every later output of its row NaN, so the last is enough.
+        """
+        shown = self._last_outputs() if self._shown is None else self._shown
+        return bool(shown) and all(map(_is_finite, shown))
+
+    def _last_outputs(self) -> list[np.ndarray]:
+        """Numbers that are finite if the last output of every row with tokens was computed and is finite.
+
+        Of named outputs all numbers count; ids show nothing.
+        """
+        session = self._session
+        if not session.spec.language_model:
+            return [array for array in self.outputs.values() if array.dtype.kind == "f"]
+        if self._logits_of == "none":
+            rows = np.flatnonzero(self.counts)
+            target, answer = (
+                x[rows, self.counts[rows] - 1] for x in (self.inputs["targets"], self.outputs["log_probs"])
+            )
+            return [np.where(target >= 0, answer, np.nan)]
+        if self.lengths is None:
+            logits = self._answers["logits"]
+            return [logits[:, -1] if self._logits_of == "all" else logits]
+        logits = self.outputs["logits"]
+        if session.spec.model.selective:
+            return [logits[np.flatnonzero(np.diff(self.inputs["logit_rows"] // self.length, append=-1))]]
+        # What is not finite in padding counts too: it stays in the memory.
+        rows = np.flatnonzero(self.lengths)
+        return [logits[:, -1], logits[rows, self.lengths[rows] - 1]]
+
+
+def _is_finite(numbers: np.ndarray) -> bool:
+    """Whether all numbers are finite. `argmax` finds a NaN first; `isfinite` takes several times as long."""
+    if numbers.size == 0:
+        return True
+    return math.isfinite(numbers.item(numbers.argmax())) and math.isfinite(numbers.item(numbers.argmin()))
+
+
 def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions) -> np.ndarray:
     """The positions b T + t, int64 [N], of some fed tokens of a segment [B, T]."""
     places = np.arange(shape[0] * shape[1]).reshape(shape)
@@ -338,34 +478,3 @@ def _padded(tokens: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
         return tokens
     last = np.where(lengths > 0, tokens[np.arange(len(tokens)), last_fed(lengths, tokens)], 0)
     return np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, last[:, None])
-
-
-def _last_outputs(
-    outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray], lengths: np.ndarray | None
-) -> np.ndarray:
-    """Numbers that are finite where the last output of every row with tokens was computed and is finite."""
-    logits = outputs["logits"]
-    batch, segment = inputs["input_ids"].shape
-    counts = np.full(batch, segment) if lengths is None else lengths
-    rows = np.flatnonzero(counts)
-    if "targets" not in inputs:
-        last = logits[:, -1]
-        if lengths is not None:  # what is not finite in padding counts too: it stays in the memory
-            last = np.concatenate([last, logits[rows, counts[rows] - 1]])
-    elif logits.size:
-        last = logits[np.flatnonzero(np.diff(inputs["logit_rows"] // segment, append=-1))]
-    else:
-        target, answer = (x[rows, counts[rows] - 1] for x in (inputs["targets"], outputs["log_probs"]))
-        return np.where(target >= 0, answer, np.nan)
-    with np.errstate(invalid="ignore", over="ignore"):
-        total: np.ndarray = last.sum(axis=-1)
-    return total
-
-
-def _spread(logits: np.ndarray, shape: tuple[int, ...], lengths: np.ndarray | None) -> np.ndarray:
-    """Logits [N, V] of chosen positions in the shape [B, T, V] or [B, V], with NaN where none was chosen."""
-    if lengths is None or shape == (0,):
-        return logits.reshape(*shape, logits.shape[-1])
-    whole = np.full((*shape, logits.shape[-1]), np.nan, np.float32)
-    whole[lengths > 0 if len(shape) == 1 else np.arange(shape[1]) < lengths[:, None]] = logits
-    return whole

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from operator import is_
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,8 +15,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
-from runtimes.contract.checks import as_array, value_range
-from runtimes.contract.memory import MAX_POSITION, Memory
+from runtimes.contract.memory import Memory
 from runtimes.contract.spec import (
     FUSED,
     GRAPH,
@@ -32,7 +29,7 @@ from runtimes.contract.spec import (
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
-from runtimes.sessions.graph import GraphSession, Positions
+from runtimes.sessions.graph import Arrays, GraphSession
 from runtimes.sessions.graph_file import refuse_foreign_graph, refuse_foreign_ort_graph
 
 Kernel = Literal["standard", "fused"]
@@ -43,7 +40,6 @@ COMPUTED_BY: dict[Kernel, str] = {
 }
 ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
 FROM_MEMORY = "add_external_initializers_from_files_in_memory"
-MOST_KEPT = 1 << 18  # bytes of logits of a step; copying more would cost more than binding them
 FORMAT = "session.load_model_format"
 # Microseconds that a thread of a step waits awake for work. By default it waits so long that, while other
 # processes compute, a step takes longer with two threads than with one.
@@ -54,14 +50,6 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that computes a graph, and one of opset 24.
 OLDEST = (1, 23)
 OLDEST_24 = (1, 25)
-
-
-class Kind(NamedTuple):
-    """What two steps have in common that use the same arrays."""
-
-    shape: tuple[int, ...]  # of the tokens, [B, T]
-    logits_of: Positions
-    no_targets: bool
 
 
 class OrtSession(GraphSession):
@@ -144,60 +132,11 @@ class OrtSession(GraphSession):
             spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
         )
 
-    def _advance(
-        self,
-        tokens: np.ndarray,
-        memory: Memory,
-        lengths: np.ndarray | None,
-        *,
-        logits_of: Positions,
-        targets: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As in `GraphSession`; steps of one shape reuse what was checked and bound for the last one."""
-        tokens = as_array(tokens)
-        kind = Kind(tokens.shape, logits_of, targets is None)
-        if lengths is None and isinstance(memory, Memory):
-            with memory.in_use():
-                answers = self._repeat(kind, tokens, memory, targets)
-            if answers is not None:
-                return answers
-        answers = super()._advance(tokens, memory, lengths, logits_of=logits_of, targets=targets)
-        cut = self._ring_sizes and kind.shape[1] > 1
-        # A step with kept arrays leaves out the checks that refuse what an artefact does not promise.
-        if lengths is None and not cut and not self.spec.without:
-            memory.binding.keep(kind, memory.positions, vocab_size=self.vocab.size)
-        return answers
-
-    def _repeat(
-        self, kind: Kind, tokens: np.ndarray, memory: Memory, targets: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """A step with the arrays that are bound; None if the step or the memory are not those of before.
-
-        Only values are looked at again: the arrays are the same objects, which were checked and bound.
-        """
+    def run(self, inputs: Arrays, outputs: Arrays, memory: Memory) -> None:
         binding = memory.binding
-        if not isinstance(binding, _Binding) or (kept := binding.kept) is None or kept.kind != kind:
-            return None
-        same = (
-            binding.serves(self._session, memory)
-            and memory.positions is kept.positions
-            and memory.owner == self.identity
-            and memory.current
-            and not memory.unsure
-            and os.getpid() == self._process
-        )
-        if not same or not kept.fill(tokens, targets):
-            return None
-        self._run(binding)
-        binding.advance(memory)
-        memory.positions += kept.kind.shape[1]
-        if not kept.is_finite():
-            memory.unsure = True
-        return kept.answers()
-
-    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        binding = self._binding(memory)
-        binding.bind(inputs, outputs)
+        if not isinstance(binding, _Binding) or binding.inputs is not inputs:
+            binding = self._binding(memory)
+            binding.bind(inputs, outputs)
         self._run(binding)
         binding.advance(memory)
 
@@ -273,24 +212,17 @@ class _Binding:
             pairs = [(self._arrays, self._spare), (self._spare, self._arrays)]
         #: ONNX Runtime's bindings, of the next step first.
         self.ios = [self._bind(ort, spec, past, present) for past, present in pairs]
-        self.kept: _Kept | None = None
-        self._kind: Kind | None = None  # of the last step without lengths
-        self._step: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None = None  # the last, if small
+        #: The inputs that are bound. They belong to a step of one session over these arrays.
+        self.inputs: Arrays | None = None
 
-    def bind(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
-        """Binds the arrays of the next step."""
-        self.kept = None
-        self._step = (inputs, outputs) if sum(x.nbytes for x in outputs.values()) <= MOST_KEPT else None
-        _bind_arrays(self.ios[0], inputs, outputs)
-
-    def keep(self, kind: Kind, positions: np.ndarray, *, vocab_size: int) -> None:
-        """After two steps of one kind, keeps arrays bound that the next ones of this kind fill again."""
-        if kind == self._kind and self._step is not None:
-            inputs, outputs = self._step
-            self.kept = _Kept(kind, inputs, outputs, positions, vocab_size)
-            for io in self.ios:
-                _bind_arrays(io, self.kept.inputs, self.kept.outputs)
-        self._kind = kind
+    def bind(self, inputs: Arrays, outputs: Arrays) -> None:
+        """Binds the arrays of the next steps."""
+        self.inputs = inputs
+        for io in self.ios:
+            for name, array in inputs.items():
+                io.bind_cpu_input(name, array)
+            for name, array in outputs.items():
+                io.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def serves(self, session: Any, memory: Memory) -> bool:
         """Whether this binding is of the session and over the arrays that the memory holds now."""
@@ -315,71 +247,6 @@ class _Binding:
             io.bind_ortvalue_input(state.name, ort.OrtValue.ortvalue_from_numpy(past[state.name]))
             io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.name]))
         return io
-
-
-class _Kept:
-    """The inputs and outputs of steps of one kind, which stay bound: a token allocates and binds nothing."""
-
-    def __init__(
-        self,
-        kind: Kind,
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-        positions: np.ndarray,
-        vocab_size: int,
-    ) -> None:
-        self.kind = kind
-        self.positions = positions  # of the memory; a step of one token reads its position from there
-        self.inputs = {name: array.copy() for name, array in inputs.items()}
-        self.outputs = {name: np.empty_like(array) for name, array in outputs.items()}
-        if kind.shape[1] == 1:
-            self.inputs["position_ids"] = positions[:, None]
-        self._tokens = self.inputs["input_ids"]
-        self._vocab_size = vocab_size
-        shape = {"all": kind.shape, "last": kind.shape[:1], "none": (0,)}[kind.logits_of]
-        self._logits = self.outputs["logits"].reshape(*shape, vocab_size)
-        self._log_probs = self.outputs.get("log_probs")
-        self._last = self._logits[:, -1] if kind.logits_of == "all" else self._logits
-        # For a sum without the cost of an error state; NumPy's BLAS would start threads for larger products.
-        self._ones = np.ones(vocab_size, np.float32) if self._last.size <= 8192 else None
-
-    def fill(self, tokens: np.ndarray, targets: np.ndarray | None) -> bool:
-        """Sets the inputs; False if a value is out of range, which the caller then explains."""
-        tokens = np.asarray(tokens)
-        lowest, highest = value_range(tokens)
-        first, last = value_range(self.positions)
-        if tokens.dtype.kind not in "iu" or lowest < 0 or highest >= self._vocab_size:
-            return False
-        if first < -MAX_POSITION or last > MAX_POSITION:
-            return False
-        self._tokens[:] = tokens
-        if self.kind.shape[1] > 1:
-            np.add(self.positions[:, None], np.arange(self.kind.shape[1]), out=self.inputs["position_ids"])
-        if targets is not None:
-            self.inputs["targets"][:] = targets
-        return True
-
-    def answers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the logits and of the log-probabilities, if there are any, for the caller to keep."""
-        logits = self._logits.copy()
-        return logits, logits if self._log_probs is None else self._log_probs.copy()
-
-    def is_finite(self) -> bool:
-        """Whether the last output of every row is finite; see `runtimes.contract.restart.observe`."""
-        if self.kind.logits_of == "none":
-            wanted = self.inputs["targets"][:, -1] >= 0
-            return bool(wanted.all() and np.isfinite(self.outputs["log_probs"][:, -1]).all())
-        if self._ones is not None:
-            return all(map(math.isfinite, self._last.dot(self._ones).tolist()))
-        with np.errstate(invalid="ignore", over="ignore"):
-            return math.isfinite(np.add.reduce(self._last, axis=None))
-
-
-def _bind_arrays(io: Any, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
-    for name, array in inputs.items():
-        io.bind_cpu_input(name, array)
-    for name, array in outputs.items():
-        io.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, Content]]]:
