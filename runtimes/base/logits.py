@@ -7,17 +7,21 @@ import numpy as np
 
 def log_probability(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """log p(target) in nats [B, T], from logits [B, T, V] and token ids [B, T]; 0 where the target is -1."""
-    rows = logits.reshape(-1, logits.shape[-1])
-    chosen = rows[np.arange(len(rows)), np.maximum(targets, 0).ravel()].reshape(targets.shape)
-    return np.where(targets < 0, np.float32(0), chosen - log_sum_exp(logits))
+    size = logits.shape[-1]
+    chosen = logits.take(np.arange(0, logits.size, size) + targets.ravel())  # of a target -1 any number
+    log_probs: np.ndarray = chosen.reshape(targets.shape) - log_sum_exp(logits)
+    log_probs[targets < 0] = 0
+    return log_probs
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:
     """log of the sum of exponentials over the last axis; NaN, without a warning, where one is NaN or +inf."""
-    top = logits.max(axis=-1, keepdims=True)
+    top = np.maximum.reduce(logits, axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):
-        shifted = logits - top
-        result: np.ndarray = top[..., 0] + np.log(np.exp(shifted, out=shifted).sum(axis=-1))
+        weights = np.subtract(logits, top)
+        np.exp(weights, out=weights)
+        result: np.ndarray = np.log(np.add.reduce(weights, axis=-1))
+    result += top[..., 0]
     return result
 
 

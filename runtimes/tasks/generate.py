@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,8 +22,7 @@ from runtimes.tasks.sample import Draw, Penalties, penalties_of
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """One generated token of one row."""
 
     row: int
@@ -230,22 +228,26 @@ def _generate(
     texts = [GrowingText(decoder, stop, border) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
     going: list[int] = []  # the rows that have not ended
+    places: slice | list[int]
+    rows = list(range(len(tokens)))
     for count in range(1, max_tokens + 1):
-        if (rows := [row for row, text in enumerate(texts) if text.ended is None]) != going:
+        if rows != going:
             going = rows
-            draw = Draw([sampler] * len(rows), session.vocab.size, [penalties[row] for row in rows])
-        everyone = len(going) == len(texts)
-        drawn = draw(logits if everyone else logits[going], [uniform[row]() for row in going])
-        token[going, 0] = drawn
+            everyone = len(going) == len(texts)
+            places = slice(None) if everyone else going
+            draw = Draw([sampler] * len(going), session.vocab.size, [penalties[row] for row in going])
+            counts = None if everyone or not keep else np.isin(range(len(texts)), going).astype(np.int64)
+        drawn = draw(logits[places], [uniform[row]() for row in going])
+        token[places, 0] = drawn
+        last = count == max_tokens
         for row, new in zip(going, drawn.tolist(), strict=True):
             text = texts[row]
-            added = text.finish() if new == end else text.add(new, last=count == max_tokens)
-            yield Piece(row=row, token=new, text=added, ended=text.ended)
-        finished = count == max_tokens or all(text.ended is not None for text in texts)
-        if keep or not finished:  # rows that ended before see nothing more, where their memory is kept
-            counts = None if everyone or not keep else np.isin(range(len(texts)), going).astype(np.int64)
+            added = text.finish() if new == end else text.add(new, last=last)
+            yield Piece(row, new, added, text.ended)
+        rows = [row for row in going if texts[row].ended is None]
+        if keep or rows:  # rows that ended before see nothing more, if their memory is kept
             logits = feed(session, token, memory, counts)
-        if finished:
+        if not rows:
             return
 
 

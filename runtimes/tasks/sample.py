@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -68,17 +69,22 @@ class Draw:
     ) -> None:
         self._penalties = [(row, each) for row, each in enumerate(penalties) if each is not None]
         self._rows = np.arange(len(samplers))
+        self._starts = self._rows * size
         settings = np.array([(each.temperature, each.top_p, each.min_p) for each in samplers], np.float64)
         temperature, self._top_p, self._min_p = settings.reshape(-1, 3).T[:, :, None]
         # Greedy is the first of the likeliest tokens, which is what the number 0 draws.
         self._random = temperature[:, 0] > 0
         self.greedy = not self._random.any()  # then `uniform` is not used
         self._temperature = np.maximum(temperature, COLDEST)
+        self._any_temperature = bool((temperature != 1).any())
         self._any_top_p = bool((self._top_p < 1).any())
         self._any_min_p = bool(self._min_p.any())
         kept = [size if sampler.top_k is None else min(sampler.top_k, size) for sampler in samplers]
         self._edge = size - np.array(kept)  # the place of the k-th largest logit in ascending order
         self._edges = np.unique(self._edge).tolist()
+        # k, if all rows keep equally few tokens: the others, whose weight is 0, change no sum.
+        self._few = kept[0] if len(self._edges) == 1 and 4 * kept[0] <= size else 0
+        self._at_once = max(1, CELLS // size)  # rows
 
     def __call__(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
         """The tokens int64 [N] from logits float32 [N, V] and a random number of [0, 1) for each row.
@@ -86,7 +92,7 @@ class Draw:
         Raises UserError if a row has no finite maximum.
         """
         tokens = self.tokens(logits, uniform)
-        if tokens.min() < 0:
+        if -1 in tokens.tolist():
             raise UserError(NOT_FINITE)
         return tokens
 
@@ -97,18 +103,20 @@ class Draw:
             for row, penalties in self._penalties:
                 penalties.apply(logits[row])
         tokens = logits.argmax(axis=1)
-        highest = logits[self._rows, tokens]
-        sound = np.isfinite(highest)
-        all_sound = sound.all()
-        if not all_sound:
+        highest = logits.take(self._starts + tokens)
+        sound = None  # whether each row has a finite maximum, unless all have one
+        if not all(map(math.isfinite, highest.tolist())):
+            sound = np.isfinite(highest)
             logits = np.where(sound[:, None], logits, 0)
             highest = np.where(sound, highest, 0)
         if not self.greedy:
             wanted = uniform * self._random
-            count = max(1, CELLS // logits.shape[1])
-            parts = [slice(at, at + count) for at in range(0, len(logits), count)]
-            tokens = np.concatenate([self._drawn(logits[p], highest[p], wanted[p], p) for p in parts])
-        if not all_sound:
+            if len(logits) <= self._at_once:
+                tokens = self._drawn(logits, highest, wanted, slice(None))
+            else:
+                parts = [slice(at, at + self._at_once) for at in range(0, len(logits), self._at_once)]
+                tokens = np.concatenate([self._drawn(logits[p], highest[p], wanted[p], p) for p in parts])
+        if sound is not None:
             tokens[~sound] = -1
         for row, penalties in self._penalties:
             penalties.add(int(tokens[row]))
@@ -116,18 +124,20 @@ class Draw:
 
     def _drawn(self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
         rows = self._rows[: len(logits)]
-        size = logits.shape[1]
         kept = ids = None
         if self._edges != [0]:  # top_k
-            kept = logits >= np.partition(logits, self._edges, axis=1)[rows, self._edge[part], None]
-            k = size - self._edges[0]
-            if len(self._edges) == 1 and 4 * k <= size and np.count_nonzero(kept) == k * len(logits):
-                # All rows keep equally many: the others, whose weight is 0, change no sum and are left out.
-                ids = np.flatnonzero(kept).reshape(-1, k)
-                kept = None
-                logits = logits.ravel()[ids]
+            ordered = np.partition(logits, self._edges, axis=1)
+            kept = logits >= ordered[rows, self._edge[part], None]
+            if self._few:
+                ids = kept.ravel().nonzero()[0]
+                if len(ids) == self._few * len(logits):
+                    kept = None
+                    logits = logits.take(ids).reshape(-1, self._few)
+                else:  # more, because some are equal
+                    ids = None
         weights = np.subtract(logits, highest[:, None], dtype=np.float64)
-        weights /= self._temperature[part]
+        if self._any_temperature:
+            weights /= self._temperature[part]
         np.exp(weights, out=weights)
         if kept is not None:
             weights *= kept
@@ -136,9 +146,12 @@ class Draw:
         if self._any_top_p:
             top_p = self._top_p[part]
             ordered = np.sort(weights, axis=1)[:, ::-1]
-            up_to = ordered.cumsum(axis=1)
+            up_to = np.add.accumulate(ordered, axis=1)
             last = (up_to >= top_p * up_to[:, -1:]).argmax(axis=1)
             weights *= (weights >= ordered[rows, last, None]) | (top_p == 1)
-        up_to = weights.cumsum(axis=1)
-        place = (up_to > (uniform * up_to[:, -1])[:, None]).argmax(axis=1)
-        return place if ids is None else ids[rows, place] - rows * size
+        up_to = np.add.accumulate(weights, axis=1)
+        place: np.ndarray = (up_to > (uniform * up_to[:, -1])[:, None]).argmax(axis=1)
+        if ids is None:
+            return place
+        drawn: np.ndarray = ids.take(rows * self._few + place) - self._starts[: len(logits)]
+        return drawn

@@ -39,6 +39,8 @@ class GrowingText:
         """The text that is released by one more token; all of it with the last one."""
         if last:
             self.ended = "length"
+        elif self.plain is not None:
+            return self._decode(token)
         self._held += self._decode(token)
         if self._stop:
             # A stop string ends the text as soon as it is there, even if a later token could change it.
@@ -50,7 +52,7 @@ class GrowingText:
                 return text[: min(found)]
         if last:
             return self.held
-        keep = self._overlap() if self._stop else 0
+        keep = self._overlap()
         released = self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
         return released
