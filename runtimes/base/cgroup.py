@@ -7,6 +7,7 @@ than its group may. Every group above counts too, as far up as this process can 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,9 @@ def cpu_limit(root: Path = ROOT) -> int | None:
     return max(1, math.ceil(min(found))) if (found := [limit for limit in limits if limit]) else None
 
 
+@functools.cache  # each new memory of a session asks, and there may be a hundred mounts to read
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The bytes of memory that this process may use; None if there is no limit."""
+    """The bytes of memory that this process may use, read once; None if there is no limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     limits = [_number(folder / name) for folder in _groups("memory", root) for name in names]
     return min(found) if (found := [limit for limit in limits if limit is not None]) else None

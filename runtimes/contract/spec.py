@@ -118,7 +118,7 @@ class Spec:
     # file does not hold it; it is empty until the file is written.
     identity: str = ""
 
-    @property
+    @cached_property
     def state(self) -> tuple[TensorSpec, ...]:
         """The memory tensors, which are the last inputs."""
         return tuple(tensor for tensor in self.inputs if tensor.present)

@@ -8,7 +8,7 @@ GraphProto, NodeProto, TensorProto); the edge has no package that knows them all
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from runtimes.base.errors import ArtefactError
@@ -19,15 +19,15 @@ VARINT = 0
 FIXED64 = 1
 BYTES = 2
 FIXED32 = 5
-MODEL = {"graph": 7, "functions": 25}
-GRAPH = {"node": 1, "initializer": 5, "sparse_initializer": 15}
-FUNCTION = {"node": 7, "attribute_proto": 11}
-NODE = {"op_type": 4, "attribute": 5}
-ATTRIBUTE = {"tensor": (5, 10), "graph": (6, 11), "sparse": (22, 23)}
-SPARSE = (1, 2)  # values, indices
-TENSOR_EXTERNAL = 13
-ENTRY_KEY = 1
-ENTRY_VALUE = 2
+# The fields of each message that are read, by number.
+MODEL = {7: "graph", 25: "function"}
+GRAPH = {1: "node", 5: "tensor", 15: "sparse"}
+FUNCTION = {7: "node", 11: "attribute"}
+NODE = {4: "op_type", 5: "attribute"}
+ATTRIBUTE = {5: "tensor", 10: "tensor", 6: "graph", 11: "graph", 22: "sparse", 23: "sparse"}
+SPARSE = {1: "values", 2: "indices"}
+TENSOR = {13: "external"}
+ENTRY = {1: "key", 2: "value"}
 # The operators that run a part of the graph repeatedly, perhaps for ever. No graph of this project has one.
 LOOPS = {b"Loop", b"Scan", b"SequenceMap"}
 COMPILED = b"EPContext"  # the operator that holds what a provider has compiled, or names a file of it
@@ -96,65 +96,65 @@ def refuse_foreign_ort_graph(data: Content, *, name: str) -> None:
 
 
 def _read_model(data: memoryview, inside: _Inside) -> None:
-    for number, value in _fields(data):
-        if number == MODEL["graph"]:
+    for field, value in _fields(data, MODEL):
+        if field == "graph":
             _read_graph(value, inside, depth=0)
-        elif number == MODEL["functions"]:
-            for inner, content in _fields(value):
-                if inner == FUNCTION["node"]:
+        else:
+            for inner, content in _fields(value, FUNCTION):
+                if inner == "node":
                     _read_node(content, inside, depth=0)
-                elif inner == FUNCTION["attribute_proto"]:
+                else:
                     _read_attribute(content, inside, depth=0)
 
 
 def _read_graph(data: memoryview, inside: _Inside, *, depth: int) -> None:
     if depth > DEEPEST:
         raise _DamagedError
-    for number, value in _fields(data):
-        if number == GRAPH["node"]:
+    for field, value in _fields(data, GRAPH):
+        if field == "node":
             _read_node(value, inside, depth=depth)
-        elif number == GRAPH["initializer"]:
+        elif field == "tensor":
             _read_tensor(value, inside)
-        elif number == GRAPH["sparse_initializer"]:
+        else:
             _read_sparse(value, inside)
 
 
 def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
-    for number, value in _fields(data):
-        if number == NODE["op_type"] and bytes(value) in LOOPS:
-            inside.loops.add(bytes(value))
-        elif number == NODE["op_type"] and bytes(value) == COMPILED:
-            inside.compiled = True
-        elif number == NODE["attribute"]:
+    for field, value in _fields(data, NODE):
+        if field == "attribute":
             _read_attribute(value, inside, depth=depth)
+        elif (operator := bytes(value)) in LOOPS:
+            inside.loops.add(operator)
+        elif operator == COMPILED:
+            inside.compiled = True
 
 
 def _read_attribute(data: memoryview, inside: _Inside, *, depth: int) -> None:
-    for number, value in _fields(data):
-        if number in ATTRIBUTE["graph"]:
+    for field, value in _fields(data, ATTRIBUTE):
+        if field == "graph":
             _read_graph(value, inside, depth=depth + 1)
-        elif number in ATTRIBUTE["tensor"]:
+        elif field == "tensor":
             _read_tensor(value, inside)
-        elif number in ATTRIBUTE["sparse"]:
+        else:
             _read_sparse(value, inside)
 
 
 def _read_sparse(data: memoryview, inside: _Inside) -> None:
-    for number, value in _fields(data):
-        if number in SPARSE:
-            _read_tensor(value, inside)
+    for _, value in _fields(data, SPARSE):
+        _read_tensor(value, inside)
 
 
 def _read_tensor(data: memoryview, inside: _Inside) -> None:
-    for number, value in _fields(data):
-        if number == TENSOR_EXTERNAL:
-            entry = dict(_fields(value))
-            if bytes(entry.get(ENTRY_KEY, b"")) == b"location":
-                inside.files.add(bytes(entry.get(ENTRY_VALUE, b"")))
+    for _, value in _fields(data, TENSOR):
+        entry = dict(_fields(value, ENTRY))
+        if entry.get("key") == b"location":
+            inside.files.add(bytes(entry.get("value", b"")))
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field of a message that is stored as bytes; numbers are passed over."""
+def _fields(data: memoryview, wanted: Mapping[int, str]) -> Iterator[tuple[str, memoryview]]:
+    """Name and content of the fields of a message that are wanted and stored as bytes, in order; the others
+    are passed over.
+    """
     at = 0
     while at < len(data):
         tag = data[at]
@@ -164,7 +164,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         if tag >= 1 << 32:  # other readers drop what is beyond 32 bits, and would see another field
             raise _DamagedError
         kind = tag & 7
-        number = tag >> 3
+        name = wanted.get(tag >> 3)
         if kind == BYTES:
             length = data[at] if at < len(data) else 0x80
             at += 1
@@ -172,7 +172,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
                 length, at = _varint(data, at - 1)
             if length > len(data) - at:
                 raise _DamagedError
-            yield number, data[at : at + length]
+            if name is not None:
+                yield name, data[at : at + length]
             at += length
         elif kind == VARINT:
             _, at = _varint(data, at)

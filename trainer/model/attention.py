@@ -115,10 +115,8 @@ def blocked_attention(
             for tensor in (content, None if terms.position is None else positional, key, value)
         ]
         rows = None if terms.position is None else flipped(terms.position.to(dtype), W).contiguous()
-        bias, gate = (
-            None if values is None else toeplitz(values.to(dtype), C, W)
-            for values in (None if terms.bias is None else terms.bias * scale, terms.gate)
-        )
+        bias = None if terms.bias is None else toeplitz((terms.bias * scale).to(dtype), C, W)
+        gate = None if terms.gate is None else toeplitz(terms.gate.to(dtype), C, W)
         own = (None, None) if persistent is None else (persistent[0].to(dtype), persistent[1].to(dtype))
         blind = None if persistent is not None else ~visible.any(-1, keepdim=True)
         options = (terms.longest, terms.epsilon, dropout)

@@ -58,8 +58,9 @@ def pieces(H: int, B: int, T: int, J: int, longest: int | None, itemsize: int) -
 
     longest: the largest distance that any query sees; None for all.
     """
-    for first in range(0, T, block_length(T, longest)):
-        end = min(T, first + block_length(T, longest))
+    length = block_length(T, longest)
+    for first in range(0, T, length):
+        end = min(T, first + length)
         low = 0 if longest is None else max(0, J - T + first - longest)
         keys = slice(low, J - T + end)
         lanes = max(1, GROUP_BYTES // (H * (end - first) * (keys.stop - low) * itemsize))

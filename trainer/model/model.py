@@ -139,7 +139,7 @@ class Block(nn.Module):
                 terms=terms,
                 dropout=dropout,
             )
-        return self._dropout(self.out(answer.flatten(-2)), self.config.dropout)
+        return drop(self.out(answer.flatten(-2)), self.config.dropout, self)
 
     def rest(self, x: Tensor, answers: Tensor) -> Tensor:
         """Returns the layer's output [B, T, D] for its input x and the first sublayer's answers.
@@ -159,11 +159,8 @@ class Block(nn.Module):
             inner = persistent_attention(x[:, :, None], *self.persistent.scaled())[:, :, 0]
         else:
             inside = self.config.dropout if self.config.inner_dropout is None else self.config.inner_dropout
-            inner = self.contract(self._dropout(F.relu(self.expand(x)), inside))
-        return self._dropout(inner, self.config.dropout)
-
-    def _dropout(self, x: Tensor, p: float) -> Tensor:
-        return drop(x, p, self.config, self.training)
+            inner = self.contract(drop(F.relu(self.expand(x)), inside, self))
+        return drop(inner, self.config.dropout, self)
 
 
 class LanguageModel(nn.Module):
@@ -290,12 +287,12 @@ class LanguageModel(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """The input [B, T, D] of the first layer, before positions are added."""
         p = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
-        return drop(self.vocabulary.embed(tokens), p, self.config, self.training)
+        return drop(self.vocabulary.embed(tokens), p, self)
 
     def last(self, outputs: list[Tensor]) -> Tensor:
         """The input [B, T, D] of the output layer."""
         p = self.config.dropout if self.config.output_dropout is None else self.config.output_dropout
-        return drop(outputs[-1], p, self.config, self.training)
+        return drop(outputs[-1], p, self)
 
     def constrain(self) -> None:
         """Clamps spans that a step of the optimiser took out of their range."""
@@ -338,14 +335,14 @@ class LanguageModel(nn.Module):
         )
 
 
-def drop(x: Tensor, p: float, config: ModelConfig, training: bool) -> Tensor:
-    """Dropout of x [B, T, D] while training.
+def drop(x: Tensor, p: float, module: Block | LanguageModel) -> Tensor:
+    """Dropout of x [B, T, D] while the module trains.
 
     Variational: one mask [B, 1, D] for all positions (Gal and Ghahramani 2016).
     """
-    if config.variational_dropout and training and p:
+    if module.config.variational_dropout and module.training and p:
         return x * F.dropout(torch.ones_like(x[:, :1]), p)
-    return F.dropout(x, p, training)
+    return F.dropout(x, p, module.training)
 
 
 @lru_cache(maxsize=64)
@@ -355,6 +352,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
         return {name: parameter.shape for name, parameter in LanguageModel(config).named_parameters()}
 
 
+@lru_cache(maxsize=64)
 def count_parameters(config: ModelConfig) -> int:
     """The number of trained values that scoring uses, without the classifiers of training.
 

@@ -139,9 +139,7 @@ def byte_level(symbols: list[bytes]) -> dict[str, Any]:
     for first, second in merges:
         ids.setdefault(first + second, len(ids))
 
-    def spelled(part: bytes) -> str:
-        return part.decode("latin-1").translate(alphabet)
-
+    spelled = {part: part.decode("latin-1").translate(alphabet) for part in ids}
     model = {
         "type": "BPE",
         "dropout": None,
@@ -151,8 +149,8 @@ def byte_level(symbols: list[bytes]) -> dict[str, Any]:
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": False,
-        "vocab": {spelled(part): i for part, i in ids.items()},
-        "merges": [[spelled(first), spelled(second)] for first, second in merges],
+        "vocab": {spelled[part]: i for part, i in ids.items()},
+        "merges": [[spelled[first], spelled[second]] for first, second in merges],
     }
     return {
         "version": "1.0",

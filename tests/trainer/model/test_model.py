@@ -198,11 +198,11 @@ def test_dropout_acts_only_while_training() -> None:
 def test_variational_dropout_shares_one_mask_along_a_segment() -> None:
     model = build(variational_dropout=True, dropout=0.5).train()
     torch.manual_seed(0)
-    dropped = drop(torch.ones(3, 7, 50), 0.5, model.config, True)
+    dropped = drop(torch.ones(3, 7, 50), 0.5, model)
     assert all(torch.equal(dropped[:, 0], dropped[:, t]) for t in range(7))
     assert not torch.equal(dropped[0], dropped[1])
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
-    plain = drop(torch.ones(3, 7, 50), 0.5, build(dropout=0.5).config, True)
+    plain = drop(torch.ones(3, 7, 50), 0.5, build(dropout=0.5).train())
     assert not torch.equal(plain[:, 0], plain[:, 1])
 
 
