@@ -132,7 +132,7 @@ class BlockedAttention(torch.autograd.Function):
                 context.add_(by_key(torch.bmm(query, rows[:, -W - 1 :].transpose(1, 2)), C))
             if bias is not None:
                 context.add_(bias[:, None, -C:, -W:])
-            context.add_(_part(hidden, piece))
+            context.add_(hidden[lanes if len(hidden) > 1 else slice(None), queries, piece.keys])
             weights = torch.softmax(scores, dim=-1)
             used, total, mask = weights, None, None
             if gate is not None:
@@ -227,12 +227,6 @@ class BlockedAttention(torch.autograd.Function):
                 gradients[1][:, lanes, queries] = torch.bmm(spread, rows[:, -W - 1 :]).view(H, -1, C, K)
                 gradients[4][:, -W - 1 :] += torch.bmm(spread.transpose(1, 2), query)
         return (*gradients, None, None, None, None, None)
-
-
-def _part(values: Tensor, piece: Piece) -> Tensor:
-    """The values [1 or b, C, W] of a piece, of values [1 or B, T, J]."""
-    lanes = piece.lanes if len(values) > 1 else slice(None)
-    return values[lanes, piece.queries, piece.keys]
 
 
 def _keys(context: Tensor, own: Tensor | None, piece: Piece) -> Tensor:

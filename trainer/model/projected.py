@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from trainer.model.model import Block, LanguageModel, Visibility, visibility_of
 class ProjectedModel:
     """A model under one rule; its terms for all distances are computed when it is made.
 
-    around: gives the context in which a block computes, as where its weights must be put together first.
+    around: returns the context in which a block computes, for example to gather its weights first.
     write: see `projected_block`; None is `append`.
     """
 
@@ -119,5 +118,6 @@ def projected_block(
 
 def nearest_terms(terms: Terms, count: int) -> Terms:
     """Returns the terms of the distances 0 … count - 1."""
-    tables: dict[str, Any] = {"position": terms.position, "bias": terms.bias}
-    return replace(terms, **{name: table[:count] for name, table in tables.items() if table is not None})
+    position = None if terms.position is None else terms.position[:count]
+    bias = None if terms.bias is None else terms.bias[:count]
+    return replace(terms, position=position, bias=bias)
