@@ -34,7 +34,7 @@ from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.streams import feed, rows
 from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
-from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.running import Rows
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.trial import dependence_of_rows
 

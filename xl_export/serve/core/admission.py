@@ -123,7 +123,7 @@ class Admission:
         self._places: Counter[tuple[str, bool]] = Counter()
         self._states: Counter[int] = Counter()  # how many reservations are for the state of this id
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def reserve(self, tasks: int, tenant: str = "", *, bulk: bool = False, states: int = 0) -> Reservation:
         """Reserves places for tasks of one tenant and class, and memory for states that a request will make
@@ -137,16 +137,39 @@ class Admission:
                 f"{settings.state_bytes:,} bytes for all; send fewer prompts at once."
             )
         with self._lock:
-            self._refuse(tasks, tenant, bulk)
+            self.refuse(tasks, tenant, bulk=bulk)
             if states:
                 self._add_bytes(num_bytes)
             self._places[tenant, bulk] += tasks
         return Reservation(self, tenant, bulk, places=tasks, num_bytes=num_bytes)
 
-    def refuse(self, tasks: int, tenant: str = "", *, bulk: bool = False) -> None:
-        """Raises what `reserve` would raise now, and reserves nothing."""
+    def refuse(self, count: int, tenant: str = "", *, bulk: bool = False) -> None:
+        """Raises Busy if there are not so many places now, and TooManyError if there never are."""
+        rows = self._settings.rows
+        queue = self._settings.queue
+        most = queue // 2 if bulk else queue
+        ever = rows + (min(most, max(1, most // 2)) if tenant else most)
+        if count > ever:
+            raise TooManyError(count, ever)
         with self._lock:
-            self._refuse(tasks, tenant, bulk)
+            places = +self._places
+        if places.total() + count <= rows:
+            return
+        places -= Counter((task.tenant, task.bulk) for task in self._paused())
+        waiting = max(0, places.total() + count - rows)
+        alike = waiting
+        if bulk:
+            alike = min(waiting, sum(n for (_, each), n in places.items() if each) + count)
+        own = min(waiting, places[tenant, bulk] + count)
+        if waiting > queue:
+            why = f"{waiting - count} tasks wait already, and the queue holds {queue}"
+        elif alike > most:
+            why = f"bulk may have {most} places of the queue, and they are taken"
+        elif tenant and own > max(1, most - alike):
+            why = f"the tenant has its share of the queue, {places[tenant, bulk]} tasks"
+        else:
+            return
+        raise Busy(why, self._retry_after())
 
     def admit(self, task: Task, reserved: Reservation | None = None) -> Reservation:
         """The place of a task until its end, and the memory of the state with which it begins.
@@ -158,7 +181,7 @@ class Admission:
         with self._lock:
             transferred = reserved is not None and reserved.places > 0
             if not transferred:
-                self._refuse(1, task.tenant, task.bulk)
+                self.refuse(1, task.tenant, bulk=task.bulk)
             own = None if state is None or (reserved is not None and reserved.num_bytes) else state
             if own is not None:
                 if not self._states[id(own)]:
@@ -187,33 +210,6 @@ class Admission:
             reservation.state = None
             self._places += Counter()  # forgets kinds without a place
             self._states += Counter()
-
-    def _refuse(self, count: int, tenant: str, bulk: bool) -> None:
-        """Raises Busy or TooManyError if there are not so many places; the caller has the lock."""
-        rows = self._settings.rows
-        queue = self._settings.queue
-        most = queue // 2 if bulk else queue
-        ever = rows + (min(most, max(1, most // 2)) if tenant else most)
-        if count > ever:
-            raise TooManyError(count, ever)
-        if self._places.total() + count <= rows:
-            return
-        paused = Counter((task.tenant, task.bulk) for task in self._paused())
-        places = self._places - paused if paused else self._places
-        waiting = max(0, places.total() + count - rows)
-        alike = waiting
-        if bulk:
-            alike = min(waiting, sum(n for (_, each), n in places.items() if each) + count)
-        own = min(waiting, places[tenant, bulk] + count)
-        if waiting > queue:
-            why = f"{waiting - count} tasks wait already, and the queue holds {queue}"
-        elif alike > most:
-            why = f"bulk may have {most} places of the queue, and they are taken"
-        elif tenant and own > max(1, most - alike):
-            why = f"the tenant has its share of the queue, {places[tenant, bulk]} tasks"
-        else:
-            return
-        raise Busy(why, self._retry_after())
 
     def _add_bytes(self, num_bytes: int) -> None:
         """Counts bytes of states; raises Busy if they are too many. The caller has the lock."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +13,13 @@ import numpy as np
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.contract.checks import check_memory
 from runtimes.contract.session import Session
-from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.generate import refuse_empty_stops
 from xl_export.serve.core.admission import Admission, Reservation, StoppedError
 from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineFacts, EngineSettings
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Delivery, Drawing, Ended, Task
+from xl_export.serve.core.task import Delivery, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
 
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
@@ -286,7 +283,9 @@ class Engine:
 
 
 def refuse_impossible(task: Task, session: Session) -> None:
-    """Raises UserError for a task that this session cannot do."""
+    """Raises UserError for tokens or a state that do not fit this session. How tokens are drawn was checked
+    when the drawing was made.
+    """
     tokens = task.tokens
     size = session.vocab.size
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64 or tokens.ndim != 1:
@@ -295,12 +294,8 @@ def refuse_impossible(task: Task, session: Session) -> None:
         raise TextError(f"a token id is outside the vocabulary of this model (0 to {size - 1}); give others.")
     if not len(tokens) and (task.state is None or task.state.logits is None):
         raise TextError("the task has no tokens, and nothing is known of what follows; give at least one.")
-    if task.top < 0:
-        raise UserError(f"top is {task.top}; expected 0 or more.")
     if task.state is not None:
         _refuse_state(task.state, session)
-    if task.drawing is not None:
-        _refuse_drawing(task.drawing, session.vocab)
 
 
 def _refuse_state(state: StreamState, session: Session) -> None:
@@ -314,17 +309,3 @@ def _refuse_state(state: StreamState, session: Session) -> None:
         raise StreamError(f"the state holds {state.memory.batch} streams; expected one.")
     if state.logits is not None and state.logits.shape != (session.vocab.size,):
         raise StreamError("the logits of the state do not fit this vocabulary; start a new stream.")
-
-
-def _refuse_drawing(drawing: Drawing, vocab: Vocab) -> None:
-    if drawing.max_tokens < 1:
-        raise UserError(f"max_tokens is {drawing.max_tokens}; expected at least 1.")
-    if drawing.seed < 0 or drawing.index < 0:
-        raise UserError(f"seed is {drawing.seed} and index {drawing.index}; expected 0 or more.")
-    refuse_empty_stops(drawing.stop, vocab)
-    for token, bias in drawing.bias.items():
-        if not 0 <= token < vocab.size or not math.isfinite(bias):
-            raise UserError(
-                f"the bias of token {token} is {bias}; expected a number for an id from 0 to "
-                f"{vocab.size - 1}."
-            )

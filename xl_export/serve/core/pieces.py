@@ -14,8 +14,7 @@ import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.rows import Rows
-from xl_export.serve.core.running import Running
+from xl_export.serve.core.running import Rows, Running
 from xl_export.serve.core.sampling import likeliest, log_probs_of
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Fed, Likeliest, Task

@@ -1,4 +1,5 @@
-"""What an engine knows of its tasks from their submission to their end, and the queue of those without a row.
+"""What an engine knows of its tasks from their submission to their end: those that wait for a row, and the
+rows of the others.
 
 People come before bulk, and a tenant who was served less comes before one who had more.
 """
@@ -22,7 +23,6 @@ from xl_export.serve.core.task import Answer, Fed, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 TURN = 512  # tokens that one tenant may be ahead of another who waits
-MOST_UNREPORTED = 8192  # fed tokens that may be in no answer yet
 
 
 class Running:
@@ -93,25 +93,6 @@ class Running:
         """How many of the task's tokens are still to be fed."""
         return len(self.task.tokens) - self.fed
 
-    def add(self, answer: Answer) -> None:
-        """Adds an answer to the answers of this iteration.
-
-        Pieces of which only the length is known are kept back and added up: no client waits for them, and
-        each delivery wakes the event loop. They are added with the last piece of the prompt, with every
-        `MOST_UNREPORTED` tokens, and before any other answer. So none is left when tokens are drawn.
-        """
-        unreported = self.unreported
-        self.unreported = None
-        if not isinstance(answer, Fed) or answer.log_probs is not None:
-            self.answers += [answer] if unreported is None else [unreported, answer]
-            return
-        if unreported is not None:
-            answer = Fed(count=unreported.count + answer.count, cached=unreported.cached + answer.cached)
-        if self.prompt_left and answer.count < MOST_UNREPORTED:
-            self.unreported = answer
-        else:
-            self.answers.append(answer)
-
     def tail(self, longest: int) -> np.ndarray:
         """The ids of the last fed tokens of the stream, at most so many, the newest last."""
         drawn = list(self.drawn)[: -1 if self.pending else None]
@@ -138,12 +119,8 @@ class Account:
     tasks: int = 0
     #: Tasks that have a row.
     rows: int = 0
-    people: deque[Running] = field(default_factory=deque)
-    bulk: deque[Running] = field(default_factory=deque)
-
-    def queue(self, bulk: bool) -> deque[Running]:
-        """The tasks that wait, the next one first."""
-        return self.bulk if bulk else self.people
+    #: The tasks that wait, the next one first, by whether they are bulk.
+    waiting: dict[bool, deque[Running]] = field(default_factory=lambda: {False: deque(), True: deque()})
 
 
 class Queue:
@@ -174,26 +151,26 @@ class Queue:
 
     def add(self, run: Running, *, first: bool = False) -> None:
         """Puts a run at the end of its tenant's queue, or in front of it."""
-        queue = run.account.queue(run.task.bulk)
+        queue = run.account.waiting[run.task.bulk]
         (queue.appendleft if first else queue.append)(run)
         self._counted(run, 1)
 
     def remove(self, run: Running) -> None:
         """Takes out a run that will not be served."""
-        run.account.queue(run.task.bulk).remove(run)
+        run.account.waiting[run.task.bulk].remove(run)
         self._counted(run, -1)
 
     def next(self, *, bulk: bool) -> Account | None:
         """The account that is next: first one without a row, then the one that was served least."""
-        waits = [account for account in self._accounts.values() if account.queue(bulk)]
-        return min(waits, key=lambda a: (a.rows > 0, a.served, a.queue(bulk)[0].order), default=None)
+        waits = [account for account in self._accounts.values() if account.waiting[bulk]]
+        return min(waits, key=lambda a: (a.rows > 0, a.served, a.waiting[bulk][0].order), default=None)
 
     def pop(self) -> Running:
         """The run that gets the next row; it waits no longer."""
         bulk = not self._people
         account = self.next(bulk=bulk)
         assert account is not None, "the queue is empty"
-        run = account.queue(bulk).popleft()
+        run = account.waiting[bulk].popleft()
         self._counted(run, -1)
         return run
 
@@ -221,3 +198,112 @@ class Queue:
         if not (ahead or (waits.rows == 0 and most.rows > 1)):
             return None
         return min((run for run in others if run.account is most), key=lambda run: run.since)
+
+
+class Rows:
+    """The rows of an engine, and the runs that use them. Only the thread of the engine uses it.
+
+    They are one memory, kept in the order decoding | prompts | free, so that what is stepped is one slice.
+    """
+
+    def __init__(self, session: Session, count: int) -> None:
+        self.memory = session.start(count)
+        #: The run of each used row, the decoding ones first.
+        self.runs: list[Running] = []
+        #: How many of them decode.
+        self.decoding = 0
+        #: How often the memory of a row was copied.
+        self.moved = 0
+        # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
+        # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
+        # same arrays. One row has no other part, and a step of the whole need not copy the memory back.
+        self._part = self.memory
+        self._ends = (0, 1 if count == 1 else 0)
+
+    @property
+    def free(self) -> int:
+        """How many rows are free."""
+        return self.memory.batch - len(self.runs)
+
+    def part(self, first: int, last: int) -> Memory:
+        """The memory of some rows, as `Memory.part`; it costs nothing for the rows of the previous step."""
+        if self._ends != (first, last):
+            self._part = self.memory.part(first, last)
+            self._ends = (first, last)
+        return self._part
+
+    def admit(self, run: Running, memory: Memory | None) -> None:
+        """Gives a run the first free row, with a copy of a memory of one row, or for a new stream."""
+        row = len(self.runs)
+        run.row = row
+        run.account.rows += 1
+        self.runs.append(run)
+        if memory is None:
+            self.memory.positions[row] = 0
+            return
+        for name, array in self.memory.tensors.items():
+            array[row] = memory.tensors[name][0]
+        self.memory.positions[row] = memory.positions[0]
+        self.memory.part(row, row + 1).unsure = memory.unsure
+        self.moved += 1
+
+    def decode(self, run: Running) -> None:
+        """Moves a row from the prompts to the decoding ones."""
+        self._exchange(run.row, self.decoding)
+        self.decoding += 1
+
+    def taken_out(self, run: Running) -> Memory:
+        """A copy of the memory of a run's row."""
+        self.moved += 1
+        return self.memory.select([run.row])
+
+    def release(self, run: Running) -> None:
+        """Frees a row. The last decoding row moves to its place, and the last prompt to that row's place."""
+        row = run.row
+        if row < self.decoding:
+            self.decoding -= 1
+            self._move(self.decoding, row)
+            row = self.decoding
+        self._move(len(self.runs) - 1, row)
+        self.runs.pop()
+        run.row = -1
+        run.account.rows -= 1
+
+    def clear(self) -> None:
+        """Frees all rows."""
+        self.runs.clear()
+        self.decoding = 0
+        self.memory.unsure = True
+
+    def spoil(self, first: int, last: int) -> None:
+        """Notes that rows may hold anything: they are cleared before a new stream starts in one of them."""
+        self.memory.part(first, last).unsure = True
+
+    def _move(self, source: int, to: int) -> None:
+        """Copies a row over another one, whose run has left."""
+        if source == to:
+            return
+        memory = self.memory
+        self.runs[to] = self.runs[source]
+        self.runs[to].row = to
+        for array in memory.tensors.values():
+            array[to] = array[source]
+        memory.positions[to] = memory.positions[source]
+        memory.part(to, to + 1).unsure = memory.part(source, source + 1).unsure
+        self.moved += 1
+
+    def _exchange(self, one: int, other: int) -> None:
+        if one == other:
+            return
+        memory = self.memory
+        runs = self.runs
+        for array in (memory.positions, *memory.tensors.values()):
+            kept = np.array(array[one])
+            array[one] = array[other]
+            array[other] = kept
+        parts = memory.part(one, one + 1), memory.part(other, other + 1)
+        parts[0].unsure, parts[1].unsure = parts[1].unsure, parts[0].unsure
+        runs[one], runs[other] = runs[other], runs[one]
+        runs[one].row = one
+        runs[other].row = other
+        self.moved += 2

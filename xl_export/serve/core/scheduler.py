@@ -22,8 +22,7 @@ from xl_export.serve.core.pieces import (
     step_of,
     take_in,
 )
-from xl_export.serve.core.rows import Rows
-from xl_export.serve.core.running import Queue, Running
+from xl_export.serve.core.running import Queue, Rows, Running
 from xl_export.serve.core.sampling import RowSampler
 from xl_export.serve.core.settings import QUEUED, EngineSettings, Histogram
 from xl_export.serve.core.state import StreamState
@@ -42,6 +41,7 @@ from xl_export.serve.core.task import (
 )
 
 LOG = logging.getLogger(__name__)
+MOST_UNREPORTED = 8192  # fed tokens that may be in no answer yet
 
 
 class Scheduler:
@@ -175,7 +175,6 @@ class Scheduler:
         if not (run.since or task.bulk):  # it has a row for the first time
             self.queued.observe(time.monotonic() - run.arrived)
         run.since = self.iterations
-        run.account.rows += 1
         if run.prompt_left:
             return
         if run.pending:
@@ -188,17 +187,13 @@ class Scheduler:
         run.memory = self.rows.taken_out(run)
         copies.add(run.task.tenant)
         run.copied = copies
-        self._leave_row(run)
+        self.rows.release(run)
 
     def _forget_memory(self, run: Running) -> None:
         if run.copied is not None:
             run.copied.add(run.task.tenant, -1)
             run.copied = None
         run.memory = None
-
-    def _leave_row(self, run: Running) -> None:
-        self.rows.release(run)
-        run.account.rows -= 1
 
     # Steps.
 
@@ -236,7 +231,9 @@ class Scheduler:
         if not closing:
             return runs, logits
         for row in closing:
-            run, run.pending, run.logits = runs[row], False, logits[row]
+            run = runs[row]
+            run.pending = False
+            run.logits = logits[row]
             self._close(run, run.closing or "length")
         rest = [row for row, run in enumerate(runs) if not run.closing]
         return [runs[row] for row in rest], logits[rest]
@@ -367,7 +364,7 @@ class Scheduler:
         self, run: Running, reason: Reason, *, state: StreamState | None = None, error: str = ""
     ) -> None:
         if run.row >= 0:
-            self._leave_row(run)
+            self.rows.release(run)
         elif run in self.paused:
             self.paused.remove(run)
         else:
@@ -382,10 +379,25 @@ class Scheduler:
         self._emit(run, Ended(reason=reason, text=held, state=state, error=error))
 
     def _emit(self, run: Running, answer: Answer) -> None:
-        silent = not run.answers
-        run.add(answer)
-        if silent and run.answers:
+        """Adds an answer to the answers of this iteration.
+
+        Pieces of which only the length is known are kept back and added up: no client waits for them, and
+        each delivery wakes the event loop. They are added with the last piece of the prompt, with every
+        `MOST_UNREPORTED` tokens, and before any other answer. So none is left when tokens are drawn.
+        """
+        unreported = run.unreported
+        run.unreported = None
+        new = [answer] if unreported is None else [unreported, answer]
+        if isinstance(answer, Fed) and answer.log_probs is None:
+            if unreported is not None:
+                answer = Fed(count=unreported.count + answer.count, cached=unreported.cached + answer.cached)
+            if run.prompt_left and answer.count < MOST_UNREPORTED:
+                run.unreported = answer
+                return
+            new = [answer]
+        if not run.answers:
             self._emitting.append(run)
+        run.answers += new
 
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""

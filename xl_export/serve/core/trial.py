@@ -11,7 +11,7 @@ from runtimes.contract.memory import DeviceTensor, Memory
 from runtimes.contract.promises import refuse_apart
 from runtimes.contract.session import Session
 from xl_export.serve.core.pieces import piece_after
-from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.running import Rows
 from xl_export.serve.core.settings import EngineSettings
 
 BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch

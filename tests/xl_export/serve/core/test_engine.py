@@ -21,7 +21,7 @@ from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
 from xl_export.artefact.export import export
 from xl_export.serve.core.admission import Busy
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.running import Rows
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows
@@ -254,20 +254,10 @@ def state_of(session: Session, **changes: Any) -> Any:
     return state
 
 
-def drawing(**options: Any) -> Task:
-    return Task(tokens=np.arange(2), drawing=Drawing(**{"max_tokens": 1, **options}))
-
-
 IMPOSSIBLE: dict[str, tuple[Callable[[Session], Task], str]] = {
     "nothing": (lambda s: Task(tokens=np.zeros(0, np.int64)), "has no tokens"),
     "outside": (lambda s: Task(tokens=np.array([s.vocab.size])), "outside the vocabulary"),
     "floats": (lambda s: Task(tokens=np.zeros(3)), "int64 array"),
-    "top": (lambda s: Task(tokens=np.arange(2), top=-1), "top is -1"),
-    "no tokens to draw": (lambda s: drawing(max_tokens=0), "max_tokens is 0"),
-    "seed": (lambda s: drawing(seed=-1), "seed is -1"),
-    "stop": (lambda s: drawing(stop=("",)), "stop string"),
-    "bias": (lambda s: drawing(bias={0: np.nan}), "bias of token 0"),
-    "bias of no token": (lambda s: drawing(bias={-1: 1.0}), "bias of token -1"),
     "another's stream": (
         lambda s: Task(tokens=np.arange(2), state=state_of(s, owner="x")), "belongs to artefact x",
     ),

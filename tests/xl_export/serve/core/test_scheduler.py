@@ -13,8 +13,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab
 from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
-from xl_export.serve.core.rows import Rows
-from xl_export.serve.core.running import Running
+from xl_export.serve.core.running import Rows, Running
 from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Task
 
 POISON = 3

@@ -9,7 +9,6 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver, said
-from xl_export.serve.core import running
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Task
 
@@ -102,7 +101,7 @@ def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
 
 
 def test_progress_of_a_long_prompt_is_reported(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "MOST_UNREPORTED", 20)
+    monkeypatch.setattr("xl_export.serve.core.scheduler.MOST_UNREPORTED", 20)
     driver = Driver(session, rows=2, prompt_tokens=8)
     driver.run(long := drawing_task("a", 1, prompt=60))
     assert [answer.count for answer in driver.answers[long] if isinstance(answer, Fed)] == [24, 24, 12]
