@@ -96,8 +96,8 @@ def refuse_foreign_ort_graph(data: Content, *, name: str) -> None:
 
 
 def _read_model(data: memoryview, inside: _Inside) -> None:
-    for field, value in _fields(data, MODEL):
-        if field == "graph":
+    for name, value in _fields(data, MODEL):
+        if name == "graph":
             _read_graph(value, inside, depth=0)
         else:
             for inner, content in _fields(value, FUNCTION):
@@ -110,18 +110,18 @@ def _read_model(data: memoryview, inside: _Inside) -> None:
 def _read_graph(data: memoryview, inside: _Inside, *, depth: int) -> None:
     if depth > DEEPEST:
         raise _DamagedError
-    for field, value in _fields(data, GRAPH):
-        if field == "node":
+    for name, value in _fields(data, GRAPH):
+        if name == "node":
             _read_node(value, inside, depth=depth)
-        elif field == "tensor":
+        elif name == "tensor":
             _read_tensor(value, inside)
         else:
             _read_sparse(value, inside)
 
 
 def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
-    for field, value in _fields(data, NODE):
-        if field == "attribute":
+    for name, value in _fields(data, NODE):
+        if name == "attribute":
             _read_attribute(value, inside, depth=depth)
         elif (operator := bytes(value)) in LOOPS:
             inside.loops.add(operator)
@@ -130,10 +130,10 @@ def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
 
 
 def _read_attribute(data: memoryview, inside: _Inside, *, depth: int) -> None:
-    for field, value in _fields(data, ATTRIBUTE):
-        if field == "graph":
+    for name, value in _fields(data, ATTRIBUTE):
+        if name == "graph":
             _read_graph(value, inside, depth=depth + 1)
-        elif field == "tensor":
+        elif name == "tensor":
             _read_tensor(value, inside)
         else:
             _read_sparse(value, inside)

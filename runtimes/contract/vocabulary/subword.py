@@ -19,12 +19,12 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, TextError, UserError, first_line, needs, of_library
 from runtimes.contract.vocabulary.base import (
+    SURROGATE,
     ByteDecoder,
     Decoder,
     SpecialTokens,
     VocabKind,
     as_text,
-    not_unicode,
     refuse_nul,
 )
 
@@ -111,7 +111,7 @@ class SubwordVocab:
     def encode(self, text: str | bytes) -> np.ndarray:
         refuse_nul(text)
         text = as_text(text)
-        if not_unicode([text]) is not None:
+        if SURROGATE.search(text):
             raise TextError("the text has half of a surrogate pair, which is no Unicode text; remove it.")
         ids: list[int] = []
         for piece in pieces(text):

@@ -11,7 +11,7 @@ import pytest
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import SHORT, comes_true, connection, head, is_idle, wait_for
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import SMALL_BODY, BodyBytes, Limits
+from xl_export.serve.http.base.limits import SMALL_BODY, BodyAccount, BodyBytes, Limits
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -77,7 +77,7 @@ def test_a_tenant_has_a_share_of_the_bytes() -> None:
 
 def test_the_first_bytes_are_free_and_refusals_change_nothing() -> None:
     bodies = BodyBytes(Limits(body_bytes=1, bodies_bytes=100))
-    one, other = bodies.account(""), bodies.account("")
+    one, other = BodyAccount(bodies, ""), BodyAccount(bodies, "")
     counted = []
     for count in (SMALL_BODY - 10, 15, 20, -30, -5):
         one.change(count)

@@ -60,16 +60,20 @@ class Quota:
         self._share = share
         self._refusal = refusal
         self._own: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def has_room(self, tenant: str) -> bool:
         """Whether the tenant may have one more."""
-        return self.total < self.most and (not tenant or self._own[tenant] < self._most_of_one)
+        most_of_one = max(1, int(self.most * self._share))
+        return self.total < self.most and (not tenant or self._own[tenant] < most_of_one)
 
     def add(self, tenant: str, count: int = 1) -> None:
         """The tenant has so many more, or fewer."""
         with self._lock:
-            self._add(tenant, count)
+            self.total += count
+            self._own[tenant] += count
+            if not self._own[tenant]:
+                del self._own[tenant]
 
     @contextmanager
     def one(self, tenant: str = "") -> Iterator[None]:
@@ -79,21 +83,11 @@ class Quota:
                 assert self._refusal is not None
                 of_tenant = self.total < self.most
                 raise self._refusal(self._own[tenant] if of_tenant else self.total, of_tenant)
-            self._add(tenant, 1)
+            self.add(tenant)
         try:
             yield
         finally:
             self.add(tenant, -1)
-
-    @property
-    def _most_of_one(self) -> int:
-        return max(1, int(self.most * self._share))
-
-    def _add(self, tenant: str, count: int) -> None:
-        self.total += count
-        self._own[tenant] += count
-        if not self._own[tenant]:
-            del self._own[tenant]
 
 
 class Admission:

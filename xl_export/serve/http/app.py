@@ -176,7 +176,9 @@ def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> No
         return
     host = headers.get("host", "")
     origin = headers.get("origin")
-    if _without_port(host) not in hosts:
+    # Without the port.
+    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    if name not in hosts:
         raise RefusedError(
             f"the host {host!r:.80} is not this server; ask for one of {', '.join(sorted(hosts))}, or start "
             "the server with --api-keys.",
@@ -190,10 +192,6 @@ def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> No
             status=403,
             code="foreign_origin",
         )
-
-
-def _without_port(host: str) -> str:
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
 def _missing(path: str, method: str, same_path: Sequence[Endpoint]) -> Endpoint:

@@ -210,8 +210,8 @@ class Inbox:
     async def get(self) -> Delivery:
         """All answers that have arrived since the last call; waits for at least one.
 
-        They count as taken. A caller that cannot pass them on does not call again, and the engine pauses the
-        tasks of this inbox after `unread` more answers each.
+        They count as taken, which is reported to the engine now and then. A caller that cannot pass them on
+        does not call again, and the engine pauses the tasks of this inbox after `unread` more answers each.
         """
         if not self.arrived:
             self._waiting = asyncio.get_running_loop().create_future()
@@ -223,20 +223,14 @@ class Inbox:
                 self.open = False
         arrived = self.arrived
         self.arrived = []
-        self._take(arrived)
-        return arrived
-
-    def _take(self, arrived: Delivery) -> None:
-        """Reports to the engine now and then how much was accepted."""
-        running = self.running
-        step = self._bridge.step
         for task, answers in arrived:
-            listener = running[task]
+            listener = self.running[task]
             listener.unacknowledged += len(answers)
             if answers[-1].__class__ is Ended:
-                del running[task]
-            elif listener.unacknowledged >= step:
+                del self.running[task]
+            elif listener.unacknowledged >= self._bridge.step:
                 self.acknowledge(task, listener)
+        return arrived
 
     def note(self, listener: Listener, answers: list[Answer], now: float, *, draws: bool) -> None:
         """Called by the bridge when answers arrive that are not passed on: adds them to the figures.

@@ -18,6 +18,7 @@ from xl_export.serve.http.base.body import decoded, too_large
 from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key
+from xl_export.serve.http.base.limits import BodyAccount
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.base.workers import Steps, aside
@@ -163,7 +164,7 @@ class Exchange:
     async def _whole(self) -> bytearray:
         body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
         most = self.server.limits.body_bytes
-        account = self.server.bodies.account(self.tenant.name)
+        account = BodyAccount(self.server.bodies, self.tenant.name)
         self.stack.callback(account.close)
         try:
             async with contextlib.aclosing(self.parts(most, lambda size: too_large(most))) as parts:

@@ -81,10 +81,6 @@ class BodyBytes:
         self._own_most = max(int(self._most * limits.tenant_share), limits.body_bytes)
         self._own: Counter[str] = Counter()
 
-    def account(self, tenant: str) -> BodyAccount:
-        """What one request, or one WebSocket, of this tenant holds."""
-        return BodyAccount(self, tenant)
-
     def change(self, tenant: str, count: int) -> None:
         """Counts more bytes, or fewer; raises RefusedError if they would be too many, or more than the
         share of a tenant with a name.

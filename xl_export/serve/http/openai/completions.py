@@ -93,9 +93,9 @@ class Completion:
     async def run(self) -> None:
         """Submits the tasks and sends their answers."""
         exchange = self._exchange
+        plan = self._plan
         with self._model.inbox() as inbox:
             try:
-                plan = self._plan
                 count = len(self._prompts)
                 if plan.best_of > 1:  # such a prompt is fed by a task of its own
                     tasks = count * (plan.best_of + 1)
@@ -113,16 +113,23 @@ class Completion:
                         await exchange.events(data)
                     if refusal is not None:
                         raise refusal
-                used = usage(plan.prompt_tokens, self._drawn, self._cached)
+                drawn = self._drawn()
+                used = usage(plan.prompt_tokens, drawn, self._cached)
                 if plan.stream:
                     await exchange.end(self._writer.last_events(used))
                 else:
                     document = self._writer.document(self._choices, used)
                     shown = plan.prompt_tokens if plan.echo else 0
-                    size = size_of(shown + self._drawn, plan.log_probs)
+                    size = size_of(shown + drawn, plan.log_probs)
                     await exchange.document(await aside(size, self._tenant, json_steps, document))
             finally:
-                self._count()
+                exchange.note.update(
+                    model=self._model.name,
+                    prompt_tokens=plan.prompt_tokens,
+                    cached_tokens=self._cached,
+                    completion_tokens=self._drawn(),
+                    reason=",".join(sorted({choice.reason or "unfinished" for choice in self._choices})),
+                )
 
     def _submit_prompt(self, inbox: Inbox, number: int) -> None:
         plan = self._plan
@@ -216,27 +223,18 @@ class Completion:
         self._cached += fed.cached
 
     async def _begin(self, choice: Choice, prompt: _Prompt) -> None:
-        size = size_of(len(prompt.tokens), self._plan.log_probs) if self._plan.echo else 0
-        self._ready += await aside(size, self._tenant, self._writer.begin, choice, prompt.log_probs)
+        self._writer.begin(choice)
+        if self._plan.echo:
+            size = size_of(len(prompt.tokens), self._plan.log_probs)
+            self._ready += await aside(size, self._tenant, self._writer.repeated, choice, prompt.log_probs)
 
     async def _end(self, choice: Choice, prompt: _Prompt, ended: Ended) -> None:
         if not choice.begun:
             await self._begin(choice, prompt)
         self._ready += self._writer.ended(choice, ended)
 
-    @property
     def _drawn(self) -> int:
-        return sum(choice.tokens for choice in self._choices)
-
-    def _count(self) -> None:
-        """Adds the request to its line of the log."""
-        self._exchange.note.update(
-            model=self._model.name,
-            prompt_tokens=self._plan.prompt_tokens,
-            cached_tokens=self._cached,
-            completion_tokens=self._drawn,
-            reason=",".join(sorted({choice.reason or "unfinished" for choice in self._choices})),
-        )
+        return sum([choice.tokens for choice in self._choices])
 
 
 ENDPOINTS = [

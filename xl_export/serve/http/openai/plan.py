@@ -110,6 +110,8 @@ class Plan:
     texts: list[str]
     #: Of the first choice; None draws nothing.
     drawing: Drawing | None
+    #: Of all prompts together.
+    prompt_tokens: int
     #: Choices of a prompt that are returned.
     n: int
     #: Choices of a prompt that are drawn.
@@ -124,10 +126,6 @@ class Plan:
     usage: bool
     #: Whether each event has the usage.
     each_usage: bool
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
 
 
 def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Plan]:
@@ -181,6 +179,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         prompts=prompts,
         texts=texts,
         drawing=drawing,
+        prompt_tokens=tokens,
         n=n,
         best_of=best_of,
         log_probs=log_probs,

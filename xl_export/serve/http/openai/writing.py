@@ -127,6 +127,7 @@ class Choice:
         #: Its text, if the answer is one document.
         self.parts: list[str] = []
         self.reason: str | None = None
+        #: Of its tokens, if they are wanted or rank the choices.
         self.log_probs: LogProbs | None = None
         self.own: list[dict[str, Any]] = []  # pieces of log-probabilities of a whole document
 
@@ -158,20 +159,20 @@ class Writer:
         facts = encode({**self._facts, "choices": []}).removesuffix(b"]}")
         return Choice(prompt, index, b"data: " + facts + b'{"index":%d,"text":' % index)
 
-    def begin(self, choice: Choice, prompt_log_probs: LogProbs | None) -> Steps[bytes]:
-        """What comes before the first token of a choice: the prompt, if it is to be repeated."""
+    def begin(self, choice: Choice) -> None:
+        """Called before anything of a choice is written."""
         plan = self._plan
         choice.begun = True
-        text = plan.texts[choice.prompt]
-        wanted = plan.log_probs is not None
-        if wanted or plan.best_of > plan.n:
+        if plan.log_probs is not None or plan.best_of > plan.n:
             before = plan.prompts[choice.prompt]
-            choice.log_probs = LogProbs(
-                self._texts, plan.log_probs or 0, before, len(text), as_ids=plan.as_ids
-            )
-        if not plan.echo:
-            return b""
-        own = prompt_log_probs.all() if wanted and prompt_log_probs is not None else None
+            offset = len(plan.texts[choice.prompt])
+            choice.log_probs = LogProbs(self._texts, plan.log_probs or 0, before, offset, as_ids=plan.as_ids)
+
+    def repeated(self, choice: Choice, prompt_log_probs: LogProbs | None) -> Steps[bytes]:
+        """The prompt, which comes before the first token of a choice with `echo`."""
+        plan = self._plan
+        text = plan.texts[choice.prompt]
+        own = None if prompt_log_probs is None else prompt_log_probs.all()
         if not plan.stream:
             choice.parts.append(text)
             if own is not None:
@@ -195,7 +196,8 @@ class Writer:
             return b""
         if collected is None and not self._plan.each_usage:  # the usual way, which every token goes
             return choice.head + encode(drawn.text) + self._tail if drawn.text else b""
-        return self._event(choice, drawn.text, None if collected is None else collected.take(), None)
+        log_probs = None if collected is None else collected.take()
+        return event(self._document(choice, drawn.text, log_probs, None))
 
     def straight(self, choice: Choice, write: Callable[[bytes], bool]) -> Pass | None:
         """A function that does what `drawn` does with a token of a begun choice, and writes the event.
@@ -226,13 +228,13 @@ class Writer:
         if not self._plan.stream:
             choice.parts.append(ended.text)
             return b""
-        return self._event(choice, ended.text, None, choice.reason)
+        return event(self._document(choice, ended.text, None, choice.reason))
 
     def held(self, choice: Choice, ended: Ended) -> bytes:
         """The text that was held back from a choice that the server has cut short; nothing for other ends."""
         if not self._plan.stream or ended.reason in REASONS or not ended.text:
             return b""
-        return self._event(choice, ended.text, None, None)
+        return event(self._document(choice, ended.text, None, None))
 
     def last_events(self, usage: Usage) -> bytes:
         """What ends a stream."""
@@ -258,11 +260,6 @@ class Writer:
             log_probs = {name: [x for piece in pieces for x in piece[name]] for name in pieces[0]}
         text = "".join(choice.parts)
         return {"index": index, "text": text, "logprobs": log_probs, "finish_reason": choice.reason}
-
-    def _event(
-        self, choice: Choice, text: str, log_probs: dict[str, Any] | None, reason: str | None
-    ) -> bytes:
-        return event(self._document(choice, text, log_probs, reason))
 
     def _document(
         self, choice: Choice, text: str, log_probs: dict[str, Any] | None, reason: str | None

@@ -18,7 +18,7 @@ from runtimes.base.errors import UserError
 from xl_export.serve.http.base.body import decoding_error, refuse_many_values
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.limits import BodyAccount, Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.streams.documents import (
@@ -75,7 +75,7 @@ class Conversation:
         self._name = name
         self._tenant = exchange.tenant.name
         self._messages: asyncio.Queue[tuple[Tag, str, Any, int]] = asyncio.Queue(WAITING)
-        self._account = self._server.bodies.account(self._tenant)  # of messages that are not answered yet
+        self._account = BodyAccount(self._server.bodies, self._tenant)  # of messages that are not answered
         self._work: StreamWork | None = None
         self._cancel_next = False  # a `cancel` came before the operation that it means had begun
 
