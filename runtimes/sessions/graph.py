@@ -8,6 +8,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from operator import is_
 from typing import Any, ClassVar, Literal
 
@@ -103,7 +104,7 @@ class GraphSession(FromLogits, ABC):
                 f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again."
             )
 
-    @property
+    @cached_property
     def vocab(self) -> Vocab:
         if self._vocab is None:
             refuse_no_language_model(self.spec)

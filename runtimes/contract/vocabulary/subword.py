@@ -127,7 +127,7 @@ class SubwordVocab:
     def decoder(self) -> Decoder:
         engine = self._engine
         if engine.all_bytes:
-            return ByteDecoder(lambda token: engine.bytes_of(token) or b"")
+            return ByteDecoder(engine.bytes_of)  # type: ignore[arg-type]  # never None with `all_bytes`
         return _SubwordDecoder(engine)
 
     def to_json(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class _Tokenizers:
             return b""
         if self._byte_level:
             try:
-                return bytes(BYTE_OF_CHARACTER[character] for character in text)
+                return bytes([BYTE_OF_CHARACTER[character] for character in text])
             except KeyError:  # an added token
                 return text.encode()
         byte = BYTE_TOKEN.fullmatch(text) if self.byte_runs else None
