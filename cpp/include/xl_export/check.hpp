@@ -2,12 +2,14 @@
 #ifndef XL_EXPORT_CHECK_HPP
 #define XL_EXPORT_CHECK_HPP
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "session.hpp"
@@ -25,75 +27,19 @@ struct Report {
 
 namespace detail {
 
-struct Reference {
-  std::size_t batch = 0, length = 0;
-  std::vector<std::vector<std::int64_t>> tokens;  // [B][N + 1]
-  std::vector<std::size_t> segments;              // how many tokens each step takes
-  std::vector<std::vector<bool>> restarts;        // [steps][B]: rows that start a new text
-  std::vector<float> log_probs, last;             // [B, N] and [B, V]
-};
-
-inline std::vector<float> read_answers(const json::Value& stored, const Bytes& content, std::size_t rows,
-                                       std::size_t columns) {
-  if (stored.at("file").string() != "reference.bin" || stored.at("dtype").string() != "float32")
-    throw json::Value::wrong("its answers are not float32 numbers of reference.bin");
-  const auto& shape = stored.at("shape").list();
-  const auto most = static_cast<std::int64_t>(content.size());
-  const auto offset = static_cast<std::size_t>(stored.at("offset").integer(0, most));
-  if (shape.size() != 2 || shape[0].integer(0, most) != static_cast<std::int64_t>(rows) ||
-      shape[1].integer(0, most) != static_cast<std::int64_t>(columns) ||
-      rows * columns > (content.size() - offset) / sizeof(float))
-    throw json::Value::wrong("its answers have another shape than its tokens");
-  std::vector<float> numbers(rows * columns);
-  std::memcpy(numbers.data(), content.data() + offset, sizeof(float) * numbers.size());
-  for (const float number : numbers)  // -inf is the answer for a token that cannot occur, as in a padded vocabulary
-    if (!(number < INFINITY)) throw json::Value::wrong("one of its answers is not a log-probability");
-  return numbers;
-}
-
-inline Reference read_reference(const Session& session) {
-  const Spec& spec = session.spec();
-  const std::filesystem::path path = session.folder() / "reference.json";
-  const Bytes text = read_verified(path, spec.files.at("reference.json"));
-  const Bytes answers = read_verified(session.folder() / "reference.bin", spec.files.at("reference.bin"));
-  return naming(path, [&] {
-    const json::Value document = json::parse(as_text(text));
-    Reference reference;
-    for (const json::Value& row : document.at("tokens").list()) {
-      reference.tokens.emplace_back();
-      for (const json::Value& token : row.list())
-        reference.tokens.back().push_back(token.integer(0, spec.vocabulary - 1));
-      if (reference.tokens.back().size() != reference.tokens.front().size() ||
-          reference.tokens.back().size() < 2)
-        throw json::Value::wrong("its rows of tokens have not one length");
-    }
-    reference.batch = reference.tokens.size();
-    if (reference.batch == 0) throw json::Value::wrong("it has no tokens");
-    std::size_t fed = 0;
-    for (const json::Value& segment : document.at("segments").list()) {
-      reference.segments.push_back(static_cast<std::size_t>(segment.integer(1, spec.segment)));
-      fed += reference.segments.back();
-    }
-    for (const json::Value& step : document.at("restarts").list()) {
-      reference.restarts.emplace_back();
-      for (const json::Value& restart : step.list()) reference.restarts.back().push_back(restart.boolean());
-      if (reference.restarts.back().size() != reference.batch)
-        throw json::Value::wrong("its restarts are not one for each row");
-    }
-    reference.length = reference.tokens.front().size() - 1;
-    if (fed != reference.length || reference.restarts.size() != reference.segments.size())
-      throw json::Value::wrong("its segments do not fit its tokens");
-    const auto vocabulary = static_cast<std::size_t>(spec.vocabulary);
-    reference.log_probs = read_answers(document.at("log_probs"), answers, reference.batch, reference.length);
-    reference.last = read_answers(document.at("last"), answers, reference.batch, vocabulary);
-    return reference;
-  });
-}
-
-// The numbers of one tensor of a step that is no language model, [rows, …], and how many values each row has.
+// The numbers of one tensor, [rows, values, …].
 struct StoredArray {
   Array array;
-  std::size_t values = 0;
+  std::size_t values = 0;  // of each row
+};
+
+// Inputs, how they are fed, and the right answers to them.
+struct Reference {
+  std::size_t rows = 0, count = 0;                // B, and N: the tokens that are fed to each row
+  std::vector<std::size_t> segments;              // how many tokens each step takes
+  std::vector<std::vector<bool>> restarts;        // [steps][B]: rows that start a new stream
+  std::vector<std::vector<std::int64_t>> tokens;  // [B][N + 1] of a language model
+  std::map<std::string, StoredArray> arrays;      // the answers, and the inputs of any other step
 };
 
 inline StoredArray read_array(const json::Value& stored, const Named& named, const Bytes& content,
@@ -119,6 +65,120 @@ inline StoredArray read_array(const json::Value& stored, const Named& named, con
   return found;
 }
 
+// The tokens of a language model, and its log-probabilities of each next token and of all after the last one.
+inline void read_tokens(Reference& reference, const json::Value& document, const Spec& spec,
+                        const Bytes& content) {
+  for (const json::Value& row : document.at("tokens").list()) {
+    reference.tokens.emplace_back();
+    for (const json::Value& token : row.list())
+      reference.tokens.back().push_back(token.integer(0, spec.vocabulary - 1));
+    if (reference.tokens.back().size() != reference.count + 1)
+      throw json::Value::wrong("its segments do not fit its tokens");
+  }
+  if (reference.tokens.size() != reference.rows)
+    throw json::Value::wrong("its restarts are not one for each row");
+  Named log_probs, last;
+  log_probs.name = "log_probs", last.name = "last", last.sizes = {spec.vocabulary};
+  for (const Named* named : {&log_probs, &last}) {
+    StoredArray answers = read_array(document.at(named->name), *named, content, reference.rows);
+    if (answers.values != (named == &last ? 1 : reference.count))
+      throw json::Value::wrong("its answers have another shape than its tokens");
+    for (const float number : answers.array.floats)  // -inf: a token that cannot occur, as in a padded vocabulary
+      if (!(number < INFINITY)) throw json::Value::wrong("one of its answers is not a log-probability");
+    reference.arrays[named->name] = std::move(answers);
+  }
+}
+
+// The inputs and outputs of any other step. Inputs may repeat.
+inline void read_outputs(Reference& reference, const json::Value& document, const Spec& spec,
+                         const Bytes& content) {
+  for (const auto* side : {&spec.inputs, &spec.outputs}) {
+    const bool fed = side == &spec.inputs;
+    const json::Value& stored = document.at(fed ? "inputs" : "outputs");
+    for (const Named& named : *side) {
+      StoredArray array = read_array(stored.at(named.name), named, content, reference.rows);
+      const std::size_t wanted = named.timed ? reference.count : fed ? 1 : reference.segments.size();
+      if (fed && named.timed ? array.values > wanted : array.values != wanted)
+        throw json::Value::wrong(shown(named.name) + " has not one value for each token");
+      reference.arrays[named.name] = std::move(array);
+    }
+  }
+}
+
+inline Reference read_reference(const Session& session) {
+  const Spec& spec = session.spec();
+  const std::filesystem::path path = session.folder() / "reference.json";
+  const Bytes text = read_verified(path, spec.files.at("reference.json"));
+  const Bytes content = read_verified(session.folder() / "reference.bin", spec.files.at("reference.bin"));
+  return naming(path, [&] {
+    const json::Value document = json::parse(as_text(text));
+    Reference reference;
+    for (const json::Value& segment : document.at("segments").list()) {
+      reference.segments.push_back(static_cast<std::size_t>(segment.integer(1, spec.segment)));
+      reference.count += reference.segments.back();
+    }
+    for (const json::Value& step : document.at("restarts").list()) {
+      reference.restarts.emplace_back();
+      for (const json::Value& restart : step.list()) reference.restarts.back().push_back(restart.boolean());
+      reference.rows = reference.restarts.front().size();
+      if (reference.restarts.back().size() != reference.rows || reference.rows == 0)
+        throw json::Value::wrong("its restarts are not one for each row");
+    }
+    if (reference.restarts.size() != reference.segments.size() || reference.segments.empty())
+      throw json::Value::wrong("its segments do not fit its restarts");
+    (spec.language_model() ? read_tokens : read_outputs)(reference, document, spec, content);
+    return reference;
+  });
+}
+
+// Collects differences from the right answers.
+class Differences {
+ public:
+  void add(double mine, double right, double unit = 1) {
+    const double difference = mine == right ? 0 : std::abs(mine - right) / unit;  // both may be -inf
+    if (std::isnan(difference) || difference > largest_) largest_ = difference;
+    sum_ += difference, ++count_;
+  }
+
+  Report report(const Spec& spec, std::size_t tokens) const {
+    return {largest_, spec.tolerance, sum_ / static_cast<double>(count_), spec.mean_tolerance,
+            static_cast<std::int64_t>(tokens)};
+  }
+
+ private:
+  double largest_ = 0, sum_ = 0;
+  std::size_t count_ = 0;
+};
+
+// Feeds the tokens of one step, from `at` on, to a language model. The last step is fed twice: it is scored,
+// then predicted from.
+inline void compare_tokens(const Session& session, const Reference& reference, std::size_t step, std::size_t at,
+                           Memory& memory, Differences& found) {
+  const std::size_t length = reference.segments[step];
+  std::vector<std::int64_t> tokens, targets;
+  for (const std::vector<std::int64_t>& row : reference.tokens) {
+    const auto first = row.begin() + static_cast<std::ptrdiff_t>(at);
+    tokens.insert(tokens.end(), first, first + static_cast<std::ptrdiff_t>(length));
+    targets.insert(targets.end(), first + 1, first + 1 + static_cast<std::ptrdiff_t>(length));
+  }
+  std::optional<Memory> before;
+  if (step + 1 == reference.segments.size()) before = memory.copy();
+  const std::vector<float> scores = session.score(tokens, targets, memory);
+  const std::vector<float>& right = reference.arrays.at("log_probs").array.floats;
+  for (std::size_t row = 0; row < reference.rows; ++row)
+    for (std::size_t index = 0; index < length; ++index)
+      found.add(scores[row * length + index], right[row * reference.count + at + index]);
+  if (!before) return;
+  const std::vector<float> logits = session.predict(tokens, *before);
+  const std::vector<float>& last = reference.arrays.at("last").array.floats;
+  const std::size_t vocabulary = last.size() / reference.rows;
+  for (std::size_t first = 0; first < last.size(); first += vocabulary) {
+    const double total = log_sum_exp({logits.data() + first, vocabulary});
+    for (std::size_t token = first; token < first + vocabulary; ++token)
+      found.add(static_cast<float>(logits[token] - total), last[token]);
+  }
+}
+
 // Some values of each row, from `at` on; the values of a row repeat.
 inline Array part_of(const StoredArray& stored, const Named& named, std::size_t rows, std::size_t at,
                      std::size_t length) {
@@ -138,123 +198,42 @@ inline Array part_of(const StoredArray& stored, const Named& named, std::size_t 
   return part;
 }
 
-// Replays the reference of a step that is no language model.
-inline Report replay_step(const Session& session) {
-  const Spec& spec = session.spec();
-  const std::filesystem::path path = session.folder() / "reference.json";
-  const Bytes text = read_verified(path, spec.files.at("reference.json"));
-  const Bytes content = read_verified(session.folder() / "reference.bin", spec.files.at("reference.bin"));
-  std::vector<std::size_t> segments;
-  std::vector<std::vector<bool>> restarts;
-  std::map<std::string, StoredArray> arrays;
-  std::size_t rows = 0, count = 0;
-  naming(path, [&] {
-    const json::Value document = json::parse(as_text(text));
-    for (const json::Value& segment : document.at("segments").list()) {
-      segments.push_back(static_cast<std::size_t>(segment.integer(1, spec.segment)));
-      count += segments.back();
-    }
-    for (const json::Value& step : document.at("restarts").list()) {
-      restarts.emplace_back();
-      for (const json::Value& restart : step.list()) restarts.back().push_back(restart.boolean());
-      rows = restarts.front().size();
-      if (restarts.back().size() != rows || rows == 0)
-        throw json::Value::wrong("its restarts are not one for each row");
-    }
-    if (restarts.size() != segments.size() || segments.empty())
-      throw json::Value::wrong("its segments do not fit its restarts");
-    for (const auto* side : {&spec.inputs, &spec.outputs}) {
-      const json::Value& stored = document.at(side == &spec.inputs ? "inputs" : "outputs");
-      for (const Named& named : *side) {
-        const StoredArray array = read_array(stored.at(named.name), named, content, rows);
-        const std::size_t wanted = named.timed ? count : side == &spec.inputs ? 1 : segments.size();
-        if (side == &spec.inputs && named.timed ? array.values > wanted : array.values != wanted)
-          throw json::Value::wrong(shown(named.name) + " has not one value for each token");
-        arrays[named.name] = array;
-      }
-    }
-    return 0;
-  });
-  Report report;
-  report.tolerance = spec.tolerance, report.mean_tolerance = spec.mean_tolerance;
-  report.tokens = static_cast<std::int64_t>(rows * count);
-  double sum = 0;
-  std::size_t compared = 0, at = 0;
-  const auto compare = [&](const auto& mine, const auto& right) {
-    for (std::size_t index = 0; index < right.size(); ++index) {
-      const double wanted = static_cast<double>(right[index]);
-      const double apart = std::abs(static_cast<double>(mine[index]) - wanted);
-      const double difference = apart / std::max(1.0, std::abs(wanted));
-      if (std::isnan(difference) || difference > report.max_difference) report.max_difference = difference;
-      sum += difference, ++compared;
-    }
+// The same for a step that is no language model: its outputs are compared.
+inline void compare_outputs(const Session& session, const Reference& reference, std::size_t step, std::size_t at,
+                            Memory& memory, Differences& found) {
+  const auto part = [&](const Named& named, std::size_t number) {
+    const std::size_t length = named.timed ? reference.segments[step] : 1;
+    return part_of(reference.arrays.at(named.name), named, reference.rows, named.timed ? at : number, length);
   };
-  Memory memory = session.start(static_cast<std::int64_t>(rows));
-  for (std::size_t step = 0; step < segments.size(); ++step) {
-    for (std::size_t row = 0; row < rows; ++row)
-      if (restarts[step][row]) memory.positions[row] = 0;
-    const auto part = [&](const Named& named, std::size_t first) {
-      const std::size_t length = named.timed ? segments[step] : 1;
-      return part_of(arrays[named.name], named, rows, named.timed ? at : first, length);
+  Arrays fed;
+  for (const Named& named : session.spec().inputs) fed[named.name] = part(named, 0);
+  const Arrays outputs = session.step(fed, memory);
+  for (const Named& named : session.spec().outputs) {
+    const auto compare = [&](const auto& mine, const auto& right) {
+      for (std::size_t index = 0; index < right.size(); ++index) {
+        const auto wanted = static_cast<double>(right[index]);
+        found.add(static_cast<double>(mine[index]), wanted, std::max(1.0, std::abs(wanted)));
+      }
     };
-    Arrays fed;
-    for (const Named& named : spec.inputs) fed[named.name] = part(named, 0);
-    const Arrays outputs = session.step(fed, memory);
-    for (const Named& named : spec.outputs) {
-      const Array& mine = outputs.at(named.name);
-      const Array right = part(named, step);
-      compare(mine.floats, right.floats);
-      compare(mine.integers, right.integers);
-    }
-    at += segments[step];
+    const Array right = part(named, step);
+    compare(outputs.at(named.name).floats, right.floats);
+    compare(outputs.at(named.name).integers, right.integers);
   }
-  report.mean_difference = sum / static_cast<double>(compared);
-  return report;
 }
 
 inline Report replay(const Session& session) {
-  if (!session.spec().language_model()) return replay_step(session);
   const Reference reference = read_reference(session);
-  const auto vocabulary = static_cast<std::size_t>(session.spec().vocabulary);
-  Report report;
-  report.tolerance = session.spec().tolerance, report.mean_tolerance = session.spec().mean_tolerance;
-  double sum = 0;
-  std::size_t count = 0;
-  const auto compare = [&](float mine, float right) {
-    const double difference = mine == right ? 0 : std::abs(static_cast<double>(mine) - right);  // both may be -inf
-    if (std::isnan(difference) || difference > report.max_difference) report.max_difference = difference;
-    sum += difference, ++count;
-  };
-  Memory memory = session.start(static_cast<std::int64_t>(reference.batch));
+  const auto compare = session.spec().language_model() ? compare_tokens : compare_outputs;
+  Differences found;
+  Memory memory = session.start(static_cast<std::int64_t>(reference.rows));
   std::size_t at = 0;
   for (std::size_t step = 0; step < reference.segments.size(); ++step) {
-    const std::size_t length = reference.segments[step];
-    std::vector<std::int64_t> tokens, targets;
-    for (std::size_t row = 0; row < reference.batch; ++row) {
+    for (std::size_t row = 0; row < reference.rows; ++row)
       if (reference.restarts[step][row]) memory.positions[row] = 0;
-      const auto first = reference.tokens[row].begin() + static_cast<std::ptrdiff_t>(at);
-      tokens.insert(tokens.end(), first, first + static_cast<std::ptrdiff_t>(length));
-      targets.insert(targets.end(), first + 1, first + 1 + static_cast<std::ptrdiff_t>(length));
-    }
-    const bool ends = step + 1 == reference.segments.size();
-    std::optional<Memory> before;  // the last segment is fed twice: it is scored, then predicted from
-    if (ends) before = memory.copy();
-    const std::vector<float> scores = session.score(tokens, targets, memory);
-    for (std::size_t row = 0; row < reference.batch; ++row)
-      for (std::size_t index = 0; index < length; ++index)
-        compare(scores[row * length + index], reference.log_probs[row * reference.length + at + index]);
-    at += length;
-    if (!ends) continue;
-    const std::vector<float> logits = session.predict(tokens, *before);
-    for (std::size_t row = 0; row < reference.batch; ++row) {
-      const double total = log_sum_exp({logits.data() + row * vocabulary, vocabulary});
-      for (std::size_t token = row * vocabulary; token < (row + 1) * vocabulary; ++token)
-        compare(static_cast<float>(logits[token] - total), reference.last[token]);
-    }
+    compare(session, reference, step, at, memory, found);
+    at += reference.segments[step];
   }
-  report.mean_difference = sum / static_cast<double>(count);
-  report.tokens = static_cast<std::int64_t>(reference.log_probs.size());
-  return report;
+  return found.report(session.spec(), reference.rows * reference.count);
 }
 
 }  // namespace detail
