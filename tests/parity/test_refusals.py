@@ -171,12 +171,12 @@ FILES: list[tuple[str, Callable[[bytes], bytes] | None, str]] = [
     ("spec.json", lambda data: data[:-2], "JSON"),
     ("spec.json", None, "spec.json|is no|not an artefact"),
     ("spec.json", with_digest(lambda spec: spec.update(schema=2)), "newer|schema"),
+    ("spec.json", with_digest(lambda spec: spec.update(form="rang")), "rang"),
+    ("spec.json", with_digest(lambda spec: spec.update(target="moon")), "moon"),
+    ("spec.json", with_digest(lambda spec: spec.update(tolerance="1")), "tolerance|number"),
 ]
 # JavaScript does not read these.
 SPECS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda spec: spec.update(form="rang"), "rang"),
-    (lambda spec: spec.update(target="moon"), "moon"),
-    (lambda spec: spec.update(tolerance="1"), "tolerance|number"),
     (lambda spec: spec["model"].update(layers=4097), "layers|4096"),
     (lambda spec: spec["inputs"][2].update(name="positions"), "positions|name|contradicts"),
 ]

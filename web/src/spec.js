@@ -23,6 +23,8 @@ const BYTES = { int64: 8, int32: 4, float32: 4, float16: 2, int8: 1 };
 const NAME = /^[A-Za-z_][\w-]{0,99}$/; // of an input or output of a step that is no language model
 const PROMISES = ["padding", "unequal", "cuts", "rows"]; // see docs/reference/step.md
 const MEMORY_TYPES = ["float32", "float16", "int8"];
+const FORMS = ["ring", "shift", "hidden", "own"];
+const TARGETS = ["onnxruntime", "tensorrt", "web"];
 
 /**
  * The spec in the bytes of a `spec.json`, its digest and its consistency verified.
@@ -108,7 +110,9 @@ function verify(spec, where) {
   );
   need(size(spec.rule.segment), "its rule has no segment length");
   need(Number.isInteger(spec.rule.mem_len) && spec.rule.mem_len >= 0, "its rule has no memory length");
-  need(typeof spec.precision === "string" && typeof spec.form === "string", "precision or form is missing");
+  need(typeof spec.precision === "string", "precision is missing");
+  need(FORMS.includes(spec.form), `its memory has the form ${shown(spec.form)}`);
+  need(TARGETS.includes(spec.target), `its target is ${shown(spec.target)}`);
   need([spec.tolerance, spec.mean_tolerance].every(Number.isFinite), "it has no tolerances");
   for (const list of [spec.inputs, spec.outputs]) {
     need(Array.isArray(list), "its inputs or outputs are no list");

@@ -113,16 +113,21 @@ function refuseUnpromised(spec, memory) {
   if (!spec.without.length) return;
   const refuse = (/** @type {string} */ promise, /** @type {string} */ why) => {
     if (!spec.without.includes(promise)) return;
-    throw new XLExportError(`this artefact does not keep the promise \`${promise}\`: ${why}.`);
+    throw new XLExportError(`this artefact does not keep the promise \`${promise}\`, ${why}.`);
   };
-  if (memory.batch > 1) refuse("rows", "give each stream a memory of its own");
+  const { batch } = memory;
+  if (batch > 1)
+    refuse(
+      "rows",
+      `so rows would change each other, and the memory has ${batch}; give each stream a memory of its own`,
+    );
   for (const at of memory.positions) {
-    if (at < 0n) refuse("padding", `a row is at position ${at}; start each row at position 0`);
+    if (at < 0n) refuse("padding", `and a row is at position ${at}; start each row at position 0`);
     if (at % BigInt(spec.rule.segment) !== 0n) {
       refuse(
         "cuts",
-        `a row is at position ${at}, and a step begins at a multiple of ${spec.rule.segment} tokens; feed ` +
-          "whole segments, and a shorter one only at the end of a stream",
+        `and a row is at position ${at}; a step begins at a multiple of ${spec.rule.segment} tokens: feed ` +
+          "whole segments, and a shorter one only at the end",
       );
     }
   }
