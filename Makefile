@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm test-triton test-ray test-clients soak mutants lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton test-cuda test-ray test-clients soak mutants lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --train --out demo --force
@@ -43,6 +43,13 @@ test-arm: $(READY)
 test-triton: $(READY)
 	test -d build/triton-client || $(INSTALL) --no-deps --target build/triton-client tritonclient python-rapidjson 'protobuf<7'
 	PYTHONPATH=build/triton-client $(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py -m slow -n 0
+
+# ONNX Runtime's CUDA provider over stub libraries, without a GPU; what it installs (284 MB) stays in build/cuda
+test-cuda: $(READY)
+	test -x build/cuda/bin/python || $(BIN)/python -m venv build/cuda
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/cuda/main.pth && cp build/cuda/main.pth build/cuda/lib/python3*/site-packages/
+	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps onnxruntime-gpu==1.31.1
+	build/cuda/bin/python -m pytest tests/cuda -m slow -n 0
 
 # Ray Data and Ray Serve, in an environment of their own; what it installs (690 MB) stays in build/ray
 test-ray: $(READY)

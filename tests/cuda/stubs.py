@@ -1,0 +1,100 @@
+"""Stub CUDA libraries for ONNX Runtime's real CUDA provider: compiled, loaded, and read as a log of calls."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("stubs.cpp")
+# The library that holds all functions; the others hold only their name and version.
+WHOLE = "libcudart.so.13"
+DRIVER = "libcuda.so.1"
+CUDNN = "libcudnn.so.9"  # which the provider opens itself when it needs it
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call of a counted function."""
+
+    kind: str
+    """kernel, product, copy, fill, wait or graph."""
+    name: str
+    """Of the kernel or function; the type of a product; the direction of a copy."""
+    num_bytes: int
+    source: int
+    """The address that a copy reads."""
+    target: int
+    """The address that a copy or fill writes."""
+    captured: bool
+    """Whether it became a part of a CUDA graph, instead of running."""
+
+
+class Stubs:
+    """The loaded libraries."""
+
+    def __init__(self, folder: Path) -> None:
+        """Builds in `folder` what the installed CUDA provider of ONNX Runtime needs, and loads it."""
+        import onnxruntime
+
+        provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+        libraries = build(provider, folder)
+        self._whole = ctypes.CDLL(str(libraries[WHOLE]), mode=ctypes.RTLD_GLOBAL)
+        self._others = [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in libraries.values()]
+        self._whole.cuda_log.restype = ctypes.c_char_p
+
+    def forget(self) -> None:
+        """Empties the log."""
+        self._whole.cuda_forget()
+
+    def events(self) -> list[Event]:
+        """The log since `forget`."""
+        rows = [line.split("\t") for line in self._whole.cuda_log().decode().splitlines()]
+        return [
+            Event(kind, name, *map(int, numbers), captured == "1") for kind, name, *numbers, captured in rows
+        ]
+
+
+def build(provider: Path, folder: Path) -> dict[str, Path]:
+    """Compiles the libraries that the provider links to, and returns them by name."""
+    libraries = re.findall(r"\(NEEDED\).*\[(libcu.*)\]", _printed("readelf", "-dW", str(provider)))
+    libraries.append(CUDNN)
+    wanted = {library: list[str]() for library in libraries}
+    for line in _printed("nm", "-D", "--undefined-only", str(provider)).splitlines():
+        name, _, library = line.split()[-1].partition("@")
+        if name.lstrip("_").startswith("cu"):
+            wanted[library or DRIVER].append(name)  # the driver's functions have no version
+    written = SOURCE.read_text()
+    missing = sorted(name for names in wanted.values() for name in names if f"{name}(" not in written)
+    generated = folder / "generated.cpp"
+    generated.write_text("".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in missing))
+    nothing = folder / "nothing.cpp"
+    nothing.touch()
+    whole = folder / WHOLE
+    versions = [_node(library, names) for library, names in wanted.items() if library not in (DRIVER, CUDNN)]
+    _compile(whole, versions, str(SOURCE), str(generated))
+    for library in libraries:
+        if library != WHOLE:
+            versions = [] if library in (DRIVER, CUDNN) else [_node(library, [])]
+            _compile(folder / library, versions, str(nothing), "-Wl,--no-as-needed", str(whole))
+    return {library: folder / library for library in libraries}
+
+
+def _node(library: str, names: list[str]) -> str:
+    return f"{library} {{ {' '.join(f'{name};' for name in names)} }};\n"
+
+
+def _compile(library: Path, versions: list[str], *arguments: str) -> None:
+    script = library.with_suffix(".map")
+    script.write_text("".join(versions))
+    command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-o", str(library), *arguments]
+    command.append(f"-Wl,-soname,{library.name}")
+    if versions:
+        command.append(f"-Wl,--version-script={script}")
+    subprocess.run(command, check=True)
+
+
+def _printed(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,50 @@
+"""ONNX Runtime's real CUDA provider over stub libraries: where nodes run, and what a token costs in calls.
+
+It runs in an environment with onnxruntime-gpu (`make test-cuda`). Kernels compute nothing, so no answer is
+checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from runtimes.sessions.ort_gpu.placement import OF_SHAPES
+from tests.cuda.counts import CASES, DOCUMENT, Counts, count_all, table, written
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counts]:
+    return count_all(tmp_path_factory.mktemp("counts"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_arithmetic_on_shapes_runs_on_the_cpu(counts: dict[str, Counts], name: str) -> None:
+    assert set(counts[name].elsewhere) <= OF_SHAPES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_is_never_copied_as_a_whole(counts: dict[str, Counts], name: str) -> None:
+    found = counts[name]
+    if "shift" in name or "hidden" in name:  # written from one set of buffers to another
+        return
+    assert found.of_memory() == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_captured_token_is_one_launch(counts: dict[str, Counts], name: str) -> None:
+    found = Counter(event.kind for event in counts[name].replayed)
+    assert (found["graph"], found["kernel"], found["product"]) == (1, 0, 0)
+
+
+def test_the_table_of_the_guide_is_what_was_counted(counts: dict[str, Counts]) -> None:
+    assert written(DOCUMENT.read_text()) == table(counts.items()), "run `python -m tests.cuda.counts`"
