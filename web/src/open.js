@@ -92,7 +92,7 @@ async function openFrom(source, head, options) {
     contents,
     symbols,
     reference(),
-    recommended(source, signal),
+    symbols ? recommended(source, signal) : {},
   ]);
   const files = Object.fromEntries(entries);
   const opened = await openEngine(chosen, runtime, { spec, files, reference: answers }, options);
