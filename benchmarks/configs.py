@@ -10,7 +10,7 @@ from runtimes.base.machine import available_cpus
 from trainer.model.config import ModelConfig, VocabularyConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
-MOST_REPEATS = 1 << 16
+MOST_REPEATS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,7 @@ class CppSide:
 
     def __init__(self, artefact: Path, folder: Path) -> None:
         self._artefact = artefact
-        self._programs = {name: _compiled(name, folder) for name in ("benchmark", "check")}
+        self._programs = {name: compiled(name, folder) for name in ("benchmark", "check")}
 
     def difference(self) -> float:
         ended = subprocess.run(
@@ -160,7 +160,8 @@ class CppSide:
         pass
 
 
-def _compiled(name: str, folder: Path) -> Path:
+def compiled(name: str, folder: Path) -> Path:
+    """A program of cpp/examples, compiled into a folder; raises ArtefactError if it cannot be."""
     spec = find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None

@@ -24,6 +24,7 @@ NAMES = {
     "load": "load.CASE",
     "export": "export.CASE",
     "traced": "traced.CASE",
+    "policy": "policy.CASE",
     "training": "training.CASE",
     "validation": "learning.validation.CASE",
     "autocast-loss": "learning.autocast_loss.CASE",

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from benchmarks import child, plot
 from benchmarks.__main__ import main
 from benchmarks.baselines import growing
-from benchmarks.cases import CASES, export, growing_cache, latency, load, score, steps
+from benchmarks.cases import CASES, export, growing_cache, latency, load, policy, score, steps
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Reader, Timing
@@ -106,6 +106,44 @@ def test_overhead_is_measured_for_each_precision(tiny: BenchmarkConfig, tmp_path
     for row in document["rows"]:
         assert row["predict_adds"] == pytest.approx(row["predict"]["median"] - row["onnxruntime"]["median"])
         assert row["times_least"] == pytest.approx(row["onnxruntime"]["median"] / row["least"])
+
+
+@pytest.mark.parametrize("cpp", [[], pytest.param(["artefact, C++"], marks=pytest.mark.slow)], ids=len)
+def test_a_policy_is_timed_at_a_fixed_rate_on_every_side(
+    cpp: list[str], tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "WARM", 2)
+    monkeypatch.setattr(policy, "has_cpp", lambda: bool(cpp))  # to compile takes seconds
+    (document,) = measured(tmp_path, "policy", "--repeats", 5)
+    rows = {row["side"]: row for row in document["rows"]}
+    assert list(rows) == ["artefact, Python", *cpp, "PyTorch", "PyTorch, growing window"]
+    for row in rows.values():
+        assert row["steps"] == row["step"]["repeats"] == 5
+        assert 0 < row["step"]["median"] <= row["p99"] <= row["step"]["slowest"]
+        assert row["difference"] < 1e-4
+
+
+def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "_growing_step", lambda *_: lambda observation: np.ones(4, np.float32))
+    monkeypatch.setattr(policy, "_in_turns", lambda *_: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="growing window differs from PyTorch"):
+        policy.run(tiny)
+
+
+class Slow:
+    """A side whose steps all take two milliseconds."""
+
+    def times(self, steps: int) -> tuple[list[float], int]:
+        return [2.0] * steps, steps
+
+
+def test_a_growing_window_that_is_too_slow_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "PART", 10)
+    found = policy._in_turns({"PyTorch": Slow(), "PyTorch, growing window": Slow()}, 30)
+    assert {side: (len(times), late) for side, (times, late) in found.items()} == {
+        "PyTorch": (30, 30),
+        "PyTorch, growing window": (10, 10),
+    }
 
 
 def test_the_default_threads_are_compared_on_a_busy_machine(
