@@ -19,6 +19,7 @@ import pytest
 
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.serving import Address
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "abcdefghijkl", "max_tokens": 30, "temperature": 1.0}
@@ -318,3 +319,8 @@ def test_reading_in_bursts_gives_the_same_events(small: Running) -> None:
         texts[choice["index"]] += choice["text"]
     assert texts == [choice["text"] for choice in whole.json()["choices"]]
     assert json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"] == 2 * 600
+
+
+def test_an_answer_never_waits_for_an_acknowledgement() -> None:
+    with Address(port=0).bind() as listener:  # connections have its options
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
