@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 import shutil
 import signal
@@ -17,7 +19,7 @@ from runtimes.base.startup import prepare_libraries
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
 from tests.browsers import browsers, executable, playwright  # noqa: F401 (fixtures of one browser for all)
-from tests.once import made_once
+from tests.once import made_in, made_once
 
 # Tests start many processes: the first keeps the compiled modules for the others.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -28,6 +30,15 @@ with contextlib.suppress(ImportError):  # the edge part of the suite runs withou
 
     hypothesis.settings.register_profile("busy", deadline=None)  # no example is too slow on a busy machine
     hypothesis.settings.load_profile("busy")
+
+gc.disable()  # while thousands of tests are collected, which stay
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # collections during the tests skip modules and collected tests
+    gc.set_threshold(50_000)
+    gc.enable()
+
 
 prepare_libraries()  # before any test module imports ONNX Runtime: no test reports to its maker
 RULE = MemoryRule(mem_len=16, segment=8)
@@ -109,13 +120,31 @@ def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="session")
-def padded_artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A traced artefact whose vocabulary has padding: ids with the logit -inf."""
-    from tests.xl_export.tracing import modules
+def fast_traces() -> Iterator[None]:
+    """For tests that trace: torch.onnx would parse the sources of all its translations for each trace."""
+    from torch.onnx._internal.exporter._registration import onnxscript_apis
+
+    with pytest.MonkeyPatch.context() as patch:
+        found = functools.cache(onnxscript_apis.get_torchlib_ops)
+        patch.setattr(onnxscript_apis, "get_torchlib_ops", found)
+        yield
+
+
+@pytest.fixture(scope="session")
+def module_artefact(fast_traces: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`module_artefact(name)` → a row of `TRACED`, made once for all processes. Tests must not change it."""
+    from tests.xl_export.tracing.modules import RULE, TRACED
     from xl_export import trace
 
-    folder = tmp_path_factory.mktemp("padded") / "artefact"
-    return trace(modules.Padded(), folder, vocab=modules.VOCAB, rule=modules.RULE)
+    def make(name: str) -> Path:
+        module, options = TRACED[name]
+        return made_once(
+            tmp_path_factory,
+            f"traced-{name}",
+            lambda to: trace(module(), to / "artefact", rule=RULE, **options),
+        ).joinpath("artefact")
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -148,6 +177,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """An export waits for the disk a dozen times; only a power failure could tell the difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One list of this machine's fonts for all processes: Matplotlib takes seconds to make it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -160,8 +197,8 @@ def no_kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Whether the fused operator is built is up to the tests, not to the machine's cache.
 
     The compiler is busy with it for 20 seconds, or 7 with fewer optimisations, which the default tests use.
-    So it runs once for all processes of a test run, and every later build gets a copy of the library. Other
-    compilers than g++ are started as they are.
+    So its library stays in build/, under a hash of what it was compiled from, and every build gets a copy.
+    Other compilers than g++ are started as they are.
     """
     from runtimes.sessions.fused_cpu import library
 
@@ -171,13 +208,12 @@ def no_kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         if compiler != ["g++"]:
             return compile_really(compiler, to)
 
-        def make(folder: Path) -> None:
-            with pytest.MonkeyPatch.context() as patch:
-                if "not slow" in request.config.getoption("markexpr"):
-                    patch.setattr(library, "FLAGS", [*library.FLAGS, "-O1"])
-                compile_really(compiler, folder / "fused.so")
-
-        shutil.copyfile(made_once(tmp_path_factory, "operator", make) / "fused.so", to)
+        with pytest.MonkeyPatch.context() as patch:
+            if "not slow" in request.config.getoption("markexpr"):
+                patch.setattr(library, "FLAGS", [*library.FLAGS, "-O1"])
+            kept = Path(__file__).parents[1] / "build" / f"fused-{library._key()}"
+            made_in(kept, lambda folder: compile_really(compiler, folder / "fused.so"))
+        shutil.copyfile(kept / "fused.so", to)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -1,4 +1,4 @@
-"""What all processes of a test run share: the first that asks for it makes it, and the others wait."""
+"""What several processes share: the first that asks for it makes it, and the others wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ import pytest
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder `name` of this test run after `make(folder)` has filled it. Tests must not change it."""
     base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    return made_in((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name, make)
+
+
+def made_in(folder: Path, make: Callable[[Path], object]) -> Path:
+    """The folder after `make(folder)` has filled it, in this test run or in an earlier one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.with_suffix(".finished").exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,12 @@ import pytest
 
 from runtimes import load_memory, open_session, save_memory
 from tests.parity.operations import Program
-from tests.xl_export.tracing import modules
-from tests.xl_export.tracing.modules import RULE, T
-from xl_export import trace
+from tests.xl_export.tracing.modules import T
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("named") / "policy"
-    return trace(modules.Policy(), folder, rule=RULE, without={"padding"})
+@pytest.fixture
+def policy(module_artefact: Callable[[str], Path]) -> Path:
+    return module_artefact("policy")
 
 
 def fed(rows: int, count: int, seed: int) -> dict[str, np.ndarray]:
@@ -81,19 +79,20 @@ def follow(program: Program, policy: Path, tmp_path: Path, **how: Any) -> None:
     assert all(np.abs(after.tensors[name] - x).max() < 1e-5 for name, x in memory.tensors.items())
 
 
-def test_a_graph_of_fixed_sizes_takes_no_other_step(program: Program, tmp_path: Path) -> None:
-    fixed = trace(modules.Policy(), tmp_path / "a", rule=RULE, without={"padding"}, rows=2)
-    program.ask("open", model=str(fixed))
+def test_a_graph_of_fixed_sizes_takes_no_other_step(
+    program: Program, module_artefact: Callable[[str], Path]
+) -> None:
+    program.ask("open", model=str(module_artefact("policy of 2 rows")))
     assert program.ask("check")["passed"]
     program.ask("start", stream="a", rows=2)
     refused = program.refusal("step by name", stream="a", inputs=flat(fed(2, 1, 0)))
     assert f"traced for exactly 2 rows of {T}" in refused
 
 
-def test_a_row_restarts_clean_although_only_ids_come_out(program: Program, tmp_path: Path) -> None:
-    module = modules.Signs()
-    module.encoder.weight.data *= 100  # so that large inputs overflow
-    program.ask("open", model=str(trace(module, tmp_path / "a", rule=RULE)))
+def test_a_row_restarts_clean_although_only_ids_come_out(
+    program: Program, module_artefact: Callable[[str], Path]
+) -> None:
+    program.ask("open", model=str(module_artefact("signs")))
     clean = {"input": [0.5] * (4 * T)}
     program.ask("start", stream="a")
     program.ask("step by name", stream="a", inputs={"input": [3e38] * (4 * T)})

@@ -70,10 +70,10 @@ def test_libraries_answer_as_the_naive_reference(
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["cpp", "javascript"])
 def test_a_padded_vocabulary_passes_its_check(
-    language: str, padded_artefact: Path, request: pytest.FixtureRequest
+    language: str, module_artefact: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> None:
     program: Program = request.getfixturevalue(language)
-    program.ask("open", model=str(padded_artefact))
+    program.ask("open", model=str(module_artefact("padded")))
     assert program.ask("check")["passed"]
 
 

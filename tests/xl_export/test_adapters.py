@@ -20,6 +20,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import IdsVocab
 from xl_export.adapters import from_forward
 
+pytestmark = pytest.mark.usefixtures("fast_traces")
 DIM, HEADS, LAYERS, M, T, V = 16, 2, 2, 6, 4, 20
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -506,3 +507,18 @@ class Frames(nn.Module):
         carried = memory[0][:, None] * 0.5 ** (torch.arange(length)[:, None] + 1)
         h = weights @ x + carried * (positions >= 0)[..., None]
         return h.tanh(), [h[:, -1]]
+
+
+def _overflowing() -> Signs:
+    module = Signs()
+    module.encoder.weight.data *= 100
+    return module
+
+
+TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "padded": (Padded, {"vocab": VOCAB}),  # ids with the logit -inf
+    "policy": (Policy, {"without": {"padding"}}),
+    "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
+    "signs": (_overflowing, {}),  # large inputs overflow
+}
+"""Modules that several files of tests use as artefacts, and options of `trace`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,21 @@ from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, M, T
 from xl_export import trace
 
+pytestmark = pytest.mark.usefixtures("fast_traces")
 Inputs = dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trace(
-        modules.Policy(), tmp_path_factory.mktemp("named") / "policy", rule=RULE, without={"padding"}
-    )
+@pytest.fixture
+def policy(module_artefact: Callable[[str], Path]) -> Path:
+    return module_artefact("policy")
 
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trace(modules.Frames(), tmp_path_factory.mktemp("named") / "frames", rule=RULE)
+    """A module that keeps every promise, although its author declines some."""
+    without = {"padding", "cuts", "rows", "unequal"}
+    folder = tmp_path_factory.mktemp("named") / "frames"
+    return trace(modules.Frames(), folder, rule=RULE, without=without)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +151,8 @@ def test_a_device_gives_the_cpus_answers_and_is_tried_first(
         refuse_wrong_answers(device, policy, load_spec(policy))
 
 
-def test_a_row_restarts_clean_although_only_ids_come_out(tmp_path: Path) -> None:
-    session = open_session(trace(modules.Signs(), tmp_path / "a", rule=RULE))
+def test_a_row_restarts_clean_although_only_ids_come_out(module_artefact: Callable[[str], Path]) -> None:
+    session = open_session(module_artefact("signs"))
     draw = np.random.default_rng(0)
     clean = draw.standard_normal((1, T, 4), np.float32)
     memory = session.start(1)
@@ -254,11 +257,8 @@ def test_inputs_that_do_not_fit_leave_the_memory_alone(policy: Path, inputs: Any
     assert all(np.array_equal(memory.tensors[name], x) for name, x in before.tensors.items())
 
 
-def test_only_promises_that_are_broken_are_given_up(tmp_path: Path) -> None:
-    artefact = trace(
-        modules.Frames(), tmp_path / "a", rule=RULE, without={"padding", "cuts", "rows", "unequal"}
-    )
-    assert load_spec(artefact).without == ()
+def test_only_promises_that_are_broken_are_given_up(frames: Path) -> None:
+    assert load_spec(frames).without == ()
 
 
 @pytest.mark.parametrize(

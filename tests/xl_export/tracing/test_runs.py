@@ -23,6 +23,7 @@ from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
 from xl_export.tracing.steps import OwnStep
 
+pytestmark = pytest.mark.usefixtures("fast_traces")
 T = 8
 CUT = [T, 1, 7, T, T, 3] * 2
 # A large vocabulary, and heads that see no context.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from xl_export import trace
 from xl_export.artefact import traced as traced_module
 from xl_export.serve.core.trial import refuse_unserved
 
+pytestmark = pytest.mark.usefixtures("fast_traces")
 TEXT = b"Each artefact of a module runs as every other artefact does."
 
 
@@ -57,7 +59,8 @@ def test_modules_of_each_form_run_as_every_artefact(traced: dict[str, Path], tmp
         assert np.array_equal(*ahead)
 
 
-def test_a_padded_vocabulary_is_legal_without_its_ids(padded_artefact: Path) -> None:
+def test_a_padded_vocabulary_is_legal_without_its_ids(module_artefact: Callable[[str], Path]) -> None:
+    padded_artefact = module_artefact("padded")
     report, session = check(padded_artefact), open_session(padded_artefact)
     assert report.passed
     assert report.max_difference < 1e-5
