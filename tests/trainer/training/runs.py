@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from runtimes.base.files import write_json
 from trainer.run.config import TrainConfig
 from trainer.training.loop import train
 from trainer.training.state import Training
@@ -36,6 +37,11 @@ def assert_same_run(run: Path, other: Path) -> None:
         assert torch.equal(tensor, other_tensors[name]), name
     for name in ("model.safetensors", "vocab.json", "config.json", "valid.txt", "test.txt"):
         assert (run / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def longer(run: Path, steps: int) -> None:
+    """Gives a run more steps than it was trained for."""
+    write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"steps": steps})
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import xl_export
@@ -18,9 +20,9 @@ from runtimes.base.files import write_json
 from runtimes.base.machine import available_cpus
 from runtimes.base.records import to_json
 from tests.commands import refused, xl
-from tests.trainer.training.runs import metrics
+from tests.trainer.training.runs import longer, metrics
 from trainer.run.config import TrainConfig
-from trainer.training.loop import train
+from trainer.training.loop import resume, train
 
 Make = Callable[..., TrainConfig]
 ROOT = Path(xl_export.__file__).parents[1]
@@ -55,28 +57,44 @@ def wait_until_trained(process: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.01)
 
 
-def test_two_processes_train_the_run_of_one(
+def test_two_processes_continue_the_run_of_one(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The working folder holds files with the names of our packages, which must not be imported."""
-    config = make_config(steps=3, batch=8, validate_every=3, validate_tokens=90, threads=0)
-    write_json(tmp_path / "config.json", to_json(config))
+    """One process, then two, then one again, with parts of the batch and lengths that change, against one
+    from beginning to end. The working folder holds files with the names of our packages, which must not be
+    imported.
+    """
+    recipe: dict[str, Any] = {"batch": 8, "accumulate": 2, "schedule": "constant", "validate_every": 3}
+    recipe |= {"checkpoint_every": 3, "mem_len_schedule": ((2, 5), (5, 11)), "threads": 0}
+    shared = train(make_config(steps=6, **recipe), tmp_path / "shared", progress=False)
+    longer(shared, 9)
     for name in ("trainer.py", "runtimes.py", "xl_export.py"):
         (tmp_path / name).write_text("raise SystemExit('this file of the user was imported')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    result = xl("train", "config.json", "--out", "shared", "--processes", 2, "--seed", 0)
+    capfd.readouterr()
+    result = xl("train", "--resume", "shared", "--processes", 2)
     output, errors = capfd.readouterr()
     assert result.exit_code == 0, result.output + errors
     assert output.splitlines()[-1] == "shared is trained; next: xl-export export shared --out artefact"
-    assert output.count("is trained; next") == 1
-    alone = train(config, tmp_path / "alone", progress=False)
-    lines = [metrics(run) for run in (tmp_path / "shared", alone)]
-    for name in ("loss_nats", "validation_bits_per_token", "final_validation_bits_per_token"):
-        shared, expected = ([line[name] for line in each if name in line] for each in lines)
-        assert expected
-        assert shared == pytest.approx(expected, abs=1e-5), name
-    assert len(load_file(tmp_path / "shared/training.safetensors")["random"]) == 2, "two processes"
+    assert output.count("is trained; next") == output.count("step 9: validation") == 1
+    state = load_file(shared / "training.safetensors")
+    assert len(state["random"]) == 2, "two processes"
+    assert state["memory.0"].shape == (8, 11, 16), "the memory of all lanes"
+    longer(shared, 10)
+    resume(shared, progress=False)
+    alone = train(make_config(steps=10, **recipe), tmp_path / "alone", progress=False)
+    found, expected = (
+        [line["loss_nats"] for line in metrics(run) if "loss_nats" in line] for run in (shared, alone)
+    )
+    assert len(expected) == 10
+    assert found == pytest.approx(expected, abs=1e-5)
+    state, other = (load_file(run / "training.safetensors") for run in (shared, alone))
+    assert len(state["random"]) == 1
+    for name in sorted(set(state) - {"random"}):
+        torch.testing.assert_close(
+            state[name], other[name], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.slow  # four processes that import PyTorch one after the other

@@ -19,54 +19,13 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from tests.nightly import every
 from tests.trainer.training.ranks import in_ranks
+from tests.trainer.training.runs import longer
 from trainer.model.config import SpanConfig, VocabularyConfig
 from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
 from trainer.training.parallel import Ranks, joined
 
 Make = Callable[..., TrainConfig]
-
-
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss_nats"] for line in lines if "loss_nats" in line]
-
-
-def longer(run: Path, steps: int) -> None:
-    write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"steps": steps})
-
-
-def test_two_processes_continue_the_run_of_one(make_config: Make, tmp_path: Path) -> None:
-    """One, then two, then one again, with parts of the batch and lengths that change, against one from
-    beginning to end.
-    """
-    recipe = {"batch": 8, "accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
-    config = make_config(steps=6, validate_every=3, checkpoint_every=3, **recipe)
-    train(config, tmp_path / "shared", progress=False)
-    longer(tmp_path / "shared", 9)
-    command: list[object] = ["train", "--resume", tmp_path / "shared"]
-    first, second = in_ranks(tmp_path, [command, command])
-    assert (first.code, second.code) == (0, 0), first.errors + second.errors
-    assert first.output.count("is trained; next") == first.output.count("step 9: validation") == 1
-    assert second.output == ""
-    state = load_file(tmp_path / "shared/training.safetensors")
-    assert len(state["random"]) == 2
-    assert state["memory.0"].shape == (8, 11, 16), "the memory of all lanes"
-    longer(tmp_path / "shared", 10)
-    resume(tmp_path / "shared", progress=False)
-    alone = train(
-        make_config(steps=10, validate_every=3, checkpoint_every=3, **recipe),
-        tmp_path / "alone",
-        progress=False,
-    )
-    assert len(losses(alone)) == 10
-    assert losses(tmp_path / "shared") == pytest.approx(losses(alone), abs=1e-5)
-    state, other = (load_file(run / "training.safetensors") for run in (tmp_path / "shared", alone))
-    assert len(state["random"]) == 1
-    for name in sorted(set(state) - {"random"}):
-        torch.testing.assert_close(
-            state[name], other[name], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
-        )
 
 
 def test_processes_with_different_configurations_are_refused(make_config: Make, tmp_path: Path) -> None:
