@@ -69,9 +69,11 @@ def test_a_request_ends_on_the_model_that_began_it(
 
 def test_no_reload_cuts_an_answer_and_old_versions_are_bounded(own: Running) -> None:
     """Each of these clients waits in the middle of its answer, while the model is exchanged."""
-    body = {"prompt": "abc", "max_tokens": 1500, "seed": 3, "ignore_eos": True}
+    body = {"prompt": "abc", "max_tokens": 600, "logprobs": 5, "seed": 3, "ignore_eos": True}
     whole = own.post("/v1/completions", body).json()["choices"][0]["text"]
-    own.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # of connections
+    listener = own.web.servers[0].sockets[0]
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # of connections
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else a small window waits for timers
     clients, versions = [], []
     for _ in range(2):
         client = connection(own)

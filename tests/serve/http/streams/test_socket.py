@@ -224,6 +224,7 @@ def test_messages_that_wait_count_like_bodies(
         assert talk.hear()["event"] == "chunk"
         talk.say("append", text=large)
         assert comes_true(lambda: bodies.total > 0)
+        talk.connection.socket.shutdown(socket.SHUT_RDWR)  # a polite end waits for what nobody reads
     assert comes_true(lambda: bodies.total == 0), "also those of a connection that has ended"
 
 
