@@ -443,9 +443,11 @@ def opened(
     return sessions
 
 
-# By default every model with one side, and half of them with ring memory on the CPU too.
+# By default every model with one side, and a quarter of them with ring memory on the CPU too.
 PAIRS = [
-    pytest.param(model, side, marks=() if at == m % len(SIDES) or (at == 0 and m % 2) else pytest.mark.slow)
+    pytest.param(
+        model, side, marks=() if at == m % len(SIDES) or (at == 0 and m % 4 == 1) else pytest.mark.slow
+    )
     for m, model in enumerate(MODELS)
     for at, side in enumerate(SIDES)
     if model != "adaptive-span-gated-full" or "target" not in (SIDES[side] or {})  # engines lack its epsilon
@@ -486,9 +488,9 @@ def refuses_lengths(session: Session) -> None:
 
 
 FEW_BITS = ("fp32", "fp16", "int8-stored", "int8", "int4")
-# Every pair of two of the three by default.
+# Every value of each by default.
 PRESETS = [
-    pytest.param(precision, memory, storage, marks=() if (p + m + s) % 3 == 0 else pytest.mark.slow)
+    pytest.param(precision, memory, storage, marks=() if m == p % 3 and s == 2 * p % 3 else pytest.mark.slow)
     for (p, precision), (m, memory), (s, storage) in itertools.product(
         enumerate(FEW_BITS), enumerate(get_args(MemoryPrecision)), enumerate(get_args(Storage))
     )
