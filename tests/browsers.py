@@ -126,8 +126,8 @@ def opening(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
 
         yield open_one
         for page, faulty in opened:
-            assert page.foreign == []
-            assert faulty or page.errors == []
+            assert not page.foreign, page.foreign
+            assert faulty or not page.errors, page.errors
 
 
 def start_firefox(playwright: Any) -> Any:

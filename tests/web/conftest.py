@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browsers import Page, opening
+from tests.serve.http.streams.conftest import keeping, kept  # noqa: F401 (fixtures)
 from tests.web.npm import packages
 from xl_export.web.serve import serving
 from xl_export.web.site import write_site

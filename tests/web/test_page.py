@@ -1,10 +1,14 @@
-"""The page in a browser: one model of characters goes through everything that a reader does."""
+"""The page in a browser with both of its back ends, a model in a worker and a server: what a reader does."""
 
 from __future__ import annotations
 
+import base64
 import math
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,9 +17,22 @@ import numpy as np
 import pytest
 
 import runtimes
+from tests.browsers import Page, opening
+from tests.serve.http.conftest import HTTP, Running, running, sources
+from tests.serve.http.streams.conftest import Keeping
+from tests.serve.http.test_clients import comes_true
 from tests.web.conftest import opening_sites
+from xl_export.serve.core.task import Delivery, Drawn
+from xl_export.serve.http.base.keys import given_key, keys_of
 
 PROMPT = "The first thing that a man"
+ROOT = Path(__file__).parents[2]
+LISTED = "[...document.querySelectorAll('#streams button')].map((each) => each.textContent)"
+Open = Callable[..., Page]
+Place = Callable[[], AbstractContextManager[Open]]
+
+worker_only = pytest.mark.parametrize("place", ["worker"], indirect=True)
+server_only = pytest.mark.parametrize("place", ["server"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +40,43 @@ def site(make_site: Callable[..., Path], artefacts: dict[str, Path]) -> Path:
     return make_site(artefacts["ring"])
 
 
+@pytest.fixture(scope="module", params=["worker", "server"])
+def place(request: pytest.FixtureRequest, browsers: Callable[..., Any]) -> Place:
+    """`with place() as open_page`: then `open_page(link=…)` → a page of a model of characters."""
+
+    @contextmanager
+    def worker() -> Iterator[Open]:
+        with opening_sites(browsers) as open_one:
+            yield partial(open_one, request.getfixturevalue("site"))
+
+    @contextmanager
+    def server() -> Iterator[Open]:
+        with opening(browsers) as open_at:
+            yield partial(open_at, f"{request.getfixturevalue('kept').at}/")
+
+    return {"worker": worker, "server": server}[request.param]
+
+
 @pytest.fixture(scope="module")
-def opened(site: Path, browsers: Callable[..., Any]) -> Iterator[Any]:
-    """A page of the site that some tests share."""
-    with opening_sites(browsers) as open_one:
-        yield open_one(site)
+def opened(place: Place) -> Iterator[Page]:
+    """A page that tests share. A server refuses some of what they send."""
+    with place() as open_page:
+        yield open_page(faulty=place.__name__ == "server")
 
 
 @pytest.fixture
-def page(opened: Any) -> Any:
+def page(opened: Page) -> Page:
     """The shared page with a new stream."""
     opened.page.click("#new")
     opened.until("page.work.stream.position === 0 && !page.work.running")
     return opened
+
+
+@pytest.fixture
+def open_page(place: Place) -> Iterator[Open]:
+    """Pages of the test's own."""
+    with place() as open_page:
+        yield open_page
 
 
 def surprisals(artefact: Path, ids: list[int]) -> list[float]:
@@ -67,20 +108,53 @@ def same_bits(page: Any, artefact: Path) -> None:
     assert np.abs(np.array(bits[1:]) - surprisals(artefact, ids)).max() <= 1e-3
 
 
-def test_a_reader_types_and_the_model_goes_on(
-    site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
-) -> None:
-    a_reader_types_and_the_model_goes_on(open_page(site, "?threads=2"), artefacts["ring"])
+def position(server: Running, page: Page) -> int:
+    """Where the server says that the shown stream is."""
+    return int(server.get(f"/v1/streams/{page.do('page.work.stream.handle.id')}").json()["position"])
 
 
-def a_reader_types_and_the_model_goes_on(page: Any, artefact: Path) -> None:
-    assert page.error is None
-    assert page.do("crossOriginIsolated")
-    assert page.do("page.model.facts.threads") == 2
-    assert page.do("page.model.facts.memory") == "in place"
-    page.page.click("#check")
-    page.until("document.getElementById('check-result').textContent.startsWith('Passed')")
+def continued(page: Page, count: int) -> None:
+    """Presses Continue, and waits for so many tokens."""
+    page.page.fill("#count", str(count))
+    end = page.do("page.work.stream.ids.length") + count
+    page.page.click("#go")
+    page.until(f"page.work.stream.ids.length === {end} && !page.work.running")
+    page.calm()
 
+
+@contextmanager
+def paused(server: Running, *, after: int) -> Iterator[threading.Event]:
+    """While the block runs, the engine waits for the event once so many drawn tokens are delivered."""
+    engine: Any = server.server.models["tiny"].engine
+    deliver, goes_on = engine._deliver, threading.Event()
+    drawn = 0
+
+    def slowly(delivery: Delivery) -> None:
+        nonlocal drawn
+        drawn += sum(type(answer) is Drawn for _, answers in delivery for answer in answers)
+        if drawn > after:
+            goes_on.wait(60)
+        deliver(delivery)
+
+    engine._deliver = slowly
+    try:
+        yield goes_on
+    finally:
+        goes_on.set()
+        engine._deliver = deliver
+
+
+def stopped(page: Page, server: Running, goes_on: threading.Event) -> None:
+    """Presses Escape while the engine waits, and lets it go on once it has been told."""
+    page.page.keyboard.press("Escape")
+    engine: Any = server.server.models["tiny"].engine
+    assert comes_true(lambda: bool(engine._commands))
+    goes_on.set()
+    page.until("!page.work.running")
+    page.calm()
+
+
+def types_and_takes_back(page: Page, artefact: Path) -> None:
     page.write(PROMPT)
     ids = page.do("page.work.stream.ids")
     assert ids == runtimes.open_session(artefact).vocab.encode(PROMPT).tolist()
@@ -110,6 +184,15 @@ def a_reader_types_and_the_model_goes_on(page: Any, artefact: Path) -> None:
     page.write(f"{PROMPT} who")
     same_bits(page, artefact)
 
+
+def a_reader_types_and_the_model_goes_on(page: Page, artefact: Path) -> None:
+    assert page.error is None
+    assert page.do("crossOriginIsolated")
+    assert page.do("page.model.facts.threads") == 2
+    assert page.do("page.model.facts.memory") == "in place"
+    page.page.click("#check")
+    page.until("document.getElementById('check-result').textContent.startsWith('Passed')")
+    types_and_takes_back(page, artefact)
     page.do("document.getElementById('temperature').value = 0")
     page.page.fill("#count", "100000")
     page.page.focus("#text")
@@ -130,9 +213,16 @@ def a_reader_types_and_the_model_goes_on(page: Any, artefact: Path) -> None:
     assert page.text("why").startswith("You stopped it after ")
 
 
-def test_a_link_makes_the_same_text_again(
-    page: Any, site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
-) -> None:
+def test_a_reader_types_and_takes_back(page: Page, artefacts: dict[str, Path]) -> None:
+    types_and_takes_back(page, artefacts["ring"])
+
+
+@worker_only
+def test_a_reader_types_and_the_model_goes_on(artefacts: dict[str, Path], open_page: Open) -> None:
+    a_reader_types_and_the_model_goes_on(open_page("?threads=2"), artefacts["ring"])
+
+
+def test_a_link_makes_the_same_text_again(page: Page, artefacts: dict[str, Path], open_page: Open) -> None:
     page.write(PROMPT)
     assert [page.page.input_value(f"#{name}") for name in ("temperature", "top_p", "top_k")] == [
         "1",
@@ -142,9 +232,7 @@ def test_a_link_makes_the_same_text_again(
     page.page.fill("#temperature", "2")
     page.page.fill("#top_p", "0.72")
     page.page.fill("#seed", "5")
-    page.page.fill("#count", "40")
-    page.page.click("#go")
-    page.until(f"page.work.stream.ids.length === {len(PROMPT) + 40} && !page.work.running")
+    continued(page, 40)
     assert page.text("why").startswith("Stopped after 40 tokens")
     text = page.do("page.work.stream.text")
     session = runtimes.open_session(artefacts["ring"], threads=1, device="cpu")
@@ -152,41 +240,32 @@ def test_a_link_makes_the_same_text_again(
     drawn = runtimes.generate(session, PROMPT, max_tokens=40, sampler=sampler, seed=5)
     assert text == PROMPT + "".join(piece.text for piece in drawn)
     link = page.do("page.work.link()")
-    again = open_page(site, link=link[1:])
+    again = open_page(link=link[1:])
     assert again.do("page.work.stream.text") == text
     page.write(f"{text} and more")
     assert page.do("page.work.link()") == f"#{urlencode({'text': f'{text} and more'})}"
 
 
-def test_a_visitor_finds_a_text_and_is_surprised_by_others(site: Path, open_page: Callable[..., Any]) -> None:
-    page = open_page(site, link="")
-    found = page.do("page.work.stream.text")
-    assert len(found) == page.do("page.work.stream.ids.length") - 1 == 200
-    assert page.do("document.querySelectorAll('#colours mark[class]:not(.s0)').length") > 20
-    page.page.click("#surprise")
-    page.until("!page.work.running && page.work.stream.ids.length === 201")
-    assert page.do("page.work.stream.text") != found
-    assert page.do("page.work.streams.all.length") == 1, "it replaces a text that nobody typed in"
-
-
-def test_a_fork_has_a_parent_and_goes_its_own_way(page: Any, artefacts: dict[str, Path]) -> None:
+def test_a_fork_has_a_parent_and_goes_its_own_way(page: Page, artefacts: dict[str, Path]) -> None:
     page.write("The cat")
-    count = page.do("page.work.streams.all.length")
     name = page.do("page.work.stream.name")
     page.page.click("#fork")
-    page.until(f"page.work.streams.all.length === {count + 1}")
+    page.until(f"page.work.stream.parent === {f'{name} at 7'!r}")
     page.write("The cat is")
-    listed = "[...document.querySelectorAll('#streams button')].map((each) => each.textContent)"
-    assert page.do(listed)[-1].endswith(f"from {name} at 710")
+    assert any(each.endswith(f"from {name} at 710") for each in page.do(LISTED))
     same_bits(page, artefacts["ring"])
-    page.page.click(f"#streams li:nth-child({count}) button")
+    page.do(
+        """(name) => [...document.querySelectorAll('#streams button')].find((each) =>
+             each.textContent.startsWith(name) && !each.textContent.includes('from')).click()""",
+        name,
+    )
     page.until(f"page.work.stream.name === {name!r}")
-    assert page.page.input_value("#text") == "The cat"
+    assert page.page.input_value("#text") == "The cat", "the page remembers the text of a stream"
     page.write("The cats")
     same_bits(page, artefacts["ring"])
 
 
-def test_the_pointer_names_a_token(page: Any) -> None:
+def test_the_pointer_names_a_token(page: Page) -> None:
     page.write("The cat")
     box = page.do(
         """(() => {
@@ -200,7 +279,34 @@ def test_the_pointer_names_a_token(page: Any) -> None:
     assert page.do("[...document.querySelectorAll('.at')].map((span) => span.textContent)") == ["c"]
 
 
-def test_stop_ends_the_reading_of_a_long_paste(page: Any, artefacts: dict[str, Path]) -> None:
+def test_an_unknown_symbol_is_one_sentence(page: Page) -> None:
+    page.write("The cat")
+    page.page.focus("#text")
+    page.page.keyboard.press("Control+End")
+    page.page.keyboard.insert_text("日")
+    page.until("!document.getElementById('error').hidden")
+    assert "日" in str(page.error)
+    assert page.page.input_value("#text") == "The cat日", "what was typed is not lost"
+    page.page.keyboard.press("Backspace")
+    page.until("document.getElementById('error').hidden")
+    page.calm()
+    assert page.do("page.work.stream.text") == "The cat"
+
+
+@worker_only
+def test_a_visitor_finds_a_text_and_is_surprised_by_others(open_page: Open) -> None:
+    page = open_page(link="")
+    found = page.do("page.work.stream.text")
+    assert len(found) == page.do("page.work.stream.ids.length") - 1 == 200
+    assert page.do("document.querySelectorAll('#colours mark[class]:not(.s0)').length") > 20
+    page.page.click("#surprise")
+    page.until("!page.work.running && page.work.stream.ids.length === 201")
+    assert page.do("page.work.stream.text") != found
+    assert page.do("page.work.streams.all.length") == 1, "it replaces a text that nobody typed in"
+
+
+@worker_only
+def test_stop_ends_the_reading_of_a_long_paste(page: Page, artefacts: dict[str, Path]) -> None:
     """After Stop at most a segment is computed; the rest of the text is read when one continues."""
     page.write("The cat")
     page.page.fill("#text", "The cat" + " and the dog" * 4000)
@@ -215,29 +321,218 @@ def test_stop_ends_the_reading_of_a_long_paste(page: Any, artefacts: dict[str, P
     same_bits(page, artefacts["ring"])
 
 
-def test_an_unknown_symbol_is_one_sentence(page: Any) -> None:
-    page.write("The cat")
-    page.page.focus("#text")
-    page.page.keyboard.press("Control+End")
-    page.page.keyboard.insert_text("日")
-    page.until("!document.getElementById('error').hidden")
-    assert '"日", character 1' in page.error
-    page.page.keyboard.press("Backspace")
-    page.until("document.getElementById('error').hidden")
-    page.calm()
-    assert page.do("page.work.stream.text") == "The cat"
-
-
-def test_a_damaged_file_is_one_sentence(site: Path, open_page: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.slow  # web/test/files.test.js has the sentence; this is where it is shown
+def test_a_damaged_file_is_one_sentence(site: Path, browsers: Callable[..., Any], tmp_path: Path) -> None:
     damaged = shutil.copytree(site, tmp_path / "site")
     file = damaged / "models" / "ring" / "weights.bin"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    page = open_page(damaged, faulty=True)
-    assert page.error is not None
-    assert "weights.bin" in page.error
-    assert page.error.endswith(".")
-    assert "\n" not in page.error
-    assert not page.page.is_visible("#work")
-    assert not page.page.is_visible("#loading")
+    with opening_sites(browsers) as open_one:
+        page = open_one(damaged, faulty=True)
+        assert page.error is not None
+        assert "weights.bin" in page.error
+        assert page.error.endswith(".")
+        assert "\n" not in page.error
+        assert not page.page.is_visible("#work")
+        assert not page.page.is_visible("#loading")
+
+
+@server_only
+def test_the_position_moves_while_tokens_arrive(kept: Running, page: Page) -> None:
+    page.write("The cat")
+    page.page.fill("#count", "30")
+    listed = "document.querySelector('#streams [aria-current=true] small').textContent"
+    with paused(kept, after=10) as goes_on:
+        page.page.click("#go")
+        page.until("page.work.stream.ids.length === 17")
+        page.until("document.getElementById('state').textContent === 'position 17'")
+        assert page.do(listed) == "17"
+        goes_on.set()
+        page.until("!page.work.running")
+    assert page.text("state").startswith("position 37 · seed ")
+    assert page.do(listed) == "37"
+    assert position(kept, page) == 37
+
+
+@server_only
+def test_the_page_says_why_generation_stopped(kept: Running, page: Page) -> None:
+    page.write("The cat")
+    continued(page, 30)
+    assert page.text("why").startswith("Stopped after 30 tokens")
+    assert page.page.is_visible("#why")
+    with paused(kept, after=10) as goes_on:
+        page.page.click("#go")
+        page.until("page.work.stream.ids.length === 47")
+        assert page.page.is_hidden("#why")
+        stopped(page, kept, goes_on)
+    assert page.text("why").startswith("You stopped it after ")
+    assert position(kept, page) == page.do("page.work.stream.ids.length") < 67
+    page.write("The cat")
+    assert page.page.is_hidden("#why")
+
+
+@server_only
+def test_escape_stops_where_the_server_is(kept: Running, page: Page) -> None:
+    page.write("The cat")
+    page.page.fill("#count", "2000")
+    with paused(kept, after=20) as goes_on:  # else a fast engine is done before a busy browser says stop
+        page.page.click("#go")
+        page.until("page.work.stream.ids.length >= 27")
+        stopped(page, kept, goes_on)
+    count = page.do("page.work.stream.ids.length")
+    assert count < 2007
+    assert position(kept, page) == count
+
+
+@server_only
+def test_a_stream_that_nobody_typed_in_or_renamed_is_deleted(kept: Running, open_page: Open) -> None:
+    named, other = (open_page(link=link) for link in ("text=The cat&tokens=5&seed=1", ""))
+    assert other.do("page.work.stream.ids.length") > 100
+    ids = [page.do("page.work.stream.handle.id") for page in (named, other)]
+    named.page.once("dialog", lambda dialog: dialog.accept("Mine"))
+    named.page.click("#rename")
+    named.until("page.work.stream.name === 'Mine'")
+    named.page.goto("about:blank")
+    other.page.goto("about:blank")
+    assert comes_true(lambda: kept.get(f"/v1/streams/{ids[1]}").status_code == 404)
+    assert kept.get(f"/v1/streams/{ids[0]}").status_code == 200
+
+
+@server_only
+def test_a_stream_is_deleted_after_a_question(kept: Running, page: Page) -> None:
+    page.write("Another beginning")
+    last = page.do("page.work.stream.handle.id")
+    asked: list[str] = []
+    page.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.page.click("#delete")
+    page.until("!document.getElementById('delete').disabled")
+    assert "17 tokens" in asked[0]
+    assert page.do("page.work.stream.handle.id") == last, "the reader said no"
+    page.page.once("dialog", lambda dialog: dialog.accept())
+    page.page.click("#delete")
+    page.until(f"page.work.stream.handle.id !== {last!r}")
+    assert kept.get(f"/v1/streams/{last}").status_code == 404
+
+
+@server_only
+def test_a_reload_shows_the_text_of_this_tab(kept: Running, open_page: Open) -> None:
+    for _ in range(12):
+        kept.post("/v1/streams", {"text": PROMPT}).raise_for_status()
+    page = open_page()
+    page.write("The cat is")
+    page.page.goto("about:blank")
+    page.page.goto(page.address)
+    page.ready()
+    assert page.page.input_value("#text") == "The cat is"
+    hidden = """(() => { const list = document.getElementById('streams').getBoundingClientRect();
+        const item = document.querySelector('#streams [aria-current=true]').getBoundingClientRect();
+        return Math.max(list.top - item.top, item.bottom - list.bottom); })()"""
+    assert page.do("document.getElementById('streams').scrollTop") > 0
+    assert page.do(hidden) < 1
+    page.page.click("#streams li:first-child button")
+    page.until("page.work.stream.ids.length === 0")
+    assert "earlier tokens are no longer shown" in page.text("earlier")
+    page.write("The man")
+    assert page.text("state").startswith("position ")
+
+
+@server_only
+def test_what_another_client_appends_is_not_taken_back(kept: Running, page: Page) -> None:
+    page.write("The cat")
+    path = f"/v1/streams/{page.do('page.work.stream.handle.id')}"
+    assert HTTP.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
+    page.page.fill("#text", "The cat sat")
+    page.until("!document.getElementById('error').hidden")
+    assert "another client has changed this stream" in str(page.error).lower()
+    assert "… 10 earlier tokens" in page.text("earlier")
+    page.write(" here")
+    assert kept.get(path).json()["position"] == 15
+
+
+@server_only
+def test_screens_of_every_size_hold_everything(kept: Running, opened: Page) -> None:
+    for _ in range(12):
+        kept.post("/v1/streams", {"text": PROMPT}).raise_for_status()
+    page = opened
+    page.page.reload()
+    page.ready().until("document.getElementById('status').textContent !== ''")
+    for width, height, scheme in ((360, 740, "dark"), (390, 844, "light"), (1280, 900, "light")):
+        page.page.set_viewport_size({"width": width, "height": height})
+        page.page.emulate_media(color_scheme=scheme)
+        assert page.do("document.documentElement.scrollWidth") <= width
+        column = page.do("[document.querySelector('aside')].map((a) => [a.scrollHeight, a.clientHeight])[0]")
+        assert column[0] <= column[1]
+        if width > 1000:
+            assert page.do("document.documentElement.scrollHeight") <= height
+    unnamed = page.do(
+        """[...document.querySelectorAll('button, input, select, textarea')].filter((each) =>
+             !each.labels?.length && !each.textContent.trim() && !each.ariaLabel
+             && !each.getAttribute('aria-label')).map((each) => each.id)"""
+    )
+    assert unnamed == []
+
+
+def test_the_page_needs_no_key_and_has_a_policy(kept: Running) -> None:
+    index = kept.get("/")
+    assert index.status_code == 200
+    assert 'data-back-end="server"' in index.text
+    assert "default-src 'none'" in index.headers["content-security-policy"]
+    for name in ("style.css", "main.js", "backend-server.js", "icon.svg"):
+        assert kept.get(f"/page/{name}").status_code == 200, name
+    for name in ("..%2fpage.py", "index.py", "%2e%2e"):
+        assert kept.get(f"/page/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("key", ["0123456789abcdef/+==", "schlüssel-schlüssel"])
+def test_a_subprotocol_may_carry_any_key(key: str) -> None:
+    encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+    scope = {"type": "websocket", "subprotocols": ["xl-export", f"key64.{encoded}"]}
+    assert given_key(scope, {}) == key
+    assert given_key(scope | {"subprotocols": ["xl-export", "key64._w"]}, {}) == ""
+
+
+@pytest.mark.slow
+def test_streams_without_a_state_folder_are_said_to_end(
+    keeping: Keeping, browsers: Callable[..., Any]
+) -> None:
+    with keeping(None) as server, opening(browsers) as open_at:
+        page = open_at(f"{server.at}/", link="text=The cat&tokens=5")
+        page.until("document.getElementById('streams-note').textContent.includes('until this server stops')")
+        page.until("document.getElementById('status').textContent.startsWith('0 generating, 0 reading, 0 ')")
+        page.page.goto("about:blank")
+
+
+@pytest.mark.slow
+def test_a_key_is_asked_for(keeping: Keeping, browsers: Callable[..., Any], tmp_path: Path) -> None:
+    key = "0123456789abcdef/123+4=="  # a subprotocol may have no "/" and no "="
+    keys = keys_of([f"anna {key}"], "keys")
+    with keeping(tmp_path, read_keys=lambda: keys) as server, opening(browsers) as open_at:
+        page = open_at(f"{server.at}/", faulty=True)
+        assert "no valid API key" in str(page.error)
+        page.page.fill("#api-key", key)
+        with page.page.expect_navigation():
+            page.page.keyboard.press("Enter")
+        page.ready()
+        page.write("The cat")
+        assert page.do("page.work.stream.handle.position") == 7
+        assert page.error is None
+        headers = {"authorization": f"Bearer {key}"}
+        assert len(HTTP.get(f"{server.at}/v1/streams", headers=headers).json()["data"]) == 1
+
+
+@pytest.mark.slow
+def test_music_has_a_piano_roll(browsers: Callable[..., Any]) -> None:
+    model = sources(("chorales", ROOT / "examples" / "music" / "chorales"))
+    with running(model) as server, opening(browsers) as open_at:
+        page = open_at(f"{server.at}/", link="seed=3")
+        assert page.page.is_visible("#roll")
+        assert page.page.is_hidden("#text")
+        assert page.do("page.work.roll.notes.length") > 12
+        found = page.do("document.getElementById('tokens').textContent")
+        again = open_at(f"{server.at}/", link=page.do("page.work.link()")[1:])
+        assert again.do("document.getElementById('tokens').textContent") == found
+        page.page.click("#play")
+        page.until("page.work.organ?.now > 0.5")
+        page.page.keyboard.press("Escape")
+        page.until("page.work.organ.context.state === 'suspended'")
