@@ -36,7 +36,6 @@ gc.disable()  # while thousands of tests are collected, which stay
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # collections during the tests skip modules and collected tests
-    gc.set_threshold(50_000)
     gc.enable()
 
 
@@ -73,13 +72,14 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Callable[..
     from trainer.run.checkpoint import save_tensors
     from trainer.run.config import TrainConfig
 
+    vocab = CharVocab.build(text)
+
     def make(
         *, rule: MemoryRule = RULE, seed: int = 0, shares: tuple[float, ...] = (), **sizes: object
     ) -> Path:
         import torch
 
         folder = tmp_path_factory.mktemp("run")
-        vocab = CharVocab.build(text)
         settings = {
             "layers": 2,
             "d_model": 16,
