@@ -68,7 +68,7 @@ def test_the_half_objective_counts_the_second_half_of_the_segment() -> None:
 
 def test_the_second_target_has_half_weight() -> None:
     model = build(objective=ObjectiveConfig(second_target=True))
-    loss, tokens, targets = loss_of(model)
+    loss, tokens, targets = loss_of(model, progress=1.0)  # to the end of the training
     logits = model.auxiliary["3_2"](outputs_of(model, tokens)[-1])
     second = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()).item()
     assert loss.objective.item() == pytest.approx(loss.nats.item() + 0.5 * second)
