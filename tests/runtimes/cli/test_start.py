@@ -204,6 +204,7 @@ def test_a_script_beside_a_file_called_trainer_traces_modules(script: str, tmp_p
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow  # another word in the script above
 def test_a_lower_precision_beside_a_file_called_trainer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("raise SystemError('this is the file of the user')")
     (tmp_path / "script.py").write_text(

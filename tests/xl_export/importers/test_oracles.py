@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {str(case): case.imported(folder / str(case)) for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", every(2, CASES), ids=str)  # the next test computes each in float64
 def test_pytorch_gives_every_token_the_oracles_likelihood(case: Case, runs: dict[str, Path]) -> None:
     session, expected = open_session(runs[str(case)]), case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
