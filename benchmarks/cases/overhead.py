@@ -132,12 +132,12 @@ def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
     memories = {name: filled(session, 1) for name in ("onnxruntime", "predict", "step", "score")}
     for _ in range(3):  # from then on the session keeps its arrays bound
         session.predict(token, memories["onnxruntime"])
-    bound = memories["onnxruntime"].binding
+    bound = memories["onnxruntime"].binding.ios[0]
     pieces = generate(session, [0], max_tokens=MOST_TOKENS, sampler=Sampler(top_k=40))
     for _ in range(session.rule.slots):
         next(pieces)
     return {
-        "onnxruntime": lambda: session._run(bound),
+        "onnxruntime": lambda: session._session.run_with_iobinding(bound),
         "predict": lambda: session.predict(token, memories["predict"]),
         "step": lambda: session.step(token, memories["step"]),
         "score": lambda: session.score(token, token, memories["score"]),

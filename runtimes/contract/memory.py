@@ -32,12 +32,12 @@ class DeviceTensor:
 
 
 class _InUse:
-    """Holds the lock of a memory; a class, since a generator would take longer, for each token."""
+    """The lock of a memory; a class, since a generator would take longer, for each token."""
 
     __slots__ = ("_lock",)
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -76,7 +76,7 @@ class Memory:
     # bool [B]: whether a row may hold values that are not finite, as those of a caller may; a session then
     # clears a row that starts again (see `runtimes.contract.restart`).
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    _in_use: _InUse = field(default_factory=_InUse, init=False, repr=False, compare=False)
     #: The memory that this one is a part of; None for a memory that is no part.
     whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
     # Of a part: the first of its rows. Of a whole memory: its parts by their rows.
@@ -135,7 +135,7 @@ class Memory:
         rows = slice(first, last)
         part = Memory(self.positions[rows], {n: array[rows] for n, array in self.tensors.items()}, self.owner)
         part._unsure = self._unsure_rows()[rows]
-        part._lock = self._lock
+        part._in_use = self._in_use
         part.whole = self
         part._first = first
         self._parts[first, last] = part
@@ -182,7 +182,7 @@ class Memory:
         """While a `with` block runs, no other thread may step, copy or save this memory; it is refused, and
         does not wait, because two threads that share a stream would mix their texts.
         """
-        return _InUse(self._lock)
+        return self._in_use
 
     def copy(self) -> Memory:
         """An independent fork of all streams; raises StreamError while another thread steps them."""
@@ -217,7 +217,7 @@ class Memory:
         row is named twice or is not there, and where the two memories do not fit together.
         """
         refuse_no_memory(other)
-        other = other.copy() if other._lock is self._lock else other
+        other = other.copy() if other._in_use is self._in_use else other
         with self.in_use(), other.in_use():
             chosen = self._checked(rows)
             if len(np.unique(chosen)) != len(chosen) or len(chosen) != other.batch:
@@ -240,7 +240,7 @@ class Memory:
         or this machine can hold.
         """
         refuse_no_memory(other)
-        other = other.copy() if other._lock is self._lock else other
+        other = other.copy() if other._in_use is self._in_use else other
         with self.in_use(), other.in_use():
             self._refuse_unlike(other)
             self._refuse_too_large(self.batch + other.batch)

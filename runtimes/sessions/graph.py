@@ -34,7 +34,7 @@ from runtimes.contract.promises import refuse_apart, refuse_unpromised
 from runtimes.contract.restart import clear_restarted_rows
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
-from runtimes.contract.session import Paths, Session
+from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec, refuse_no_language_model
 from runtimes.contract.tensors import POSITIONS, TensorSpec, row_bytes
 from runtimes.contract.vocabulary import Vocab
@@ -46,35 +46,7 @@ Arrays = dict[str, np.ndarray]
 MOST_KEPT = 1 << 18  # bytes of outputs of a step; copying more would cost more than binding them again
 
 
-class FromLogits:
-    """`predict` and `score` for a session that computes all logits in `step`."""
-
-    @property
-    def paths(self) -> Paths | None:
-        """None: there is one way to compute a step, unless a session overrides this."""
-        return None
-
-    def predict(
-        self: Session, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Memory]:
-        logits, memory = self.step(tokens, memory, lengths=lengths)
-        last = logits[:, -1] if lengths is None else logits[range(len(logits)), last_fed(lengths, tokens)]
-        return last, memory
-
-    def score(
-        self: Session,
-        tokens: np.ndarray,
-        targets: np.ndarray,
-        memory: Memory,
-        *,
-        lengths: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, Memory]:
-        targets = checked_targets(self, targets, tokens, lengths)
-        logits, memory = self.step(tokens, memory, lengths=lengths)
-        return log_probability(logits, targets), memory
-
-
-class GraphSession(FromLogits, ABC):
+class GraphSession(ABC):
     """The session protocol (see `runtimes.contract.session.Session`); a runtime adds how the graph runs once.
 
     A graph with a large vocabulary computes logits only for chosen rows ("selective",
@@ -110,6 +82,11 @@ class GraphSession(FromLogits, ABC):
             refuse_no_language_model(self.spec)
             raise AssertionError("the vocabulary of a language model was not loaded")
         return self._vocab
+
+    @property
+    def paths(self) -> Paths | None:
+        """None: there is one way to compute a step, unless a session overrides this."""
+        return None
 
     @property
     @abstractmethod
@@ -171,8 +148,6 @@ class GraphSession(FromLogits, ABC):
     ) -> tuple[np.ndarray, Memory]:
         if self._vocab is None:
             refuse_no_language_model(self.spec)
-        if not self._selective:
-            return super().predict(tokens, memory, lengths=lengths)
         return self._advance({"input_ids": tokens}, memory, lengths, logits_of="last")["logits"], memory
 
     def score(
@@ -180,9 +155,11 @@ class GraphSession(FromLogits, ABC):
     ) -> tuple[np.ndarray, Memory]:
         if self._vocab is None:
             refuse_no_language_model(self.spec)
+        given = {"input_ids": tokens}
+        targets = checked_targets(self, targets, tokens, lengths)
         if not self._selective:
-            return super().score(tokens, targets, memory, lengths=lengths)
-        given = {"input_ids": tokens, "targets": checked_targets(self, targets, tokens, lengths)}
+            return log_probability(self._advance(given, memory, lengths)["logits"], targets), memory
+        given["targets"] = targets
         answers = self._advance(given, memory, lengths, logits_of=self.logits_while_scoring)
         return answers["log_probs"], memory
 
@@ -364,6 +341,8 @@ class Step:
         if spec.model.selective and lengths is None:
             shape = {"all": (-1, self.length), "last": (-1,), "none": (0,)}[logits_of]
             self._answers["logits"] = outputs["logits"].reshape(*shape, spec.model.vocab_size)
+        elif logits_of == "last" and lengths is None:
+            self._answers["logits"] = outputs["logits"][:, -1]
         # What shows whether the numbers are finite, if these are always the same places.
         self._shown = self._last_outputs() if lengths is None and logits_of != "none" else None
 
@@ -409,6 +388,8 @@ class Step:
             fed = np.arange(self.length) < self.lengths[:, None]
             if not self._session.spec.model.selective:
                 logits[~fed] = np.nan
+                if self._logits_of == "last":
+                    self._answers["logits"] = logits[range(len(logits)), last_fed(self.lengths, fed)]
             elif self._logits_of != "none":
                 places = fed if self._logits_of == "all" else self.lengths > 0
                 whole = np.full((*places.shape, logits.shape[-1]), np.nan, np.float32)

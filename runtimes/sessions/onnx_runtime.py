@@ -135,12 +135,9 @@ class OrtSession(GraphSession):
     def run(self, inputs: Arrays, outputs: Arrays, memory: Memory) -> None:
         binding = memory.binding
         if not isinstance(binding, _Binding) or binding.inputs is not inputs:
-            binding = self._binding(memory)
+            if not isinstance(binding, _Binding) or not binding.serves(self._session, memory):
+                memory.binding = binding = _Binding(self._session, self._ort, self.spec, memory)
             binding.bind(inputs, outputs)
-        self._run(binding)
-        binding.advance(memory)
-
-    def _run(self, binding: _Binding) -> None:
         self.begins()
         try:
             self._session.run_with_iobinding(binding.ios[0])
@@ -149,13 +146,7 @@ class OrtSession(GraphSession):
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export "
                 "the artefact again."
             ) from error
-
-    def _binding(self, memory: Memory) -> _Binding:
-        """The binding that the memory keeps from its last step here, or a new one."""
-        binding = memory.binding
-        if not isinstance(binding, _Binding) or not binding.serves(self._session, memory):
-            memory.binding = binding = _Binding(self._session, self._ort, self.spec, memory)
-        return binding
+        binding.advance(memory)
 
     def _load(
         self,

@@ -74,6 +74,7 @@ class Draw:
         temperature, self._top_p, self._min_p = settings.reshape(-1, 3).T[:, :, None]
         # Greedy is the first of the likeliest tokens, which is what the number 0 draws.
         self._random = temperature[:, 0] > 0
+        self._all_random = bool(self._random.all())
         self.greedy = not self._random.any()  # then `uniform` is not used
         self._temperature = np.maximum(temperature, COLDEST)
         self._any_temperature = bool((temperature != 1).any())
@@ -110,7 +111,7 @@ class Draw:
             logits = np.where(sound[:, None], logits, 0)
             highest = np.where(sound, highest, 0)
         if not self.greedy:
-            wanted = uniform * self._random
+            wanted = np.asarray(uniform) if self._all_random else uniform * self._random
             if len(logits) <= self._at_once:
                 tokens = self._drawn(logits, highest, wanted, slice(None))
             else:
@@ -127,7 +128,10 @@ class Draw:
         kept = ids = None
         if self._edges != [0]:  # top_k
             ordered = np.partition(logits, self._edges, axis=1)
-            kept = logits >= ordered[rows, self._edge[part], None]
+            one = len(self._edges) == 1
+            kept = logits >= (
+                ordered[:, self._edges[0], None] if one else ordered[rows, self._edge[part], None]
+            )
             if self._few:
                 ids = kept.ravel().nonzero()[0]
                 if len(ids) == self._few * len(logits):

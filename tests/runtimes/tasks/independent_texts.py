@@ -11,7 +11,7 @@ import pytest
 from runtimes import Memory, Session, TextToScore, score_texts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens
-from runtimes.sessions.graph import FromLogits
+from tests.from_logits import FromLogits
 
 SIZE = 40  # ids that every vocabulary of these tests has
 

@@ -15,11 +15,11 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, Vocab
-from runtimes.sessions.graph import FromLogits
 from runtimes.tasks.beams import beam_search, best_of
 from runtimes.tasks.generate import generate
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
+from tests.from_logits import FromLogits
 
 PROMPT = "The class of the"
 

@@ -17,7 +17,7 @@ from runtimes.base.logits import log_probability, log_sum_exp
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import TensorSpec
 from runtimes.contract.vocabulary import ByteVocab
-from runtimes.sessions.graph import FromLogits
+from tests.from_logits import FromLogits
 
 
 class Follower(FromLogits):

@@ -17,9 +17,9 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, SpecialTokens, Vocab
-from runtimes.sessions.graph import FromLogits
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
+from tests.from_logits import FromLogits
 from tests.nightly import every
 
 GREEDY = Sampler(temperature=0.0)
