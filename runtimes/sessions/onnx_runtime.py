@@ -158,7 +158,6 @@ class OrtSession(GraphSession):
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
-        options.add_session_config_entry(SPIN, str(MOST_SPIN))
         if library:
             self._register(options, library)
         try:
@@ -277,6 +276,7 @@ def load_graph(
     else:
         files = [WEIGHTS] if external else []
         refuse_foreign_graph(contents[graph.name], name=str(graph), files=files, compiled=compiled)
+    options.add_session_config_entry(SPIN, str(MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
     options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU

@@ -169,6 +169,10 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
   const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
   ort::check(ort::api().SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
   ort::check(ort::api().SetIntraOpNumThreads(settings.get(), options.threads));
+  // Microseconds that a thread waits awake for work: by default so long that it slows other processes, and
+  // they slow a step.
+  ort::check(
+      ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us", "50"));
   if (!options.fused_library.empty()) {
     try {
       ort::check(ort::api().RegisterCustomOpsLibrary_V2(settings.get(), options.fused_library.c_str()));
