@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from torch import nn
 
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory, score_texts
-from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.cli.info import info_command
 from runtimes.contract.reference import load_step_reference
 from runtimes.contract.rule import MemoryRule
@@ -115,6 +115,29 @@ def test_a_step_with_named_tensors_agrees_with_its_module(policy: Path) -> None:
         "features": ((2, modules.D), "float32"),
         "best": ((2, T), "int64"),
     }
+
+
+def test_a_step_that_repeats_is_checked_as_the_first_was(policy: Path) -> None:
+    session, memory, inputs = open_session(policy), open_session(policy).start(1), observed(1, 4)
+    for at in range(3):
+        session.step(part(inputs, at, at + 1), memory)
+    right = part(inputs, 3, 4)
+    for name, wrong in (
+        ("previous", np.array([[3]])),
+        ("previous", np.array([[0.0]])),
+        ("observation", np.zeros((1, 1, 4))),
+        ("observation", None),
+    ):
+        with pytest.raises(StreamError, match=name):
+            session.step(right | {name: wrong}, memory)
+    with pytest.raises(StreamError, match="the inputs are"):
+        session.step(right | {"other": right["goal"]}, memory)
+    outputs, _ = session.step(right, memory)
+    whole, _ = session.step(inputs, session.start(1))
+    assert np.abs(outputs["action"] - whole["action"][:, 3:]).max() < 1e-5
+    memory.positions[0] = -1
+    with pytest.raises(StreamError, match="does not keep the promise `padding`"):
+        session.step(right, memory)
 
 
 def test_named_streams_restart_fork_and_go_on_from_a_file(policy: Path, tmp_path: Path) -> None:
