@@ -15,9 +15,17 @@ import click
 
 from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_repeats, load_config, parse_lengths
 from benchmarks.runs import History, Row, Run
+from runtimes.base.records import to_json
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
+
+
+class CaseRow:
+    """The base of the rows that cases return: dataclasses whose fields are what the history holds."""
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
 
 
 class Line(NamedTuple):
@@ -65,7 +73,7 @@ class Case:
 
     name: str
     summary: str  # one line
-    run: Callable[..., Sequence[Any]]  # checks every side, measures, and returns rows that have `to_json`
+    run: Callable[..., Sequence[CaseRow]]  # checks every side, measures, and returns rows
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]
     options: tuple[Callable[[], click.Option], ...] = ()  # besides those of every case

@@ -18,7 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import Case, Column, Line, config_option, number, option, repeats_option, whole, words
+from benchmarks.case import (
+    Case,
+    CaseRow,
+    Column,
+    Line,
+    config_option,
+    number,
+    option,
+    repeats_option,
+    whole,
+    words,
+)
 from benchmarks.configs import BenchmarkConfig, checked_repeats
 from benchmarks.models import random_weights, write_run
 from benchmarks.runs import Row as Figures
@@ -26,7 +37,6 @@ from benchmarks.runs import Run as Measured
 from runtimes import Session, open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.base.machine import available_cpus
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from xl_export import export
 
@@ -39,7 +49,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side in one state of the machine. Times are milliseconds of wall-clock time per token."""
 
     others: int  # processes that compute at the same time
@@ -49,9 +59,6 @@ class Row:
     median: float
     p99: float
     repeats: int
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

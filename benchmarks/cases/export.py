@@ -6,14 +6,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.case import Case, Column, config_option, megabytes, milliseconds, whole
+from benchmarks.case import Case, CaseRow, Column, config_option, megabytes, milliseconds, whole
 from benchmarks.child import in_child
 from benchmarks.configs import BenchmarkConfig, checked_threads
 from benchmarks.measure import Timing
 from benchmarks.models import random_weights, write_run
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.model import count_parameters
@@ -22,7 +20,7 @@ FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One form of memory, exported once."""
 
     form: Form
@@ -31,9 +29,6 @@ class Row:
     #: Of the process; None where the system does not tell.
     peak_bytes: int | None
     weight_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     Line,
     config_option,
@@ -44,7 +45,6 @@ from benchmarks.runs import History
 from benchmarks.runs import Run as Measured
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
-from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -60,7 +60,7 @@ KEYS = "past_key_values.0.key"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One position of a stream."""
 
     position: int  # tokens read before the timed ones
@@ -70,9 +70,6 @@ class Row:
     fixed_bytes: int  # memory tensors of one stream
     growing_bytes: int  # keys and values of the tokens so far
     difference: float  # nats, at most, of either side from its reference (see `run`)
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -26,6 +26,7 @@ from benchmarks.arithmetic import step_bytes
 from benchmarks.baselines.growing import Growing, check_growing, pytorch_logits
 from benchmarks.case import (
     Case,
+    CaseRow,
     Claim,
     Column,
     Line,
@@ -53,7 +54,7 @@ SETTLE = 3  # untimed tokens before each turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side."""
 
     side: str
@@ -91,7 +92,9 @@ class Row:
         times = self.milliseconds
         token = {"median": self.median, "fastest": min(times), "slowest": max(times), "repeats": len(times)}
         figures = {
-            name: value for name, value in to_json(self).items() if name not in ("milliseconds", "reading")
+            name: value
+            for name, value in super().to_json().items()
+            if name not in ("milliseconds", "reading")
         }
         return {
             **figures,

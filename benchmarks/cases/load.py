@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     config_option,
     megabytes,
@@ -27,7 +28,6 @@ from benchmarks.child import in_child
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Timing
 from benchmarks.models import random_weights, write_artefact
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import WEIGHTS
 
@@ -35,7 +35,7 @@ OPENINGS = 5  # of each side; every one starts a process
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side."""
 
     side: str
@@ -49,9 +49,6 @@ class Row:
     resident_bytes: int | None
     #: Of the weights and of the memory of one stream.
     needed_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

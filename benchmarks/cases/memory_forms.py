@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.case import (
     Case,
+    CaseRow,
     Claim,
     Column,
     Line,
@@ -35,7 +36,6 @@ from benchmarks.models import random_weights, write_artefact
 from benchmarks.runs import operators as operators_of
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
-from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -46,7 +46,7 @@ TOLERANCE = 1e-4  # nats, between the forms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One form of memory."""
 
     form: Form
@@ -61,9 +61,6 @@ class Row:
     difference: float
     #: What computed this form.
     operators: Operators = "standard"
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.arithmetic import needed_multiply_adds
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     Line,
     config_option,
@@ -37,7 +38,6 @@ from benchmarks.measure import Limits, Timing, measure_limits, milliseconds
 from benchmarks.models import random_weights, write_run
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
-from runtimes.base.records import to_json
 from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
@@ -53,7 +53,7 @@ MOST_TOKENS = 10**9  # more than are ever generated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One precision of the weights.
 
     onnxruntime: its run of one token; the other sides are whole calls of the session, which contain such a
@@ -81,7 +81,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **to_json(self),
+            **super().to_json(),
             "least": self.least,
             "times_least": self.onnxruntime.median / self.least,
             "predict_adds": self.predict.median - self.onnxruntime.median,

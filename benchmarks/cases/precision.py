@@ -18,6 +18,7 @@ import onnx_ir as ir
 from benchmarks.case import (
     SMALL,
     Case,
+    CaseRow,
     Column,
     config_option,
     decimal,
@@ -37,7 +38,7 @@ from benchmarks.models import random_weights, write_run
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes.base.errors import ConfigError
-from runtimes.base.records import from_json, to_json
+from runtimes.base.records import from_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
 from runtimes.contract.rule import MemoryRule
@@ -62,7 +63,7 @@ WARM_UP = 10  # tokens before the timed ones of each turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One precision with ring memory."""
 
     precision: Precision
@@ -79,9 +80,6 @@ class Row:
     bytes_per_stream: int
     #: The quality on the test text of the run; None for random weights, and for fp32.
     measured: Measured | None
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def size_of(run: Path) -> BenchmarkConfig:

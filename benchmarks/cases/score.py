@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Claim,
     Column,
     config_option,
@@ -36,7 +37,6 @@ from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_weights, write_artefact
 from runtimes import score_texts
 from runtimes.base.errors import ArtefactError
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 
@@ -47,7 +47,7 @@ Side = Literal["one stream", "texts", "one by one"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side."""
 
     side: Side
@@ -62,9 +62,6 @@ class Row:
     #: Between the texts scored side by side and one by one, at most, in nats.
     difference: float
     operators: Operators = "standard"
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -19,6 +19,7 @@ from benchmarks.arithmetic import needed_multiply_adds, step_multiply_adds, wind
 from benchmarks.baselines.vanilla import Window, check_window
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     config_option,
     lengths_option,
@@ -36,7 +37,6 @@ from benchmarks.plot import draw_sliding_window
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import operators as operators_of
-from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -50,7 +50,7 @@ TABLE_9 = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One attention length."""
 
     attention_length: int
@@ -82,7 +82,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **to_json(self),
+            **super().to_json(),
             "ratio": self.ratio,
             "predicted_ratio": self.predicted_ratio,
             "table_9": self.table_9,

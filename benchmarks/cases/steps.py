@@ -19,6 +19,7 @@ import torch
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     config_option,
     decimal,
@@ -37,7 +38,6 @@ from benchmarks.models import Weights, random_weights, write_artefact
 from benchmarks.plot import draw_decode
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
-from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -46,7 +46,7 @@ from trainer.run.session import ProjectedTorchSession
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One kind of step: memory length (M), number of streams (B), and tokens of each stream (T)."""
 
     mem_len: int
@@ -64,7 +64,7 @@ class Row:
     tolerance: float
 
     def to_json(self) -> dict[str, Any]:
-        return {**to_json(self), "ratio": self.pytorch.median / self.onnxruntime.median}
+        return {**super().to_json(), "ratio": self.pytorch.median / self.onnxruntime.median}
 
 
 def decode(

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     config_option,
     decimal,
@@ -31,7 +32,6 @@ from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_weights, write_run
-from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -43,7 +43,7 @@ FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One graph: its nodes, the seconds of its one export, and the times of one token and of a segment."""
 
     form: Form
@@ -57,9 +57,6 @@ class Row:
     written_ratio: float
     #: Of log-probabilities from the written graph's, at most, in nats.
     difference: float
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.arithmetic import step_multiply_adds
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     config_option,
     file_option,
@@ -33,7 +34,6 @@ from benchmarks.references.training import REFERENCE_HELP, code_folders
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.run.config import TrainConfig
@@ -48,7 +48,7 @@ Step = Callable[[], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side at one memory length."""
 
     mem_len: int
@@ -63,9 +63,6 @@ class Row:
     side: str | None = None
     #: The time of the side that it is compared with over this one; None for that side itself.
     faster: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

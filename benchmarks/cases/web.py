@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Claim,
     Column,
     Line,
@@ -32,7 +32,6 @@ from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import REST, Timing
 from benchmarks.models import random_weights, write_artefact
 from benchmarks.web_sides import CppSide, NodeSide, PythonSide, Side, has_cpp, has_native, missing_for_node
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 
 EARLY = 100  # tokens that a stream has seen
@@ -47,7 +46,7 @@ CPP = "C++"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side."""
 
     side: str
@@ -60,9 +59,6 @@ class Row:
     difference: float
     #: `late` divided by the time of C++; None where C++ cannot be compiled.
     times_cpp: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def unavailable() -> str | None:

@@ -40,7 +40,17 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.case import Case, Column, Line, file_option, minutes_option, only_option, option, whole
+from benchmarks.case import (
+    Case,
+    CaseRow,
+    Column,
+    Line,
+    file_option,
+    minutes_option,
+    only_option,
+    option,
+    whole,
+)
 from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_threads
 from benchmarks.references.training import REFERENCE_HELP, code_folders, in_parts, train_reference
 from benchmarks.runs import History, Run
@@ -107,7 +117,7 @@ MODELS: dict[str, tuple[dict[str, Any], MemoryRule, str]] = {  # sizes, rule of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One trained model: a name, a side, a seed."""
 
     name: str
@@ -135,9 +145,6 @@ class Row:
     protocol: int
     #: The whole configuration of the run.
     recipe: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 @dataclass(frozen=True, kw_only=True)

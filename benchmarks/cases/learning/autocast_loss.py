@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.case import Case, Column, Line, decimal, whole
+from benchmarks.case import Case, CaseRow, Column, Line, decimal, whole
 from benchmarks.cases.learning import architectures
 from benchmarks.configs import BenchmarkConfig, checked_threads
 from benchmarks.runs import History, Run
@@ -39,7 +39,7 @@ LANES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One pair."""
 
     seed: int
@@ -51,9 +51,6 @@ class Row:
     text: dict[str, Any]
     #: The whole configuration of the run in fp32.
     recipe: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

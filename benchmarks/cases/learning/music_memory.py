@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.baselines.kneser_ney import KneserNey
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     Line,
     decimal,
@@ -37,7 +38,6 @@ from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_bytes
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
@@ -55,7 +55,7 @@ WINDOWS = (16, 32, 64, 128, 256)  # events
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One way to predict the next event."""
 
     name: str
@@ -75,9 +75,6 @@ class Row:
     identity: str
     rule: MemoryRule
     precision: str
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     Line,
     decimal,
@@ -133,7 +134,7 @@ DEFAULT = ("enwik8-base, reduced", "text8-large, reduced", "ptb, reduced")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One trained recipe."""
 
     name: str
@@ -161,9 +162,6 @@ class Row:
     corpus: dict[str, Any]
     threads: int
     protocol: int
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,17 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.baselines.kneser_ney import KneserNey
-from benchmarks.case import Case, Column, Line, decimal, file_option, words
+from benchmarks.case import Case, CaseRow, Column, Line, decimal, file_option, words
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.runs import History, Run
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
@@ -43,7 +41,7 @@ LANES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One way to predict the text."""
 
     name: str
@@ -61,9 +59,6 @@ class Row:
     #: the same.
     identity: str | None = None
     rule: MemoryRule | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

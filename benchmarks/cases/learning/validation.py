@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from benchmarks.arithmetic import training_multiply_adds, validation_multiply_adds, validation_share
-from benchmarks.case import Case, Column, decimal, milliseconds, only_option, repeats_option, words
+from benchmarks.case import Case, CaseRow, Column, decimal, milliseconds, only_option, repeats_option, words
 from benchmarks.cases.learning.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Timing, take_turns
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.records import to_json
 from runtimes.contract.vocabulary import IdsVocab
 from runtimes.tasks.evaluate import evaluate
 from trainer.run.config import TrainConfig
@@ -72,7 +70,7 @@ RECIPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One recipe."""
 
     name: str
@@ -87,9 +85,6 @@ class Row:
     arithmetic: float
     #: Of all validations of the published recipe in its training, by multiply-adds.
     share: float
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def chosen(names: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ import torch
 from benchmarks.arithmetic import FLOAT, step_bytes, step_multiply_adds
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     config_option,
     milliseconds,
@@ -42,7 +43,7 @@ from benchmarks.runs import Run as Measured
 from runtimes import Session
 from runtimes.base.errors import UserError, first_line, of_library
 from runtimes.base.files import read_json, write_json
-from runtimes.base.records import from_json, to_json
+from runtimes.base.records import from_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.sessions.ort_gpu.driver import ask_driver
@@ -67,7 +68,7 @@ NAMES = (*_OF_SESSIONS, *torch_sides.MODELS, *torch_sides.TRAININGS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One step of one side: `batch` streams of `tokens` tokens each, with full memory."""
 
     side: str
@@ -84,10 +85,6 @@ class Row:
     def least(self) -> float | None:
         """The least milliseconds that the limits of the GPU allow; None without a limit."""
         return max((ms for ms in (self.reading, self.computing) if ms is not None), default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def unavailable() -> str | None:

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case, Column, milliseconds, number, words
+from benchmarks.case import Case, CaseRow, Column, milliseconds, number, words
 from benchmarks.cases.on_gpu.rates import gpu_timing, measure_rates
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes.base.errors import first_line
-from runtimes.base.records import to_json
 from xl_export.tensorrt.kernels.compile import JOINS, Tactic, tactics
 from xl_export.tensorrt.kernels.driver import Driver, run_embedded
 from xl_export.tensorrt.operator import INPUTS, Attributes
@@ -71,7 +70,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side at one shape."""
 
     shape: Shape
@@ -86,9 +85,6 @@ class Row:
     device: str = ""
     #: Why nothing was timed.
     problem: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def unavailable() -> str | None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.case import CaseRow
 from benchmarks.cases.serving.server import Served
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing
 from runtimes.base.errors import ArtefactError
-from runtimes.base.records import to_json
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
@@ -27,7 +27,7 @@ CLOSE = 1e-4  # nats a token, between `/v1/score` and `evaluate`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One figure."""
 
     part: str  # of the case
@@ -39,9 +39,6 @@ class Row:
     least: float | None = None
     note: str = ""  # what belongs to the figure, or why it is missing
     threads: int | None = None  # CPUs of a step, if the side does not name them
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 @dataclass(frozen=True, kw_only=True)

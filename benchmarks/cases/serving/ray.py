@@ -22,7 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import Case, Column, Line, config_option, decimal, mem_len_option, number, repeats_option
+from benchmarks.case import (
+    Case,
+    CaseRow,
+    Column,
+    Line,
+    config_option,
+    decimal,
+    mem_len_option,
+    number,
+    repeats_option,
+)
 from benchmarks.cases.score import draw_texts
 from benchmarks.checked_sessions import open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats
@@ -32,7 +42,6 @@ from benchmarks.runs import Run
 from runtimes import score_texts
 from runtimes.base.errors import ArtefactError, install
 from runtimes.base.machine import available_cpus
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.tasks.score_texts import WINDOW
@@ -45,7 +54,7 @@ TOLERANCE = 1e-4  # nats a text, between one process and actors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side."""
 
     #: 0 is one process without Ray.
@@ -65,9 +74,6 @@ class Row:
     cores: int
     #: Its version.
     ray: str
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def unavailable() -> str | None:
