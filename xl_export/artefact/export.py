@@ -24,7 +24,6 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import concern_about
-from xl_export.artefact.facts import stamp
 from xl_export.artefact.pack import refuse_other_storage
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
@@ -35,6 +34,7 @@ from xl_export.artefact.write import (
     refuse_if_too_large,
     refuse_needless_text,
     spec_of,
+    stamp,
     write_artefact,
 )
 from xl_export.graph import fused_cpu, web

@@ -25,7 +25,6 @@ from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
 from runtimes.sessions.onnx_runtime import OrtSession
-from xl_export.artefact.facts import stamp
 from xl_export.artefact.quality import TOKENS
 from xl_export.artefact.write import (
     finite_arrays,
@@ -33,6 +32,7 @@ from xl_export.artefact.write import (
     refuse_if_too_large,
     refuse_needless_text,
     spec_of,
+    stamp,
     write_artefact,
 )
 from xl_export.graph.ops import OPSETS, TYPES, save_model

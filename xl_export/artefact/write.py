@@ -7,6 +7,7 @@ all of this has succeeded.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import package_versions, refuse_beyond_memory
+from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import QUANTISED, Measured, MemoryPrecision, Precision
@@ -303,3 +305,24 @@ def refuse_if_too_large(spec: Spec) -> None:
         mend="give a smaller --mem-len or --segment",
         error=ConfigError,
     )
+
+
+def stamp(graph: ir.Model, spec: Spec, vocab: Vocab | None) -> ir.Model:
+    """The graph itself, which has the facts of its spec now, for readers who have only the `.onnx` file.
+
+    Call it right before the graph is written. The identity is not among the facts: it has the graphs' hashes.
+    """
+    facts = {
+        "schema": str(spec.schema),
+        "form": spec.form,
+        "precision": spec.precision,
+        "memory_precision": spec.memory_precision,
+        "target": spec.target,
+        "exporter": spec.exporter,
+    }
+    if vocab is not None:
+        facts["vocabulary"] = vocab.kind
+    for name, record in (("model", spec.model), ("rule", spec.rule)):
+        facts[name] = json.dumps(to_json(record), sort_keys=True)
+    graph.metadata_props.update({f"xl_export.{name}": text for name, text in facts.items()})
+    return graph

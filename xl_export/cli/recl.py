@@ -113,7 +113,7 @@ def recl_command(
     if out:
         write_json(out, report)
     if plot:
-        from xl_export.figures.recl import plot_recl
+        from xl_export.figures.curves import plot_recl
 
         plot_recl(plot, report)
     show(report, _lines(report), as_json=as_json)

@@ -135,7 +135,7 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "import runtimes.cli.info as info\n"
-        "from xl_export.start import stop_at_interrupt\n"
+        "from xl_export.__main__ import stop_at_interrupt\n"
         "stop_at_interrupt()\n"
         "def describe(path):\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
