@@ -245,16 +245,26 @@ class Session {
       if (named.timed) length = values, known = true;
     }
     refuse_unfit(length, memory);
+    const std::int64_t B = memory.batch(), T = static_cast<std::int64_t>(length);
+    const auto value_of = [&](const Named& named, Array& array) {
+      std::vector<std::int64_t> shape = {B};
+      if (named.timed) shape.push_back(T);
+      shape.insert(shape.end(), named.sizes.begin(), named.sizes.end());
+      return named.integers ? detail::ort::tensor(array.integers, shape) : detail::ort::tensor(array.floats, shape);
+    };
+    std::vector<detail::ort::Value> fed, returned;
+    for (const Named& named : spec().inputs) fed.push_back(value_of(named, inputs[named.name]));
+    std::vector<std::int64_t> places = places_of(memory, length);
+    fed.push_back(detail::ort::tensor(places, {B, T}));
     Arrays outputs;
-    memory.clear_restarted_rows();
-    try {
-      run_named(inputs, outputs, memory, static_cast<std::int64_t>(length));
-    } catch (const detail::ort::Failure& failure) {
-      throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
-                                       failure.what() + "); export the artefact again.");
+    for (const Named& named : spec().outputs) {
+      Array& array = outputs[named.name];
+      const std::size_t count = static_cast<std::size_t>(named.timed ? B * T : B) * named.value_size();
+      if (named.integers) array.integers.resize(count);
+      else array.floats.resize(count);
+      returned.push_back(value_of(named, array));
     }
-    memory.advance();
-    for (std::int64_t& position : memory.positions) position += static_cast<std::int64_t>(length);
+    run(fed, returned, memory, T);
     // Ids do not show what is not finite.
     memory.unsure_ = memory.unsure_ || std::all_of(spec().outputs.begin(), spec().outputs.end(),
                                                    [](const Named& named) { return named.integers; });
@@ -263,36 +273,36 @@ class Session {
     return outputs;
   }
 
-  void run_named(Arrays& inputs, Arrays& outputs, Memory& memory, std::int64_t T) const {
-    const std::int64_t B = memory.batch();
-    std::vector<detail::ort::Value> own;
-    const auto add = [&](const Named& named, Array& array) {
-      std::vector<std::int64_t> shape = {B};
-      if (named.timed) shape.push_back(T);
-      shape.insert(shape.end(), named.sizes.begin(), named.sizes.end());
-      own.push_back(named.integers ? detail::ort::tensor(array.integers, shape)
-                                   : detail::ort::tensor(array.floats, shape));
-      return own.back().get();
-    };
+  // The stream positions of T tokens of each row.
+  static std::vector<std::int64_t> places_of(const Memory& memory, std::size_t length) {
+    std::vector<std::int64_t> places;
+    for (const std::int64_t first : memory.positions)
+      for (std::size_t at = 0; at < length; ++at) places.push_back(first + static_cast<std::int64_t>(at));
+    return places;
+  }
+
+  // Runs the graph once, whose other inputs and outputs are the memory's, and advances the memory by T tokens.
+  void run(const std::vector<detail::ort::Value>& inputs, const std::vector<detail::ort::Value>& outputs,
+           Memory& memory, std::int64_t T) const {
+    memory.clear_restarted_rows();
     std::vector<const OrtValue*> fed;
     std::vector<OrtValue*> returned;
-    for (const Named& named : spec().inputs) fed.push_back(add(named, inputs[named.name]));
-    Array positions;
-    for (const std::int64_t first : memory.positions)
-      for (std::int64_t at = 0; at < T; ++at) positions.integers.push_back(first + at);
-    fed.push_back(add({"position_ids", true, 0, true, {}}, positions));
-    for (const Named& named : spec().outputs) {
-      Array& array = outputs[named.name];
-      const std::size_t count = static_cast<std::size_t>(named.timed ? B * T : B) * named.value_size();
-      if (named.integers) array.integers.resize(count);
-      else array.floats.resize(count);
-      returned.push_back(add(named, array));
-    }
+    for (const auto& value : inputs) fed.push_back(value.get());
     for (const auto& state : memory.now_) fed.push_back(state.value.get());
+    for (const auto& value : outputs) returned.push_back(value.get());
     for (const auto& state : memory.present()) returned.push_back(state.value.get());
-    detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(), fed.data(),
-                                              fed.size(), output_names_.data(), returned.size(),
-                                              returned.data()));
+    try {
+      detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(), fed.data(),
+                                                fed.size(), output_names_.data(), returned.size(),
+                                                returned.data()));
+    } catch (const detail::ort::Failure& failure) {
+      throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
+                                       failure.what() +
+                                       "); feed fewer tokens at once where memory was short, and export the "
+                                       "artefact again otherwise.");
+    }
+    memory.advance();
+    for (std::int64_t& position : memory.positions) position += T;
   }
 
   Answers advance(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
@@ -310,9 +320,7 @@ class Session {
       throw Error(Fault::stream, "the logits of " + std::to_string(most) +
                                      " tokens are larger than the memory of this machine; feed fewer tokens "
                                      "at once, or use a smaller batch.");
-    std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places(tokens.size()), rows;
-    for (std::size_t at = 0; at < places.size(); ++at)
-      places[at] = memory.positions[at / length] + static_cast<std::int64_t>(at % length);
+    std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places = places_of(memory, length), rows;
     for (std::size_t at = 0; at < ids.size(); ++at)
       if (wanted == Wanted::all || (wanted == Wanted::last && (at + 1) % length == 0))
         rows.push_back(static_cast<std::int64_t>(at));
@@ -323,50 +331,24 @@ class Session {
     Answers answers;
     answers.logits.reserve(1);
     answers.logits.resize(distributions * static_cast<std::size_t>(spec().vocabulary));
-    if (spec().selective) answers.log_probs.resize(tokens.size());
-    memory.clear_restarted_rows();
+    using detail::ort::tensor;
     const auto B = static_cast<std::int64_t>(batch), T = static_cast<std::int64_t>(length);
-    try {
-      run(memory, ids, places, asked, rows, answers, B, T);
-    } catch (const detail::ort::Failure& failure) {
-      throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
-                                       failure.what() +
-                                       "); feed fewer tokens at once where memory was short, and export the "
-                                       "artefact again otherwise.");
+    std::vector<detail::ort::Value> fed, returned;
+    fed.push_back(tensor(ids, {B, T}));
+    fed.push_back(tensor(places, {B, T}));
+    if (spec().selective) {
+      const auto count = static_cast<std::int64_t>(rows.size());
+      answers.log_probs.resize(tokens.size());
+      fed.push_back(tensor(asked, {B, T}));
+      fed.push_back(tensor(rows, {count}));
+      returned.push_back(tensor(answers.logits, {count, spec().vocabulary}));
+      returned.push_back(tensor(answers.log_probs, {B, T}));
+    } else {
+      returned.push_back(tensor(answers.logits, {B, T, spec().vocabulary}));
     }
-    memory.advance();
-    for (std::int64_t& position : memory.positions) position += T;
+    run(fed, returned, memory, T);
     memory.unsure_ = memory.unsure_ || !ends_finite(answers, asked, wanted, length);
     return answers;
-  }
-
-  void run(Memory& memory, std::vector<std::int64_t>& ids, std::vector<std::int64_t>& places,
-           std::vector<std::int64_t>& asked, std::vector<std::int64_t>& rows, Answers& answers,
-           std::int64_t B, std::int64_t T) const {
-    using detail::ort::tensor;
-    const auto count = static_cast<std::int64_t>(rows.size());
-    std::vector<detail::ort::Value> own;  // of this step; those of the memory stay from step to step
-    own.push_back(tensor(ids, {B, T}));
-    own.push_back(tensor(places, {B, T}));
-    if (spec().selective) {
-      own.push_back(tensor(asked, {B, T}));
-      own.push_back(tensor(rows, {count}));
-    }
-    std::vector<const OrtValue*> inputs;
-    for (const auto& value : own) inputs.push_back(value.get());
-    for (const auto& state : memory.now_) inputs.push_back(state.value.get());
-    std::vector<OrtValue*> outputs;
-    own.push_back(spec().selective ? tensor(answers.logits, {count, spec().vocabulary})
-                                   : tensor(answers.logits, {B, T, spec().vocabulary}));
-    outputs.push_back(own.back().get());
-    if (spec().selective) {
-      own.push_back(tensor(answers.log_probs, {B, T}));
-      outputs.push_back(own.back().get());
-    }
-    for (const auto& state : memory.present()) outputs.push_back(state.value.get());
-    detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(),
-                                              inputs.data(), inputs.size(), output_names_.data(),
-                                              outputs.size(), outputs.data()));
   }
 
   // Whether the last answer of every row is finite. A value that is not finite and visible makes every later

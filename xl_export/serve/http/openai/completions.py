@@ -73,6 +73,9 @@ class Completion:
         self._tenant = exchange.tenant.name
         texts = model.texts
         self._scores = plan.echo and plan.log_probs is not None
+        # How many of the likeliest tokens the engine returns; with any it returns log-probabilities too.
+        ranked = plan.best_of > plan.n
+        self._top = 0 if plan.log_probs is None and not ranked else max(1, plan.log_probs or 0)
         self._prompts = [
             _Prompt(
                 tokens,
@@ -167,12 +170,6 @@ class Completion:
             )
             self._choosing[task] = choice, self._prompts[number]
             inbox.submit(task, self._reserved)
-
-    @property
-    def _top(self) -> int:
-        """How many of the likeliest tokens the engine returns; with any it returns log-probabilities too."""
-        ranked = self._plan.best_of > self._plan.n
-        return 0 if self._plan.log_probs is None and not ranked else max(1, self._plan.log_probs or 0)
 
     def _drawing(self, choice: Choice, prompt: _Prompt) -> Drawing | None:
         drawing = self._plan.drawing
