@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.metadata import version
 from itertools import zip_longest
@@ -80,11 +80,15 @@ class Application:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._fixed: dict[str, list[Endpoint]] = {}
-        self._variable: dict[str, list[Endpoint]] = {}
+        #: The endpoints of each path by their methods; of paths without variables, and of the others.
+        self._fixed: dict[str, dict[str, Endpoint]] = {}
+        self._variable: dict[str, dict[str, Endpoint]] = {}
         for each in ENDPOINTS:
             paths = self._variable if "{" in each.path else self._fixed
-            paths.setdefault(each.path, []).append(each)
+            methods = paths.setdefault(each.path, {})
+            methods[each.method] = each
+            if each.method == "GET":
+                methods["HEAD"] = each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
@@ -153,17 +157,15 @@ class Application:
         """
         path = exchange.path
         method = exchange.method
-        same_path = self._fixed.get(path, [])
-        for each in same_path:
-            if each.answers(method):
-                return each
-        for endpoints in self._variable.values():
-            if match := endpoints[0].pattern.fullmatch(path):
-                for each in endpoints:
-                    if each.answers(method):
-                        exchange.params = match.groupdict()
-                        return each
-                same_path = same_path or endpoints
+        same_path = self._fixed.get(path, {})
+        if method in same_path:
+            return same_path[method]
+        for methods in self._variable.values():
+            if match := next(iter(methods.values())).pattern.fullmatch(path):
+                if method in methods:
+                    exchange.params = match.groupdict()
+                    return methods[method]
+                same_path = same_path or methods
         return _missing(path, method, same_path)
 
 
@@ -194,23 +196,22 @@ def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> No
         )
 
 
-def _missing(path: str, method: str, same_path: Sequence[Endpoint]) -> Endpoint:
+def _missing(path: str, method: str, same_path: Mapping[str, Endpoint]) -> Endpoint:
     """Refuses a request for a path, or for a method of a path, that does not exist."""
-    methods = sorted({each.method for each in same_path} - {"WEBSOCKET"})
-    if "GET" in methods:
-        methods.append("HEAD")
+    methods = sorted(same_path.keys() - {"WEBSOCKET"})
 
     async def refuse(exchange: Exchange) -> Response:
         if methods and method != "WEBSOCKET":
-            sentence = f"{path} does not answer {method}; send {' or '.join(sorted(methods))}."
-            raise RefusedError(sentence, status=405, allow=", ".join(sorted(methods)))
+            sentence = f"{path} does not answer {method}; send {' or '.join(methods)}."
+            raise RefusedError(sentence, status=405, allow=", ".join(methods))
         advice = "connect to it with a WebSocket" if same_path and not methods else _advice(path)
         raise RefusedError(f"there is nothing at {path!r:.200}; {advice}.", status=404)
 
     # Requests are counted by the path of an endpoint, so that strangers cannot add paths.
     if not same_path:
         return Endpoint(method=method, path="other", handler=refuse)
-    return Endpoint(method=method, path=same_path[0].path, handler=refuse, is_open=same_path[0].is_open)
+    one = next(iter(same_path.values()))
+    return Endpoint(method=method, path=one.path, handler=refuse, is_open=one.is_open)
 
 
 def _advice(path: str) -> str:

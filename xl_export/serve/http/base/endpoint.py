@@ -118,10 +118,6 @@ class Endpoint:
         """Matches its paths."""
         return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", self.path))
 
-    def answers(self, method: str) -> bool:
-        """Whether it answers requests with this method."""
-        return method == self.method or (method == "HEAD" and self.method == "GET")
-
     @property
     def name(self) -> str:
         """What programs call it."""

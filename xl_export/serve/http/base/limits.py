@@ -133,26 +133,3 @@ def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) ->
             f"{limits.log_probs:,} log-probabilities; ask for fewer, or in parts.",
             param=param,
         )
-
-
-def refuse_long_document(
-    limits: Limits, *, shown: int, drawn: int, log_probs: int | None, stream: bool
-) -> None:
-    """Raises RefusedError for a completion of which more has to be in memory at once than an answer holds.
-
-    shown: tokens of prompts that are repeated. drawn: the most that all choices have together; they are held
-    unless they are streamed. log_probs: the likeliest tokens of each; None without log-probabilities,
-    and then one choice of `max_tokens` is held however large that limit is.
-    """
-    held = (shown if log_probs is not None else 0) + (0 if stream else drawn)
-    if log_probs:
-        return refuse_log_probs(limits, held, log_probs, "logprobs")
-    most = max(limits.log_probs, limits.max_tokens) if log_probs is None else limits.log_probs
-    if held > most:
-        kind = "tokens" if log_probs is None else "log-probabilities"
-        repeated = shown > most or stream  # then streaming does not help
-        mend = "leave echo or logprobs out" if repeated else "ask for fewer tokens, or set stream to true"
-        raise RefusedError(
-            f"the answer could have {held:,} {kind} at once, and this server holds {most:,}; {mend}.",
-            param="logprobs" if repeated else "max_tokens",
-        )
