@@ -47,15 +47,13 @@ export interface Handle {
   likeliest?(position: number): { text: string; bits: number }[] | null;
 }
 
+/** Settings of the sampler. The page shows three; what else a model recommends is passed on. */
 export interface Sampling {
   temperature?: number;
   /** 0 is all tokens. */
   top_k?: number;
   top_p?: number;
-  min_p?: number;
-  repetition_penalty?: number;
-  presence_penalty?: number;
-  frequency_penalty?: number;
+  [setting: string]: number | undefined;
 }
 
 export interface Description {
