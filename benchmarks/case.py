@@ -76,7 +76,7 @@ class Case:
     run: Callable[..., Sequence[CaseRow]]  # checks every side, measures, and returns rows
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]
-    options: tuple[Callable[[], click.Option], ...] = ()  # besides those of every case
+    options: tuple[Callable[[], click.Option], ...] = ()  # in addition to the options of every case
     claims: tuple[Claim, ...] = ()
     # Paragraphs under the table, before the notes of its columns.
     notes: Callable[[Sequence[Line]], list[str]] = lambda lines: []

@@ -67,7 +67,7 @@ class Row(CaseRow):
     difference: float
     #: Of ONNX Runtime.
     operators: Operators = "standard"
-    #: The tokens of the fixed memory beside the memory's rate.
+    #: The tokens of the fixed memory, compared with the memory's rate.
     reading: TimesReading | None = None
 
     def percentile(self, share: float) -> float:
@@ -169,7 +169,7 @@ def run(
 def in_turns(
     sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], count: int, reader: Reader
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """For each side, the milliseconds of each of the last `count` tokens, and the memory's rate beside each.
+    """For each side, the milliseconds of each of the last `count` tokens, and the memory's rate at each.
 
     sides: a function that takes one token, and its stream of tokens, of which those before the last are fed
     untimed. The sides take turns of `PART` consecutive tokens, so that a machine that slows down slows all of

@@ -58,7 +58,7 @@ def run(
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row of the artefact and a row of the run. None stands for the value of the configuration."""
+    """A row of the artefact and a row of the run. None is the value of the configuration."""
     threads = checked_threads(threads)
     repeats = checked_repeats(repeats, min(config.repeats, OPENINGS))
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)

@@ -1,9 +1,9 @@
 """Many short texts side by side against one stream of as many tokens in full segments.
 
-The texts are like the hypotheses of a recogniser: 5 to 30 tokens each, from a distribution like that of words
-(Zipf's law with exponent 1), so that the clusters of an adaptive softmax are used as in a text. All sides
-predict the same tokens. Before they are timed, the scores are compared with those of texts scored one by one,
-and the export has compared the artefact with PyTorch.
+The texts are like the hypotheses of a recogniser: 5 to 30 tokens each, distributed like words (Zipf's law
+with exponent 1), so that the clusters of an adaptive softmax are used as in a text. All sides predict the
+same tokens. Before they are timed, the scores are compared with the scores of the texts one by one, and the
+export has compared the artefact with PyTorch.
 """
 
 from __future__ import annotations

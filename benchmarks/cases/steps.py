@@ -102,7 +102,7 @@ def measure_steps(
     operators: Operators = "standard",
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for each pair (batch, tokens) of `steps`. None stands for the value of the configuration."""
+    """A row for each pair (batch, tokens) of `steps`. None is the value of the configuration."""
     threads = checked_threads(threads)
     repeats = checked_repeats(repeats, repeats_by_default or config.repeats)
     mem_len = config.mem_len if mem_len is None else mem_len

@@ -151,7 +151,7 @@ def _recipes(config: BenchmarkConfig, threads: int) -> dict[str, TrainConfig]:
 
 
 def _recipe_of(side: str, recipes: dict[str, TrainConfig]) -> TrainConfig:
-    """The recipe that a side trains; the public code trains that of the side that it is compared with."""
+    """The recipe that a side trains; the public code trains the recipe of the side next to it."""
     return recipes[{"reference": "fp32", "reference spans": "spans"}.get(side, side)]
 
 

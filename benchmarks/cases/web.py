@@ -2,7 +2,7 @@
 
 Every side first replays the artefact's reference. All have one thread and the same graph with standard
 operators. Copies are what the public interface of onnxruntime-web does. A token is measured early in a text
-and after 10,000 tokens: it costs the same. WebAssembly runs in Node, whose compiler is that of Chromium.
+and after 10,000 tokens: it costs the same. WebAssembly runs in Node, which has Chromium's compiler.
 """
 
 from __future__ import annotations

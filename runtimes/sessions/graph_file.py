@@ -176,7 +176,10 @@ def _fields(data: memoryview, wanted: Mapping[int, str]) -> Iterator[tuple[str, 
                 yield name, data[at : at + length]
             at += length
         elif kind == VARINT:
-            _, at = _varint(data, at)
+            if at < len(data) and data[at] < 0x80:
+                at += 1
+            else:
+                _, at = _varint(data, at)
         elif kind in (FIXED64, FIXED32):
             at += 8 if kind == FIXED64 else 4
         else:

@@ -161,7 +161,7 @@ def test_too_little_memory_is_an_error_like_any_other(
         "fork", stream="many", **{"as": "b"}
     )
     sentence = small.refusal("start", stream="b", rows=1 << 16)
-    assert "larger than that of this machine; use a smaller batch" in sentence
+    assert "does not fit into the memory of this machine; use a smaller batch" in sentence
     assert "logits" in small.ask("predict", stream="a", tokens=[[0]])
 
 

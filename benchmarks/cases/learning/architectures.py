@@ -2,10 +2,10 @@
 
 Every model has 3 layers, D 128, segments of T = 64 bytes, and memory of 64 where it has recurrence. Text,
 batch, optimiser and schedule are the same. The first model is trained for as many steps as its budget of CPU
-seconds allows, by the time of a few steps at the start. Each other model gets the steps that take as long as
-those of the first, by the time of a few steps of both in turns. So the machine may become faster or be
-replaced while a table grows. All seeds of a model take the same number of steps. CPU seconds are those of all
-threads together, of the steps alone.
+seconds allows, by the time of a few steps at the start. Each other model gets as many steps as take the same
+time, by the time of a few steps of both in turns. So the machine may become faster or be replaced while a
+table grows. All seeds of a model use the same number of steps. CPU seconds are of all threads together, and
+only of the steps.
 
 Each model is scored on the same held-out text. *Own*: segment by segment under the rule that it was trained
 with. *Stream* and *exact* give it contexts of c = T and c = 4 T tokens; none was trained with 4 T. Stream:
@@ -16,8 +16,8 @@ the c tokens before it (`runtimes/tasks/context_losses.py`).
 A reference is the papers' public code (`benchmarks/references`), trained for as many steps on the same lanes
 with the same optimiser, and scored under the rule of its training.
 
-Learned tables, and those of Shaw et al., have a row for each distance of training; the last row serves all
-longer distances. One more row would never be trained, and most look-ups at 4 T would take it. Sinusoids of
+Learned tables, and the tables of Shaw et al., have a row for each distance of training; the last row serves
+all longer distances. One more row would never be trained, and most look-ups at 4 T would use it. Sinusoids of
 absolute positions count from the end of the segment, as in the public code.
 """
 

@@ -4,8 +4,8 @@ Both trainings of a pair start from the same weights, see the same text in the s
 number of steps. The model is the first of `architectures`. Both are scored on the same held-out text, in
 fp32. Rounding grows during training until the two are as far apart as two seeds. So one pair says little: the
 answer is the mean difference of many pairs, with its interval. At the learning rate of `architectures`
-(0.002) pairs differ by 0.02 bits after 300 steps, and hundreds of them would be needed. A smaller rate is
-taken here, which is still twice that of the published recipe for enwik8.
+(0.002) pairs differ by 0.02 bits after 300 steps, and hundreds of them would be needed. This case uses a
+smaller rate, still twice the rate of the published recipe for enwik8.
 """
 
 from __future__ import annotations

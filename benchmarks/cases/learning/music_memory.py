@@ -87,8 +87,8 @@ def run(
 ) -> list[Row]:
     """A row for the whole test part with memory, and one for each way at the same 1,000 events.
 
-    artefact: that of `examples/music` when None; raises ArtefactError where it is not there or fails its
-    check, and TextError where the parts are no ids of its vocabulary or too short.
+    artefact: the one in `examples/music` when None; raises ArtefactError if it is missing or fails its check,
+    and TextError if the parts are not ids of its vocabulary or too short.
     """
     artefact = artefact or _chorales()
     repeats = checked_repeats(repeats, REPEATS)
@@ -152,7 +152,7 @@ def run(
 
 
 def described() -> BenchmarkConfig:
-    """The recipe of the chorales, for the history; the rule of the artefact stands in its rows."""
+    """The recipe of the chorales, for the history; the rule of the artefact is in its rows."""
     recipe = TrainConfig.load("chorales")
     return BenchmarkConfig(
         name="chorales",
@@ -186,7 +186,7 @@ def _events(path: Path, size: int) -> np.ndarray:
     if not flat or not events.size or events.min() < 0 or events.max() >= size:
         raise TextError(
             f"{path} does not hold one list of token ids below {size} on each line; give the folder that "
-            "examples/music/prepare.py keeps beside its dataset."
+            "examples/music/prepare.py keeps next to its dataset."
         )
     return events
 

@@ -1,8 +1,8 @@
 """Published recipes trained for real, on whatever piece of their corpus is at hand, with their curves.
 
-The published sizes take GPUs for days. So each recipe stands here twice: as published, of which a CPU does a
-few steps, and reduced to a size of which a CPU does some thousands. What a reduced recipe changes is a list
-of assignments as `xl-export train --set` takes them. A recipe is trained for as many steps as its budget of
+The published sizes need GPUs for days. So each recipe is here twice: as published, of which a CPU does a few
+steps, and reduced to a size of which a CPU does some thousands. What a reduced recipe changes is a list of
+assignments as in `xl-export train --set`. A recipe is trained for as many steps as its budget of
 CPU seconds allows, by the time of a few steps at the start; validations and checkpoints are not in the
 budget. The run is a folder like any other: it can be resumed, which a second call of this case does,
 exported, and compared.

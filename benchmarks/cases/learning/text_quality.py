@@ -1,10 +1,11 @@
-"""How well an artefact predicts a held-out text, beside n-grams of the same training text and compressors.
+"""How well an artefact predicts a held-out text, compared with n-grams of the same training text and
+compressors.
 
 The folder of the text holds train.txt and test.txt, and the same stories as lines of JSON, train.jsonl and
 test.jsonl; `examples/stories/prepare.py` writes it. All rows are bits for each byte of test.txt. The model
-and the n-grams predict every token of its stories and the end of each. gzip sees the test text alone, because
-its window is 32 KB. xz sees the training text first: its bits are the size of both together, less that of the
-training text.
+and the n-grams predict every token of its stories and the end of each. gzip sees only the test text, because
+its window is 32 KB. xz sees the training text first: its bits are the size of both together, less the size of
+the training text.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def run(
 ) -> list[Row]:
     """A row for the artefact, with memory and without, for the n-grams and for the two compressors.
 
-    artefact: that of `examples/stories` when None; raises ArtefactError where it is not there.
+    artefact: the one in `examples/stories` when None; raises ArtefactError if it is missing.
     """
     artefact = artefact or _stories()
     train = read_bytes(parts / "train.txt")
@@ -93,7 +94,7 @@ def run(
 
 
 def described() -> BenchmarkConfig:
-    """The recipe of the stories, for the history; the rule of the artefact stands in its rows."""
+    """The recipe of the stories, for the history; the rule of the artefact is in its rows."""
     recipe = TrainConfig.load("stories")
     return BenchmarkConfig(
         name="stories",

@@ -1,4 +1,4 @@
-"""What validations cost: the time of a validated token over that of a trained one, and what follows from it.
+"""What validations cost: the time of a validated token divided by the time of a trained one.
 
 `benchmarks.arithmetic.validation_share` counts multiply-adds. Softmax, copies and the starts of operators are
 not among them, and they weigh more in a validation. So the cost of a token is measured here for small models
@@ -102,7 +102,7 @@ def run(
     names: Sequence[str] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for each recipe, or for those of `names`. Raises ConfigError for a name that is not there."""
+    """A row for each recipe, or for those in `names`. Raises ConfigError for an unknown name."""
     wanted = chosen(names)
     threads = checked_threads(threads)
     repeats = checked_repeats(repeats, REPEATS)

@@ -172,7 +172,7 @@ def embedded(tensors: Sequence[Tensor]) -> dict[str, Measured]:
 
 
 def described() -> BenchmarkConfig:
-    """The size that stands for this case in the history; the shapes that were measured are in the rows."""
+    """The size of this case in the history; the shapes that were measured are in the rows."""
     return dataclasses.replace(CONFIGS["enwik8-base"], name="shapes")
 
 

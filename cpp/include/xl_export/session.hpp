@@ -63,7 +63,8 @@ class Session {
     const double bytes = sets * static_cast<double>(batch) * static_cast<double>(spec().row_bytes());
     if (bytes > detail::machine_bytes())
       throw Error(Fault::stream, "the memory of " + std::to_string(batch) +
-                                     " streams is larger than that of this machine; use a smaller batch.");
+                                     " streams does not fit into the memory of this machine; use a smaller "
+                                     "batch.");
     return detail::ort::edge("the memory of the streams", [&] {
       return Memory(spec().state, batch, spec().identity, spec().in_place());
     });
