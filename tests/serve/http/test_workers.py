@@ -199,7 +199,7 @@ def test_large_work_never_runs_on_the_event_loop(
         (body, "refuse_many_values"),
         (encoding, "checked_ids"),
         (completions._Prompt, "score"),
-        (Writer, "begin"),
+        (Writer, "repeated"),
         (TokenReport, "feed"),
         (completions, "json_steps"),
         (score, "json_steps"),
