@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.machine import available_cpus
@@ -31,35 +31,6 @@ from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.stores import StoreLease, Stores
 from xl_export.serve.streams.cache import PrefixCache
 from xl_export.serve.streams.store import StreamStore
-
-Result = TypeVar("Result")
-
-
-async def on_thread(function: Callable[..., Result], *arguments: object) -> Result:
-    """The result of a function that blocks. Its thread does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result = None
-        error = None
-        try:
-            result = function(*arguments)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits for it
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="xl-export blocking", daemon=True).start()
-    return await future
 
 
 @dataclass(kw_only=True, eq=False)

@@ -21,8 +21,9 @@ from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import BodyBytes, Limits, too_many
 from xl_export.serve.http.base.metrics import Metrics
-from xl_export.serve.http.base.models import Model, Source, on_thread
+from xl_export.serve.http.base.models import Model, Source
 from xl_export.serve.http.base.stores import Stores
+from xl_export.serve.http.base.workers import on_thread
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.unserved import Holds
 

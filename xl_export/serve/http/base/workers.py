@@ -139,6 +139,17 @@ def _steps_of(function: Callable[..., Any], arguments: Any, named: Any) -> Steps
     return (yield from result) if isinstance(result, Generator) else result
 
 
+async def on_thread(function: Callable[..., Result], *arguments: object) -> Result:
+    """The result of a function that blocks, from a thread of its own, which does not keep the process from
+    ending.
+    """
+    loop = asyncio.get_running_loop()
+    job = _Job("", _steps_of(function, arguments, {}), loop, loop.create_future())
+    threading.Thread(target=job.has_ended, name="xl-export blocking", daemon=True).start()
+    result: Result = await job.future
+    return result
+
+
 SHORT_WORK = Workers("short work")
 LONG_WORK = Workers("long work")
 # For the disk of the stores: a slow one holds up no work on texts, and long texts hold up no stream.
