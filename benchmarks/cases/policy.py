@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ import runtimes
 import xl_export
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     Line,
     config_option,
@@ -45,7 +46,6 @@ from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
 from benchmarks.web_sides import compiled, has_cpp
 from runtimes.base.errors import ArtefactError
-from runtimes.base.records import to_json
 from trainer.model.config import ModelConfig
 
 HZ = 1000
@@ -180,7 +180,7 @@ class _Cpp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(CaseRow):
     """One side."""
 
     side: str
@@ -190,9 +190,6 @@ class Row:
     late: int  # steps whose answer came after the next step was due
     steps: int  # timed; fewer than asked for if a growing window became too slow
     difference: float  # at most, from PyTorch with the same memory, before anything was timed
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def run(

@@ -147,7 +147,7 @@ def _read_sparse(data: memoryview, inside: _Inside) -> None:
 def _read_tensor(data: memoryview, inside: _Inside) -> None:
     for _, value in _fields(data, TENSOR):
         entry = dict(_fields(value, ENTRY))
-        if entry.get("key") == b"location":
+        if bytes(entry.get("key", b"")) == b"location":
             inside.files.add(bytes(entry.get("value", b"")))
 
 
