@@ -1,174 +1,175 @@
 // Products with constant matrices, which are packed once, when a session opens.
 //
-// A matrix W [K, N] lies in panels of 8 vectors of columns, the last of them of 4 or 8. A panel of floats is in
-// strips, as `tile` reads them. A panel of bytes or halves of bytes holds, for each k, the numbers of its columns
-// side by side. They are widened to floats: for one row in registers, for several in memory. Activations are
-// never rounded. One row and several add the same numbers in the same order, so a row gets the same bits in
-// every batch.
+// A matrix W [K, N] is cut into panels of 4 or 8 vectors of columns. A panel of floats is cut into strips of
+// TILE_VECTORS vectors, as `tile` reads them.
 //
-// Byte v of 32 bits belongs to the v-th of 4 vectors of columns. A mask leaves w · 256^v of it, which is a float
-// after one conversion; the scale of the v-th vector includes 256^-v. Only the last byte is shifted, because it
-// has the sign. With 4 bits the lower half of a byte is for an even k and the upper half for the odd k behind
-// it, which leaves 16 w.
+// Weights of 8 or 4 bits are multiplied as whole numbers. Each row of activations is rounded to x = scale · q, with
+// one scale for the row and |q| up to 32767. Weights of the preset int8-stored need products as exact as those of
+// floats: a second number then holds what the first one leaves, x = scale · (q + rest / REST). Sums of whole numbers
+// are exact, and the sums of blocks are always added in the same order. So a row gets the same bits in every batch.
 //
-// A number is scale · w - offset, with a scale and an offset for each column of a block of k. The sum of a block
-// is scale · Σ x w - offset · Σ x, so scales and offsets are read once a block.
+// Layout of such a panel: for each two k (4 with 4 bits), its strips follow one another. A strip is one vector of
+// 32-bit lanes, for two vectors A and B of columns. A lane has the weights of two k, in its two halves, as `add_pairs`
+// reads them. With 8 bits, the low byte of a half is A's weight and the high byte is B's. With 4 bits, the low byte
+// has A's weight in its low half and B's in its high half, where it counts as 16 w; the high byte is for the next
+// two k.
 //
-// Rows of activations begin a pitch apart. What is between the end of a row and the next one are zeros.
+// A weight is scale · w - offset, with a scale and an offset for each column and block of k. The sum of a block is
+// scale · Σ q w - offset · Σ q, so scales and offsets are read once per block. B's scale includes the 1/16.
+//
+// Rows of activations begin a pitch apart. The numbers between the end of a row and the next row are zeros.
 #pragma once
 
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "head.hpp"
 
 namespace xl {
 
-constexpr int QUAD = 4;                        // vectors of columns that share 32 bits
+constexpr int QUAD = 4;  // a panel has 4 or 8 vectors of columns
 constexpr int64_t QUAD_COLUMNS = QUAD * LANES;
-constexpr int64_t DEPTH = 32;                  // values of k in a block of MatMulNBits
-constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns of floats that lie side by side
+constexpr int64_t DEPTH = 32;     // values of k in a block of MatMulNBits
+constexpr int64_t LONGEST = 256;  // of any block: so many products of 8 and 16 bits fit into 32 bits
+constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns in a strip of floats
+constexpr int PAIR = 2;                          // vectors of columns in any other strip
 constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);
 
 inline int64_t pitch_of(int64_t columns) { return (columns + PITCH - 1) / PITCH * PITCH; }
 
-struct bytes {};    // numbers of 8 bits, 4 in 32 bits for each k
-struct nibbles {};  // numbers of 4 bits, 8 in 32 bits for each two k
-
-/// Values of k that one vector of 32 bits is for.
-template <class Number>
-constexpr int TOGETHER = std::is_same_v<Number, nibbles> ? 2 : 1;
-
-/// The numbers of vector v of columns and of the next k + odd, as `w` above.
-template <class Number>
-inline vec number_of(ivec quad, int v, int odd) {
-  constexpr bool halves = std::is_same_v<Number, nibbles>;
-  const ivec from = v == QUAD - 1 ? (ivec)((uvec)quad >> 24) : quad;
-  const int mask = (halves ? odd ? 0xf0 : 0x0f : 0xff) << (v == QUAD - 1 ? 0 : 8 * v);
-  return __builtin_convertvector(v == QUAD - 1 && !halves ? from : from & mask, vec);
-}
-
-/// What `number_of` is to be multiplied by.
-inline float unit_of(int v) { return v == QUAD - 1 ? 1.0f : 1.0f / (1 << 8 * v); }
+/// Kinds of weights. TOGETHER: values of k in a lane of a strip. TERMS: whole numbers for each activation.
+struct nibbles {
+  static constexpr int TOGETHER = 4, TERMS = 1;
+};
+struct bytes {
+  static constexpr int TOGETHER = 2, TERMS = 1;
+};
+struct exact_bytes {
+  static constexpr int TOGETHER = 2, TERMS = 2;
+};
 
 /// A panel of a packed matrix.
 struct Panel {
   const void* values;             // as above, for `depth` values of k
-  const float *scales, *offsets;  // [depth / block, columns], null for floats; the scales include `unit_of`
+  const float *scales, *offsets;  // [depth / block rounded up, columns]; null for floats
   int64_t depth, block;
 };
 
-/// total + scale · sum - offset · inputs, for a block with sum = Σ x w and inputs = Σ x.
-inline vec add_block(vec total, vec sum, const float* scale, float inputs, const float* offset) {
-  return add_product(add_product(total, sum, load(scale)), all(-inputs), load(offset));
+/// Rows of activations as whole numbers; see above.
+struct Rounded {
+  const int16_t* numbers;  // [rows, terms, pitch]
+  const float* scales;     // [rows]
+  const float* sums;       // Σ q, or Σ (q + rest / REST), [rows, blocks]
+  int64_t pitch, blocks, terms;
+
+  Rounded from(int64_t row) const {
+    return {numbers + row * terms * pitch, scales + row, sums + row * blocks, pitch, blocks, terms};
+  }
+};
+
+constexpr float REST = 65534;  // as |x / scale - q| is 1/2 at most
+
+/// Rounds a row to one or two terms, and returns its scale; what is not finite makes the scale not a number.
+inline float round(const float* x, int64_t count, int terms, int16_t* to) {
+  const float most = largest_magnitude(x, count);
+  const float factor = most > 1e-30f ? 32767 / most : 0;
+  const vec rounder = all(12582912.0f);  // the low bits of the sum are the whole number
+  for (int64_t i = 0; i < count; i += LANES) {
+    vec left = load(x + i) * factor;
+    for (int term = 0; term < terms; ++term) {
+      const vec shifted = left + rounder;
+      const shorts q = __builtin_convertvector((ivec)shifted, shorts);
+      std::memcpy(to + term * count + i, &q, sizeof(q));
+      left = (left - (shifted - rounder)) * REST;
+    }
+  }
+  return most / 32767;
 }
 
-inline float sum_of(const float* x, int64_t count) {
-  vec total{};
-  for (int64_t i = 0; i < count; i += LANES) total += load(x + i);
-  return sum(total);
-}
-
-/// y = init + x [depth] · panel, for a panel of NV vectors of columns. inputs: the sums of x by block.
-template <class Number, int NV>
-__attribute__((noinline)) void multiply_row(const float* x, const float* inputs, const Panel& panel,
-                                            const float* init, float* y) {
-  constexpr int WIDTH = NV * LANES;
+/// y = init + x [depth] · panel, for a panel of NV vectors of columns, by floats.
+template <int NV>
+__attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, const float* init, float* y) {
   vec total[NV];
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) total[v] = load(init + v * LANES);
-  if constexpr (std::is_same_v<Number, float>) {
-    const float* w = static_cast<const float*>(panel.values);
-    const int64_t strip = panel.depth * STRIP;
-    for (int64_t k = 0; k < panel.depth; ++k, w += STRIP)
+  const float* w = static_cast<const float*>(panel.values);
+  const int64_t strip = panel.depth * STRIP;
+  for (int64_t k = 0; k < panel.depth; ++k, w += STRIP)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) {
-        const float* numbers = w + v / TILE_VECTORS * strip + v % TILE_VECTORS * LANES;
-        total[v] = add_product(total[v], all(x[k]), load(numbers));
-      }
-  } else {
-    const ivec* quad = static_cast<const ivec*>(panel.values);
-    const float *scales = panel.scales, *offsets = panel.offsets;
-    for (int64_t first = 0; first < panel.depth; first += panel.block) {
-      vec sums[NV] = {};
-      for (int64_t k = first; k < first + panel.block; k += TOGETHER<Number>, quad += NV / QUAD)
-#pragma GCC unroll 2
-        for (int odd = 0; odd < TOGETHER<Number>; ++odd) {
-          const float factor = odd ? x[k + 1] / 16 : x[k];
-#pragma GCC unroll 8
-          for (int v = 0; v < NV; ++v)
-            sums[v] = add_product(sums[v], all(factor), number_of<Number>(quad[v / QUAD], v % QUAD, odd));
-        }
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v)
-        total[v] = add_block(total[v], sums[v], scales + v * LANES, *inputs, offsets + v * LANES);
-      scales += WIDTH, offsets += WIDTH, ++inputs;
+    for (int v = 0; v < NV; ++v) {
+      const float* numbers = w + v / TILE_VECTORS * strip + v % TILE_VECTORS * LANES;
+      total[v] = add_product(total[v], all(x[k]), load(numbers));
     }
-  }
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) store(y + v * LANES, total[v]);
 }
 
-/// Writes TILE_VECTORS vectors of a panel as floats, [depth, …]: those of every quad from vector FIRST of it.
-template <class Number, int FIRST>
-inline void widen_strip(const Panel& panel, int vectors, int quad_at, float* to) {
-  const ivec* quads = static_cast<const ivec*>(panel.values) + quad_at;
-  for (int64_t k = 0; k < panel.depth; k += TOGETHER<Number>, quads += vectors / QUAD)
-#pragma GCC unroll 2
-    for (int odd = 0; odd < TOGETHER<Number>; ++odd)
-#pragma GCC unroll 4
-      for (int v = 0; v < TILE_VECTORS; ++v, to += LANES) {
-        const vec w = number_of<Number>(*quads, FIRST + v, odd);
-        store(to, odd ? w * (1.0f / 16) : w);
-      }
-}
-
-/// Writes the numbers of a panel as floats without their scales, in strips as `tile` reads them.
-template <class Number>
-inline void widen(const Panel& panel, int vectors, float* to) {
-  const int64_t strip = panel.depth * STRIP;
-  for (int quad = 0; quad < vectors / QUAD; ++quad, to += QUAD_COLUMNS * panel.depth) {
-    widen_strip<Number, 0>(panel, vectors, quad, to);
-    if constexpr (TILE_VECTORS < QUAD) widen_strip<Number, TILE_VECTORS>(panel, vectors, quad, to + strip);
-  }
-}
-static_assert(QUAD == TILE_VECTORS || QUAD == 2 * TILE_VECTORS);
-
-/// y [ROWS, STRIP] = init + x · strip, for a strip of widened numbers of a panel `width` wide. panel: with the
-/// scales and offsets of the strip. inputs: the sums of x by row and block. ahead: see `add_products`.
-template <int ROWS>
-void multiply_blocks(const float* x, int64_t x_pitch, const float* strip, const Panel& panel, int64_t width,
-                     const float* inputs, const float* init, int64_t init_pitch, float* y, int64_t y_pitch,
-                     const char* ahead) {
-  const int64_t blocks = panel.depth / panel.block;
+/// y [ROWS, NV vectors] = init + x · W, for the strips from `values` on of a panel that is `width` columns wide.
+/// The scales and offsets of `panel` are those of these strips.
+template <class Number, int ROWS, int NV>
+__attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* values, const Panel& panel,
+                                                int64_t width, const float* init, int64_t init_pitch, float* y,
+                                                int64_t y_pitch) {
+  constexpr int TOGETHER = Number::TOGETHER, TERMS = Number::TERMS;
   const float *scales = panel.scales, *offsets = panel.offsets;
-  vec totals[ROWS][TILE_VECTORS];
+  vec totals[ROWS][NV] = {};
+  for (int64_t first = 0, b = 0; first < panel.depth; first += panel.block, ++b) {
+    const int64_t end = std::min(first + panel.block, panel.depth);
+    ivec sums[ROWS][TERMS][NV] = {};
+    for (int64_t k = first; k < end; k += TOGETHER, values += width / (PAIR * LANES))
+#pragma GCC unroll 4
+      for (int s = 0; s < NV / PAIR; ++s)
+#pragma GCC unroll 2
+        for (int pair = 0; pair < TOGETHER / 2; ++pair) {
+          const uvec both = pair ? (uvec)values[s] >> 8 : (uvec)values[s];
+          const uvec w[PAIR] = {both & (TOGETHER == 4 ? 0x000f000f : 0x00ff00ff),
+                                TOGETHER == 4 ? both & 0x00f000f0 : (uvec)((words)both >> 8)};
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECTORS; ++v) totals[r][v] = load(init + r * init_pitch + v * LANES);
-  for (int64_t b = 0; b < blocks; ++b) {
-    vec sums[ROWS][TILE_VECTORS] = {};
-    add_products(sums, x, x_pitch, strip, STRIP, static_cast<int>(panel.block), ahead, 256);
+          for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+            for (int term = 0; term < TERMS; ++term) {
+              int32_t q;
+              std::memcpy(&q, x.numbers + (r * TERMS + term) * x.pitch + k + 2 * pair, sizeof(q));
+#pragma GCC unroll 2
+              for (int v = 0; v < PAIR; ++v) {
+                ivec& sum = sums[r][term][s * PAIR + v];
+                sum = add_pairs(sum, q - ivec{}, (ivec)w[v]);
+              }
+            }
+        }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-      for (int v = 0; v < TILE_VECTORS; ++v)
-        totals[r][v] = add_block(totals[r][v], sums[r][v], scales + v * LANES, inputs[r * blocks + b],
-                                 offsets + v * LANES);
-    x += panel.block, strip += panel.block * STRIP, ahead += panel.block / 16 * 256;
+      for (int v = 0; v < NV; ++v) {
+        vec sum = __builtin_convertvector(sums[r][0][v], vec);
+        if (TERMS == 2) sum = add_product(sum, __builtin_convertvector(sums[r][TERMS - 1][v], vec), all(1 / REST));
+        const vec scaled = add_product(totals[r][v], sum, load(scales + v * LANES));
+        totals[r][v] = add_product(scaled, all(-x.sums[r * x.blocks + b]), load(offsets + v * LANES));
+      }
     scales += width, offsets += width;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECTORS; ++v) store(y + r * y_pitch + v * LANES, totals[r][v]);
+    for (int v = 0; v < NV; ++v)
+      store(y + r * y_pitch + v * LANES,
+            add_product(load(init + r * init_pitch + v * LANES), all(x.scales[r]), totals[r][v]));
 }
 
-/// By the number of rows.
-constexpr decltype(&multiply_blocks<1>) BLOCK_TILES[TILE_ROWS] = {multiply_blocks<1>, multiply_blocks<2>,
-                                                                  multiply_blocks<3>, multiply_blocks<4>,
-                                                                  multiply_blocks<5>, multiply_blocks<6>};
+/// Functions that multiply rows by one strip. of: by the number of rows. rows: the most.
+template <class Number>
+struct Tiles {
+  static constexpr int rows = TILE_ROWS / Number::TERMS;
+  static constexpr decltype(&multiply_rounded<Number, 1, PAIR>) of[TILE_ROWS + 1] = {
+      nullptr,
+      multiply_rounded<Number, 1, PAIR>,
+      multiply_rounded<Number, 2, PAIR>,
+      multiply_rounded<Number, 3, PAIR>,
+      multiply_rounded<Number, std::min(rows, 4), PAIR>,
+      multiply_rounded<Number, std::min(rows, 5), PAIR>,
+      multiply_rounded<Number, std::min(rows, 6), PAIR>};
+};
 
 /// A matrix as a graph holds it.
 struct GivenMatrix {
@@ -205,7 +206,7 @@ struct GivenMatrix {
         for (int64_t c = 0; c < count; ++c) one(k, c, k * columns + first + c);
     }
   }
-  float scale(int64_t n, int64_t block) const { return scales[n * blocks() + block]; }
+  float scale(int64_t n, int64_t block) const { return scales[form == BYTES ? n : n * blocks() + block]; }
   float zero_point(int64_t n, int64_t block) const {
     if (form == BYTES) return 128;
     if (bits == 8) return zero_points[n * blocks() + block];
@@ -220,17 +221,20 @@ class Matrix {
 
   /// bias: null for zeros.
   Matrix(const GivenMatrix& given, const float* bias)
-      : depth_(given.depth), columns_(given.columns), in_floats_(given.form == GivenMatrix::FLOATS),
-        in_halves_(given.form == GivenMatrix::BLOCKS && given.bits == 4) {
+      : depth_(given.depth), columns_(given.columns) {
+    form_ = given.form == GivenMatrix::FLOATS  ? FLOATS
+            : given.form == GivenMatrix::BYTES ? EXACT_BYTES
+            : given.bits == 8                  ? BYTES
+                                               : NIBBLES;
     const int64_t width = pitch_of(columns_);
     padded_ = given.form == GivenMatrix::BLOCKS ? depth_ : pitch_of(depth_);
-    block_ = given.form == GivenMatrix::BLOCKS ? DEPTH : padded_;
+    block_ = given.form == GivenMatrix::BLOCKS ? DEPTH : std::min(LONGEST, padded_);
     bias_.assign(width, 0.0f);
     if (bias) std::copy_n(bias, columns_, bias_.begin());
     values_ = std::make_unique<Scratch>();
-    const int64_t words = width * padded_ / (in_floats_ ? 1 : in_halves_ ? 8 : 4);
+    const int64_t words = width * padded_ / in_a_word();
     std::memset(values_->take(words), 0, words * sizeof(float));
-    if (!in_floats_) scales_.assign(width * (padded_ / block_), 0.0f), offsets_ = scales_;
+    scales_.assign(width * blocks(), 0.0f), offsets_ = scales_;
     for (int64_t p = 0; p < panels(); ++p) pack(given, p);
   }
 
@@ -238,53 +242,65 @@ class Matrix {
   int64_t depth() const { return depth_; }
   int64_t columns() const { return columns_; }
   const float* bias() const { return bias_.data(); }
-  int64_t panels() const { return (columns_ + PANEL - 1) / PANEL; }
-  int64_t first_column(int64_t p) const { return p * PANEL; }
+  int64_t panels() const { return (columns_ + panel_columns() - 1) / panel_columns(); }
+  int64_t first_column(int64_t p) const { return p * panel_columns(); }
   /// Vectors of columns in panel p.
-  int vectors(int64_t p) const { return columns_ - first_column(p) > QUAD_COLUMNS ? 2 * QUAD : QUAD; }
-
-  /// Blocks of a row that `multiply` needs the sums of.
-  int64_t blocks() const { return in_floats_ ? 0 : padded_ / block_; }
-  /// Writes the sums [rows, blocks] of x.
-  void sum_inputs(int64_t rows, const float* x, int64_t x_pitch, float* inputs) const {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t b = 0; b < blocks(); ++b) *inputs++ = sum_of(x + r * x_pitch + b * block_, block_);
+  int vectors(int64_t p) const {
+    return std::min(panel_columns(), columns_ - first_column(p)) > QUAD_COLUMNS ? 2 * QUAD : QUAD;
   }
 
-  /// Multiplies rows of x by panel p: y = init + x · W. inputs: see `sum_inputs`. y and init point to the
-  /// panel's first column; the rows of init are `init_pitch` apart. y may be init.
-  void multiply(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* inputs,
-                const float* init, int64_t init_pitch, float* y, int64_t y_pitch, Scratch& scratch) const {
-    const auto run = [&](auto number) {
-      using Number = decltype(number);
-      const bool whole = vectors(p) > QUAD;
-      if (rows == 1)
-        return (whole ? multiply_row<Number, 2 * QUAD> : multiply_row<Number, QUAD>)(x, inputs, panel(p),
-                                                                                     init, y);
-      const float* floats = static_cast<const float*>(panel(p).values);
-      if constexpr (!std::is_same_v<Number, float>) {
-        float* widened = scratch.take(padded_ * vectors(p) * LANES);
-        widen<Number>(panel(p), vectors(p), widened);
-        floats = widened;
+  /// Blocks of a column, each with a scale and an offset; none of floats.
+  int64_t blocks() const { return form_ == FLOATS ? 0 : (padded_ + block_ - 1) / block_; }
+
+  /// Rounds rows of x for `multiply`, in working memory that is used until then; nothing for floats.
+  Rounded rounded(int64_t rows, const float* x, int64_t x_pitch, Scratch& scratch) const {
+    if (form_ == FLOATS) return {};
+    const int64_t blocks = this->blocks();
+    const int terms = form_ == EXACT_BYTES ? 2 : 1;
+    float* scales = scratch.take(rows * (1 + blocks + terms * padded_ / 2));
+    float* sums = scales + rows;
+    auto* numbers = reinterpret_cast<int16_t*>(sums + rows * blocks);
+    for (int64_t r = 0; r < rows; ++r) {
+      int16_t* q = numbers + r * terms * padded_;
+      scales[r] = round(x + r * x_pitch, padded_, terms, q);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t from = b * block_, to = std::min(from + block_, padded_);
+        float& sum = sums[r * blocks + b] = std::accumulate(q + from, q + to, int32_t{0});
+        if (terms == 2) sum += std::accumulate(q + padded_ + from, q + padded_ + to, int32_t{0}) / REST;
       }
-      multiply_rows(p, rows, x, x_pitch, floats, inputs, init, init_pitch, y, y_pitch);
-    };
-    if (in_floats_) run(0.0f);
-    else if (in_halves_) run(nibbles{});
-    else run(bytes{});
+    }
+    return {numbers, scales, sums, padded_, blocks, terms};
+  }
+
+  /// Multiplies rows by panel p: y = init + x · W. q: what `rounded` returned for x. y and init point to the panel's
+  /// first column; the rows of init are `init_pitch` apart. y may be init.
+  void multiply(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const Rounded& q, const float* init,
+                int64_t init_pitch, float* y, int64_t y_pitch) const {
+    if (form_ == NIBBLES) multiply_rounded_rows<nibbles>(p, rows, q, init, init_pitch, y, y_pitch);
+    else if (form_ == BYTES) multiply_rounded_rows<bytes>(p, rows, q, init, init_pitch, y, y_pitch);
+    else if (form_ == EXACT_BYTES) multiply_rounded_rows<exact_bytes>(p, rows, q, init, init_pitch, y, y_pitch);
+    else if (rows > 1) multiply_rows(p, rows, x, x_pitch, init, init_pitch, y, y_pitch);
+    else (vectors(p) > QUAD ? multiply_row<2 * QUAD> : multiply_row<QUAD>)(x, panel(p), init, y);
   }
 
  private:
-  static constexpr int64_t PANEL = 2 * QUAD_COLUMNS;
+  /// The form in which the matrix is packed.
+  enum Form { FLOATS, EXACT_BYTES, BYTES, NIBBLES };
 
+  Form form_ = FLOATS;
   int64_t depth_ = 0, columns_ = 0, padded_ = 0, block_ = DEPTH;
-  bool in_floats_ = true, in_halves_ = false;
   std::unique_ptr<Scratch> values_;  // aligned memory
   std::vector<float> scales_, offsets_, bias_;
 
+  /// Numbers in 32 bits.
+  int64_t in_a_word() const { return form_ == FLOATS ? 1 : form_ == NIBBLES ? 8 : 4; }
+
+  /// With two terms, the sums of half a panel use all registers.
+  int64_t panel_columns() const { return form_ == EXACT_BYTES ? QUAD_COLUMNS : 2 * QUAD_COLUMNS; }
+
   Panel panel(int64_t p) const {
-    const int64_t before = first_column(p), scaled = before * (padded_ / block_);
-    return {values_->take(0) + before * padded_ / (in_floats_ ? 1 : in_halves_ ? 8 : 4),
+    const int64_t before = first_column(p), scaled = before * blocks();
+    return {values_->take(0) + before * padded_ / in_a_word(),
             scales_.data() + scaled, offsets_.data() + scaled, padded_, block_};
   }
 
@@ -294,47 +310,62 @@ class Matrix {
     float* floats = static_cast<float*>(const_cast<void*>(to.values));
     uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(to.values));
     const int64_t here = std::min(width, columns_ - first);
-    // The byte of a column among those of one k, or of two.
-    const auto place = [](int64_t c) {
-      const int64_t v = c / LANES;
-      return (v / QUAD * LANES + c % LANES) * QUAD + v % QUAD;
+    const bool in_halves = form_ == NIBBLES;
+    const int64_t together = in_halves ? nibbles::TOGETHER : bytes::TOGETHER;
+    // The byte of k and a column.
+    const auto place = [&](int64_t k, int64_t c) {
+      const int64_t strip = c / (PAIR * LANES), strips = width / (PAIR * LANES);
+      const int64_t above = in_halves ? k % 4 / 2 : c / LANES % PAIR;
+      return ((k / together * strips + strip) * LANES + c % LANES) * 4 + k % 2 * 2 + above;
     };
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
-      if (in_floats_) floats[(c / STRIP * padded_ + k) * STRIP + c % STRIP] = number;
-      else if (in_halves_) packed[k / 2 * width + place(c)] |= static_cast<int>(number) << (k % 2 * 4);
-      else packed[k * width + place(c)] = static_cast<uint8_t>(number);
+      if (form_ == FLOATS) floats[(c / STRIP * padded_ + k) * STRIP + c % STRIP] = number;
+      else if (in_halves) packed[place(k, c)] |= static_cast<int>(number) << (c / LANES % PAIR * 4);
+      else packed[place(k, c)] = static_cast<uint8_t>(number);
     });
-    for (int64_t b = 0; !in_floats_ && b < given.blocks(); ++b)
+    for (int64_t b = 0; b < blocks(); ++b)
       for (int64_t c = 0; c < here; ++c) {
-        const float scale = given.scale(first + c, b);
-        const_cast<float*>(to.scales)[b * width + c] = scale * unit_of(c / LANES % QUAD);
+        const float scale = given.scale(first + c, b), unit = in_halves && c / LANES % PAIR ? 1.0f / 16 : 1;
+        const_cast<float*>(to.scales)[b * width + c] = scale * unit;
         const_cast<float*>(to.offsets)[b * width + c] = scale * given.zero_point(first + c, b);
       }
   }
 
-  /// Multiplies several rows by panel p, whose numbers are given as floats in strips.
-  void multiply_rows(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* strip,
-                     const float* inputs, const float* init, int64_t init_pitch, float* y,
-                     int64_t y_pitch) const {
+  /// Multiplies several rows of floats by panel p, a strip of it and a tile of rows at a time.
+  void multiply_rows(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* init,
+                     int64_t init_pitch, float* y, int64_t y_pitch) const {
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, width = vectors(p) * LANES;
+    const float* strip = static_cast<const float*>(panel(p).values);
     for (int64_t at = 0; at < width; at += STRIP, strip += padded_ * STRIP) {
       const char* next_strip = reinterpret_cast<const char*>(strip + padded_ * STRIP);  // prefetched meanwhile
-      Panel scaled = panel(p);
-      scaled.scales += at, scaled.offsets += at;
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
         const int64_t next = (i + 1) * rows / tiles;
-        const char* ahead = next_strip + i * (padded_ / 16) * 256;
-        const float *from = x + r * x_pitch, *before = init + r * init_pitch + at;
-        float* to = y + r * y_pitch + at;
-        if (in_floats_)
-          tile_of(static_cast<int>(next - r), TILE_VECTORS)(from, x_pitch, strip, STRIP,
-                                                            static_cast<int>(padded_), to, y_pitch, before,
-                                                            init_pitch, ahead, 256);
-        else
-          BLOCK_TILES[next - r - 1](from, x_pitch, strip, scaled, width, inputs + r * blocks(), before,
-                                    init_pitch, to, y_pitch, ahead);
+        tile_of(static_cast<int>(next - r), TILE_VECTORS)(
+            x + r * x_pitch, x_pitch, strip, STRIP, static_cast<int>(padded_), y + r * y_pitch + at, y_pitch,
+            init + r * init_pitch + at, init_pitch, next_strip + i * (padded_ / 16) * 256, 256);
         r = next;
       }
+    }
+  }
+
+  /// The same for rows of whole numbers.
+  template <class Number>
+  void multiply_rounded_rows(int64_t p, int64_t rows, const Rounded& q, const float* init, int64_t init_pitch,
+                             float* y, int64_t y_pitch) const {
+    const int64_t tiles = (rows + Tiles<Number>::rows - 1) / Tiles<Number>::rows, width = vectors(p) * LANES;
+    Panel part = panel(p);
+    const ivec* values = static_cast<const ivec*>(part.values);
+    if (rows == 1)
+      return (vectors(p) > QUAD ? multiply_rounded<Number, 1, 2 * QUAD> : multiply_rounded<Number, 1, QUAD>)(
+          q, values, part, width, init, init_pitch, y, y_pitch);
+    for (int64_t at = 0; at < width; at += PAIR * LANES, ++values) {
+      for (int64_t i = 0, r = 0; i < tiles; ++i) {
+        const int64_t next = (i + 1) * rows / tiles;
+        Tiles<Number>::of[next - r](q.from(r), values, part, width, init + r * init_pitch + at, init_pitch,
+                                    y + r * y_pitch + at, y_pitch);
+        r = next;
+      }
+      part.scales += PAIR * LANES, part.offsets += PAIR * LANES;
     }
   }
 };

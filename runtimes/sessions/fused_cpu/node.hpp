@@ -199,9 +199,8 @@ class Node {
   void multiply(const OrtKernelContext* context, const Matrix& matrix, int64_t rows, const float* x, float* y,
                 bool adds = false, bool positive = false) const {
     const int64_t x_pitch = pitch_of(matrix.depth()), y_pitch = pitch_of(matrix.columns());
-    static thread_local Scratch sums_of_thread;  // the tasks read it
-    float* inputs = sums_of_thread.take(rows * matrix.blocks());
-    matrix.sum_inputs(rows, x, x_pitch, inputs);
+    static thread_local Scratch rounded_of_thread;  // the tasks read it
+    const Rounded rounded = matrix.rounded(rows, x, x_pitch, rounded_of_thread);
     const int64_t bands = (rows + BLOCK - 1) / BLOCK;
     const int64_t cost = std::min<int64_t>(rows, BLOCK) * matrix.depth() * 2 * QUAD_COLUMNS;
     parallel(context, bands * matrix.panels(), cost, [&](int64_t i) {
@@ -210,8 +209,8 @@ class Node {
       const float* bias = matrix.bias() + first;
       float* to = y + row * y_pitch + first;
       const int64_t wide = matrix.vectors(p) * LANES;
-      matrix.multiply(p, count, x + row * x_pitch, x_pitch, inputs + row * matrix.blocks(), adds ? to : bias,
-                      adds ? y_pitch : 0, to, y_pitch, scratch());
+      matrix.multiply(p, count, x + row * x_pitch, x_pitch, rounded.from(row), adds ? to : bias,
+                      adds ? y_pitch : 0, to, y_pitch);
       for (int64_t r = 0; r < count; ++r, to += y_pitch) {
         for (int64_t c = 0; adds && c < wide; c += LANES) store(to + c, load(to + c) + load(bias + c));
         for (int64_t c = 0; positive && c < wide; c += LANES) store(to + c, larger(vec{}, load(to + c)));

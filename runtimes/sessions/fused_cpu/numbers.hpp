@@ -29,9 +29,8 @@ inline void copy(const int8_t* from, int64_t count, float* to) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-/// Stores a vector as bytes and returns their scale, which is max |x| / 127. What is not finite makes the
-/// scale not a number. `xl_export/graph/memory.py` says the same in standard operators.
-inline float quantise(const float* from, int64_t count, int8_t* to) {
+/// max |x| of a vector, or not a number if any of them is not finite.
+inline float largest_magnitude(const float* from, int64_t count) {
   vec most{}, zeros{};
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) {
@@ -41,8 +40,14 @@ inline float quantise(const float* from, int64_t count, int8_t* to) {
   }
   float top = largest(most), zero = sum(zeros);
   for (; i < count; ++i) top = std::max(top, std::fabs(from[i])), zero += from[i] * 0;
-  const float scale = top / 127 + zero, divisor = scale == 0 ? 1 : scale;
-  for (i = 0; i < count; ++i) {
+  return top + zero;
+}
+
+/// Stores a vector as bytes and returns their scale, which is max |x| / 127. What is not finite makes the
+/// scale not a number. `xl_export/graph/memory.py` says the same in standard operators.
+inline float quantise(const float* from, int64_t count, int8_t* to) {
+  const float scale = largest_magnitude(from, count) / 127, divisor = scale == 0 ? 1 : scale;
+  for (int64_t i = 0; i < count; ++i) {
     const float x = std::nearbyint(from[i] / divisor);  // of two that are equally near, the even one
     // A scale below the normal numbers has few bits, and a quotient may be larger than 127. NaN becomes -127.
     to[i] = static_cast<int8_t>(std::min(127.0f, x > -127 ? x : -127.0f));

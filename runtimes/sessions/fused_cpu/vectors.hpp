@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -23,6 +23,8 @@ constexpr int LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2;
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t words __attribute__((vector_size(LANES * 4)));
+typedef int16_t shorts __attribute__((vector_size(LANES * 2)));  // as many as there are floats in a vector
 typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));  // at any address
 
 inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }
@@ -40,6 +42,25 @@ inline vec add_product(vec total, vec a, vec b) {
   return (vec)vfmaq_f32((float32x4_t)total, (float32x4_t)a, (float32x4_t)b);
 #else
   return total + a * b;
+#endif
+}
+
+/// total + the products of 16-bit numbers, of which each lane of a and b has two: a_low b_low + a_high b_high.
+inline ivec add_pairs(ivec total, ivec a, ivec b) {
+#if defined(__AVX512VNNI__)
+  return (ivec)_mm512_dpwssd_epi32((__m512i)total, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+  return total + (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return total + (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && !defined(__AVX__)
+  return total + (ivec)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__aarch64__)
+  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+  return total + (ivec)vpaddq_s32(low, vmull_high_s16(x, y));
+#else
+  return total + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 

@@ -187,7 +187,8 @@ struct RandomMatrix {
   std::vector<float> floats;
   bool has_scales = true, has_zero_points = false;
 
-  RandomMatrix(int64_t depth, int64_t columns, bool turned) : floats(depth * columns) {
+  /// largest: makes every byte 127, so that a sum of whole numbers is as large as it can be.
+  RandomMatrix(int64_t depth, int64_t columns, bool turned, bool largest = false) : floats(depth * columns) {
     const int64_t form = pick(0, 3), blocks = (depth + 31) / 32;
     const auto element = [&](const OrtValue& value, int64_t k, int64_t n) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(value.data.get());
@@ -199,6 +200,7 @@ struct RandomMatrix {
     const Sizes sizes = turned ? Sizes{columns, depth} : Sizes{depth, columns};
     values = form == 0 ? ::floats(sizes) : form == 1 ? bytes(sizes) : bytes({columns, blocks, form == 2 ? 32 : 16});
     scales = form < 2 ? ::floats({columns}) : ::floats({columns, blocks});
+    if (form > 0 && largest) std::fill_n(values.data.get(), columns * depth / (form == 3 ? 2 : 1), 127);
     const int64_t points = form == 2 ? blocks : (blocks + 1) / 2;
     zero_points = bytes({columns, points});
     for (OrtValue* value : {&values, &zero_points})
@@ -232,11 +234,11 @@ bool spoil(std::vector<OrtValue*> values) {
 
 /// One product, compared with the sum of its terms.
 bool product() {
-  const int64_t depth = pick(0, 1) ? pick(1, 140) : 32 * pick(1, 5), columns = pick(1, 300), rows = pick(1, 9);
-  const bool turned = pick(0, 1);
+  const int64_t depth = pick(0, 1) ? pick(1, 600) : 32 * pick(1, 5), columns = pick(1, 300), rows = pick(1, 9);
+  const bool turned = pick(0, 1), largest = pick(0, 9) == 0;
   OrtKernelInfo info{{{"turned", turned}}, -1, {}, 1};
-  RandomMatrix matrix(depth, columns, turned);
-  OrtValue x = floats({rows, depth}), bias = floats({columns});
+  RandomMatrix matrix(depth, columns, turned, largest);
+  OrtValue x = largest ? all_of({rows, depth}, 1) : floats({rows, depth}), bias = floats({columns});
   const auto [values, scales, zero_points] = matrix.inputs();
   info.inputs = {&x, values, scales, zero_points, pick(0, 1) ? &bias : nullptr};
   const bool biased = info.inputs.back();

@@ -175,11 +175,11 @@ def test_tables_and_persistent_vectors_may_be_of_halves_or_bytes(
 def test_a_layer_multiplies_by_stored_weights(
     precision: Precision, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Unlike those of `MatMulNBits`, its products round no activations."""
+    """Its products round activations to 16 bits, and for int8-stored to 32; `MatMulNBits` rounds them to 8."""
     run = make_run(d_model=48, heads=2, head_dim=40, d_ff=100)
     report = check(export(run, tmp_path / "artefact", precision=precision))
     assert report.kernel == "fused"
-    assert report.max_difference < 1e-4
+    assert report.max_difference < (5e-5 if precision == "int8-stored" else 1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-stored", "int8", "int4"])
