@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <initializer_list>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -36,7 +37,29 @@ constexpr ONNXTensorElementDataType TYPE_OF =
 template <>
 constexpr ONNXTensorElementDataType TYPE_OF<int8_t> = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
 
-using Sizes = std::vector<int64_t>;
+/// The dimensions of a tensor, without memory of their own to allocate: a step compares dozens of them.
+class Sizes {
+ public:
+  static constexpr size_t MOST = 4;
+
+  Sizes() = default;
+  Sizes(std::initializer_list<int64_t> sizes) { std::copy(sizes.begin(), sizes.end(), resized(sizes.size())); }
+
+  /// Makes it have `count` dimensions (at most MOST), and returns where they are.
+  int64_t* resized(size_t count) { return count_ = count, numbers_; }
+  size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  const int64_t* data() const { return numbers_; }
+  const int64_t* begin() const { return numbers_; }
+  const int64_t* end() const { return numbers_ + count_; }
+  int64_t& back() { return numbers_[count_ - 1]; }
+  int64_t operator[](size_t i) const { return numbers_[i]; }
+  bool operator==(const Sizes& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+
+ private:
+  int64_t numbers_[MOST] = {};
+  size_t count_ = 0;
+};
 
 struct Tensor {
   void* data = nullptr;  // null for an optional input that the graph leaves out
@@ -133,10 +156,11 @@ class Node {
     // The shape is released before a failure of any of these calls is thrown.
     OrtStatus* status = ort.GetDimensionsCount(shape, &rank);
     if (!status) status = ort.GetTensorElementType(shape, &tensor.type);
-    tensor.sizes.resize(rank);
-    if (!status) status = ort.GetDimensions(shape, tensor.sizes.data(), rank);
+    const bool known = rank <= Sizes::MOST;
+    if (!status && known) status = ort.GetDimensions(shape, tensor.sizes.resized(rank), rank);
     ort.ReleaseTensorTypeAndShapeInfo(shape);
     check(status);
+    expect(known);
     // An empty tensor has no data and would be taken for one that the graph leaves out, so it is refused.
     for (int64_t size : tensor.sizes) expect(size != 0);
     check(ort.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));

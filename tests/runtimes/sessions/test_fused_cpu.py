@@ -175,7 +175,7 @@ def test_tables_and_persistent_vectors_may_be_of_halves_or_bytes(
 def test_a_layer_multiplies_by_stored_weights(
     precision: Precision, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Its products round activations to 16 bits, and for int8-stored to 32; `MatMulNBits` rounds them to 8."""
+    """Its products round activations to 16 bits (int8-stored: 32), those of `MatMulNBits` to 8."""
     run = make_run(d_model=48, heads=2, head_dim=40, d_ff=100)
     report = check(export(run, tmp_path / "artefact", precision=precision))
     assert report.kernel == "fused"
