@@ -34,6 +34,7 @@ constexpr int64_t DEPTH = 32;     // values of k in a block of MatMulNBits
 constexpr int64_t LONGEST = 256;  // of any block: so many products of 8 and 16 bits fit into 32 bits
 constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns in a strip of floats
 constexpr int PAIR = 2;                          // vectors of columns in any other strip
+constexpr int AHEAD = 2048;                      // bytes: how far before its use a weight is fetched into the cache
 constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);
 
 inline int64_t pitch_of(int64_t columns) { return (columns + PITCH - 1) / PITCH * PITCH; }
@@ -117,7 +118,9 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* va
   for (int64_t first = 0, b = 0; first < panel.depth; first += panel.block, ++b) {
     const int64_t end = std::min(first + panel.block, panel.depth);
     ivec sums[ROWS][TERMS][NV] = {};
-    for (int64_t k = first; k < end; k += TOGETHER, values += width / (PAIR * LANES))
+    for (int64_t k = first; k < end; k += TOGETHER, values += width / (PAIR * LANES)) {
+      for (int byte = 0; ROWS == 1 && byte < NV / PAIR * LANES * 4; byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(values) + AHEAD + byte);
 #pragma GCC unroll 4
       for (int s = 0; s < NV / PAIR; ++s)
 #pragma GCC unroll 2
@@ -138,6 +141,7 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* va
               }
             }
         }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
