@@ -112,8 +112,10 @@ def token_attention(
     # The lanes' softmaxes become one: each is scaled by its maximum against the highest of all.
     peak = tl.max(highest, axis=0)
     share = tl.exp2(highest - peak)
-    whole = tl.sum(total * share, axis=0)
-    result = tl.sum(mixed * share[:, None], axis=0) / tl.where(whole > 0, whole, 1.0)
+    # Adding zero rounds the products before threads add them up. Otherwise each thread would fuse its own
+    # product into its sum, and the sums that several threads write to one place would differ in the last bit.
+    whole = tl.sum(total * share + 0.0, axis=0)
+    result = tl.sum(mixed * share[:, None] + 0.0, axis=0) / tl.where(whole > 0, whole, 1.0)
     at = first_row(row, T) + t
     tl.store(mixed_out + at * K + k, result, mask=k < K)
     tl.store(level + at, level_of(peak, whole))
