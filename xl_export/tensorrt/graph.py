@@ -69,13 +69,15 @@ class _OperatorStep(_EngineStep):
         count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
         inputs = [query, key, value, self.first, *self.term_inputs(group), *self.persistent(group, count)]
         attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
+        attributes |= {"mem_len": group.rule.mem_len, "heads": len(group.heads)}
         name = NAME
         if self.spec.form == "ring":
             slot = self.mask_of(group).write_at
             assert slot is not None, "the mask of a ring has the slots"
             inputs.append(self.op.Cast(slot, to=ir.DataType.INT32))
-            attributes = attributes | {"mem_len": group.rule.mem_len}
+            attributes["slots"] = group.rule.slots
             name = RING_NAME
+        inputs.append(self.inputs["position_ids"])
         answer = self.op.custom(DOMAIN, name, inputs, attributes, outputs=1)[0]
         answer.dtype = ir.DataType.FLOAT
         answer.shape = ir.Shape(["batch", len(group.heads), "tokens", self.head_dim])

@@ -118,9 +118,10 @@ def take_plugins(model: onnx.ModelProto) -> int:
         if signature is None:
             nodes.append(node)
             continue
-        if len(node.input) != len(signature.inputs) or len(node.output) != 1:
+        inputs = node.input[: len(signature.inputs)]
+        if len(inputs) < len(signature.inputs) or len(node.output) != 1:
             raise ArtefactError(
-                f"a node {DOMAIN}::{signature.name} has {len(node.input)} inputs, expected "
+                f"a node {DOMAIN}::{signature.name} has {len(node.input)} inputs, expected at least "
                 f"{len(signature.inputs)}; export the artefact again."
             )
         answer = node.output[0]
@@ -129,7 +130,7 @@ def take_plugins(model: onnx.ModelProto) -> int:
         options = {"domain": DOMAIN, **PLUGIN}
         nodes.append(
             onnx.helper.make_node(
-                signature.parts, node.input, of_parts, name=f"{node.name}.parts", **options, **attributes
+                signature.parts, inputs, of_parts, name=f"{node.name}.parts", **options, **attributes
             )
         )
         nodes.append(

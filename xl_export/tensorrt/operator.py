@@ -23,12 +23,19 @@ The output is the answer [B, H, T, K]. It is zero if no key is visible to a quer
 float32 for either type.
 
 Over a ring the operator is `xl_export::RelativeAttentionInRing`. Its keys are in the slots of a ring of J = S
-slots, and it has one more input and one more attribute:
+slots, and it has one more input:
 
     slot int32 [B]                the slot of each row's first query, with slot + T ≤ J
 
-Its distances are d = (slot + i - j) mod J. The memory length M is the attribute `mem_len`, because the ring
-also has slots for the longest segment.
+Its distances are d = (slot + i - j) mod J.
+
+For the function body a node also has the sizes M, H and (over a ring) S as attributes `mem_len`, `heads` and
+`slots`, and a last input:
+
+    positions int64 [B, T]        the step's own input; only its shape is read
+
+All bodies of a graph take sizes from that shape and from attributes. So distances and masks of all layers are
+equal expressions, which runtimes compute once, and no size is copied from the CPU to the GPU.
 
 Neither operator writes the memory; `xl_export::RingRelativeAttention` of the fused CPU library,
 a different operator, does.
@@ -110,7 +117,7 @@ RING_ATTRIBUTES = (*ATTRIBUTES, "mem_len")
 @dataclass(frozen=True, kw_only=True)
 class Signature:
     """The operator in one form of memory: its name, the plugin that attends to parts of the keys for it, and
-    the names of the inputs and attributes that both have.
+    the names of the inputs and attributes of the plugin, which are the node's first.
     """
 
     name: str
@@ -136,17 +143,21 @@ def function_body(opset: int, *, ring: bool = False, persistent: bool = True) ->
     body = body.replace("ANSWER", _OWN_ANSWER if persistent else _ANSWER)
     body = body.replace("DISTANCES", _RING_DISTANCES if ring else _DISTANCES)
     body = body.replace("BIAS", _RING_BIAS if ring else _BIAS)
-    signature = f"{of.name} <{', '.join(of.attributes)}> ({', '.join(of.inputs)}) => (answer)"
+    attributes = (*RING_ATTRIBUTES, "heads", *(["slots"] if ring else []))
+    inputs = (*of.inputs, "positions")
+    signature = f"{of.name} <{', '.join(attributes)}> ({', '.join(inputs)}) => (answer)"
     return onnx.parser.parse_function(
         f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{signature}{body}'
     )
 
 
 # The distances d [T, J] of a memory followed by the segment, or d [B, 1, T, J] of the slots of a ring.
-_DISTANCES = """M = Sub (J, T)
+_DISTANCES = """J = Add (M, T)
+    j_J = Range (zero, J, one)
     from_first_key = Add (i_T1, M)
     d = Sub (from_first_key, j_J)"""
-_RING_DISTANCES = """M = Constant <value_int : int = @mem_len> ()
+_RING_DISTANCES = """J = Constant <value_int : int = @slots> ()
+    j_J = Range (zero, J, one)
     slot_64 = Cast <to = 7> (slot)
     slot_B111 = Unsqueeze (slot_64, at_123)
     own_slot = Add (slot_B111, i_T1)
@@ -176,29 +187,33 @@ _OWN_SCORES = """scores = Where (visible, with_bias, nothing)
     joined = Concat <axis = 3> (own_scores, scores)"""
 _OWN_ANSWER = """zero_ = Constant <value_ints = [0]> ()
     end_ = Constant <value_ints = [9223372036854775807]> ()
+    last_axis = Constant <value_ints = [3]> ()
     own_weights = Slice (weights, zero_, N_, last_axis)
     context_weights = Slice (weights, N_, end_, last_axis)
     from_context = MatMul (context_weights, value)
     from_persistent = MatMul (own_weights, persistent_value)
     answer = Add (from_context, from_persistent)"""
 
-# `lowest` is only subtracted from -inf, if a query sees nothing. Its weights are then e^-inf = 0 exactly,
-# even if a runtime fuses products and differences.
+# A softmax of minus infinity throughout is NaN, so masked scores are `lowest` in it, and 0 after it. It is a
+# power of two because runtimes fuse the products and differences of a softmax: with -1e30 a row that sees
+# nothing could become infinite.
 _BODY = """
 {
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
     nothing = Constant <value_float = -inf> ()
-    T_ = Shape <start = 2, end = 3> (query)
-    J_ = Shape <start = 2, end = 3> (key)
-    T = Squeeze (T_)
-    J = Squeeze (J_)
-
-    offset = Range (zero, T, one)
+    at_0 = Constant <value_ints = [0]> ()
     at_1 = Constant <value_ints = [1]> ()
     at_123 = Constant <value_ints = [1, 2, 3]> ()
+    B_ = Shape <start = 0, end = 1> (positions)
+    H = Constant <value_int : int = @heads> ()
+    H_ = Unsqueeze (H, at_0)
+    T_ = Shape <start = 1, end = 2> (positions)
+    T = Squeeze (T_)
+    M = Constant <value_int : int = @mem_len> ()
+
+    offset = Range (zero, T, one)
     i_T1 = Unsqueeze (offset, at_1)
-    j_J = Range (zero, J, one)
     DISTANCES
 
     full = Constant <value_int : int = @full_mask> ()
@@ -214,7 +229,8 @@ _BODY = """
     past = Max (position, zero)
     masked_int = Constant <value_int : int = @initial_masked> ()
     masked = Cast <to = 9> (masked_int)
-    most = Where (masked, past, J)
+    any = Constant <value_int = 1099511627776> ()
+    most = Where (masked, past, any)
     in_text = LessOrEqual (d, most)
     visible = And (in_window, in_text)
 
@@ -230,8 +246,8 @@ _BODY = """
     R = Squeeze (R_)
     last_row = Sub (R, one)
     row = Clip (d, zero, last_row)
-    BHT = Shape <start = 0, end = 3> (query)
-    BHTJ = Concat <axis = 0> (BHT, J_)
+    J_ = Unsqueeze (J, at_0)
+    BHTJ = Concat <axis = 0> (B_, H_, T_, J_)
     row_BHTJ = Expand (row, BHTJ)
     positional = GatherElements <axis = 3> (by_row, row_BHTJ)
     positional_32 = Cast <to = 1> (positional)
@@ -246,16 +262,12 @@ _BODY = """
     with_position = Add (content_32, positional_32)
     with_bias = Add (with_position, bias_32)
     SCORES
-    last_axis = Constant <value_ints = [3]> ()
-    highest = ReduceMax (joined, last_axis)
-    lowest = Constant <value_float = -1.0e30> ()
-    peak = Max (highest, lowest)
-    below_peak = Sub (joined, peak)
-    raised = Exp (below_peak)
-    sum = ReduceSum (raised, last_axis)
-    one_32 = Constant <value_float = 1.0> ()
-    total = Max (sum, one_32)
-    weights_32 = Div (raised, total)
+    seen = Greater (joined, nothing)
+    lowest = Constant <value_float = -1.2676506002282294e30> ()
+    bounded = Max (joined, lowest)
+    softmax = Softmax <axis = -1> (bounded)
+    none = Constant <value_float = 0.0> ()
+    weights_32 = Where (seen, softmax, none)
     weights = CastLike (weights_32, value)
     ANSWER
 }

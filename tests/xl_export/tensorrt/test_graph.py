@@ -23,7 +23,7 @@ from tests.architectures import ARCHITECTURES
 from tests.commands import xl
 from tests.nightly import every
 from xl_export.artefact.export import export
-from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME
+from xl_export.tensorrt.operator import DOMAIN, NAME, RING_ATTRIBUTES, RING_NAME
 
 NATIVE = ("transformer-xl", "adaptive-softmax", "shaw", "all-attention")  # one for each kind of graph
 
@@ -125,7 +125,7 @@ def test_the_graph_is_valid_and_small(artefact: Path) -> None:
     attributes = {
         a.name: a.type for node in model.graph.node if node.op_type == RING_NAME for a in node.attribute
     }
-    assert set(attributes) == {"full_mask", "nearest", "initial_masked", "persistent", "mem_len"}
+    assert set(attributes) == {*RING_ATTRIBUTES, "heads", "slots"}
     assert onnx.AttributeProto.FLOAT not in attributes.values()
 
 

@@ -32,9 +32,12 @@ def truth(case: Case) -> np.ndarray:
 def model(
     case: Case, attributes: dict[str, int], inputs: dict[str, np.ndarray] | None = None
 ) -> onnx.ModelProto:
-    """One node of the operator, over a ring where there is a slot; with the case's own inputs by default."""
-    inputs = inputs or case.inputs()
+    """One node of the operator, over a ring if there is a slot; with the case's own inputs by default."""
+    inputs = with_positions(inputs or case.inputs())
     ring = "slot" in inputs
+    attributes = attributes | {"mem_len": case.M, "heads": case.H}
+    if ring:
+        attributes["slots"] = inputs["key"].shape[2]
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(case.dtype))
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
@@ -51,14 +54,19 @@ def model(
     return helper.make_model(graph, functions=[body], ir_version=10, opset_imports=opsets)
 
 
+def with_positions(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inputs of a node; the last one has only a shape."""
+    rows, _, tokens, _ = inputs["query"].shape
+    return inputs | {"positions": np.zeros((rows, tokens), np.int64)}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_function_body_in_onnx_runtime_equals_the_naive_operator(name: str) -> None:
     case = CASES[name]
-    of_ring = {"mem_len": case.M} if case.slot else {}
-    proto = model(case, asdict(case.attributes) | of_ring)
+    proto = model(case, asdict(case.attributes))
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    answer = session.run(None, case.inputs())[0]
+    answer = session.run(None, with_positions(case.inputs()))[0]
     assert answer.dtype == case.dtype
     assert np.abs(answer - truth(case)).max() < TOLERANCES[case.dtype]
 
@@ -125,10 +133,10 @@ def test_the_operator_over_a_ring_answers_as_over_a_memory(name: str) -> None:
         inputs[kind] = ring
     found = naive_relative_attention(*inputs.values(), attributes=case.attributes, mem_len=M)
     assert np.abs(found - expected).max() < 1e-12
-    proto = model(case, asdict(case.attributes) | {"mem_len": M}, inputs)
+    proto = model(case, asdict(case.attributes), inputs)
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    answer = session.run(None, inputs)[0]
+    answer = session.run(None, with_positions(inputs))[0]
     assert np.abs(answer - expected).max() < TOLERANCES[case.dtype]
 
 

@@ -151,7 +151,7 @@ def attention_shapes(model: onnx.ModelProto, spec: Spec, profiles: Iterable[Prof
             ring = spec.form == "ring"
             values = {item.name: item.i for item in node.attribute}
             # Queries, keys and positions are computed; a kernel's sizes do not include theirs.
-            of = [dims.get(name, ()) for name in node.input]
+            of = [dims.get(name, ()) for name in node.input[: len(signature.inputs)]]
             shapes.append(
                 Shape(
                     profile=profile.name,
