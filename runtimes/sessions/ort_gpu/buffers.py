@@ -5,7 +5,6 @@ With `cpu` as the name of the device the same code runs in host memory. So it is
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,11 +15,11 @@ from runtimes.base.errors import StreamError, first_line
 from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS, TensorSpec
+from runtimes.sessions.ort_gpu.stream import Stream
 
-# Single tokens that a memory steps before a CUDA graph is captured. A capture costs several steps, and a fork
-# in a beam search may live for one.
+# Single tokens that a memory steps before a CUDA graph is captured. A fork in a beam search may live for one.
 STEPS_BEFORE_CAPTURE = 2
-NO_GRAPH = -1  # ONNX Runtime's number for a step that is neither captured nor replayed
+ALIGNMENT = 256  # bytes, of arrays that share a block
 
 
 @contextmanager
@@ -78,8 +77,14 @@ class Runner(Protocol):
 
     spec: Spec
     state: tuple[TensorSpec, ...]
-    in_place: bool  # whether past and present of the memory are one buffer
-    captures: bool  # whether single tokens are captured as CUDA graphs
+    in_place: bool
+    """Whether past and present of the memory are one buffer."""
+    captures: bool
+    """Whether single tokens are captured as CUDA graphs, which needs a stream."""
+    stream: Stream | None
+    """What ONNX Runtime computes on; None if it has streams of its own."""
+    place: Mapping[str, Any]
+    """Where arrays are, from `Provider.place`."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
         """A new array on the device with undefined content."""
@@ -89,16 +94,8 @@ class Runner(Protocol):
         """A new, empty IO binding of ONNX Runtime."""
         ...
 
-    def new_graph(self) -> int:
-        """A number for a CUDA graph that no other graph of the session has."""
-        ...
-
-    def releaser(self) -> Callable[[int], None]:
-        """A function that releases a captured graph, in any thread; it does not keep the session alive."""
-        ...
-
-    def launch(self, io: Any, graph: int) -> None:
-        """Runs the bound step; it is captured as this CUDA graph, or replayed if it was captured before."""
+    def launch(self, io: Any) -> None:
+        """Runs the bound step. With a stream it is only enqueued there."""
         ...
 
 
@@ -149,17 +146,13 @@ class DeviceBinding:
         """
         single = inputs[POSITIONS].shape[1] == 1
         step = self._step(inputs, outputs, single=single)
-        for name, array in inputs.items():
-            step.buffers[name].upload(array)
         self._singles = self._singles + 1 if single else self._singles
-        graph = single and self._singles > STEPS_BEFORE_CAPTURE and self.session.captures
+        capture = single and self._singles >= STEPS_BEFORE_CAPTURE and self.session.captures
         direction = self._turn
-        step.run(direction, self._front, self._back, graph=graph)
-        for name, array in outputs.items():
-            array[...] = step.buffers[name].copy()
+        by_graph = step.run(inputs, outputs, direction, self._front, self._back, capture=capture)
         self._turn = (direction + 1) % len(self._sets)
         memory.tensors.update(self._front)
-        return direction if graph else None
+        return direction if by_graph else None
 
     def _step(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], *, single: bool) -> _Step:
         """The buffers for a step of these shapes. The buffers of single tokens and of the last segment
@@ -169,7 +162,8 @@ class DeviceBinding:
         key = tuple(size for array in arrays.values() for size in array.shape)
         if key not in self._steps:
             kept = {shape: step for shape, step in self._steps.items() if single or step.single}
-            kept[key] = _Step(self.session, inputs, outputs, single=single)
+            made = _Step if self.session.stream is None else _StreamStep
+            kept[key] = made(self.session, inputs, outputs, single=single)
             self._steps = kept
         return self._steps[key]
 
@@ -187,29 +181,120 @@ class _Step:
     ) -> None:
         self.session = session
         self.single = single
-        self._inputs = tuple(inputs)
-        self.buffers = {
-            name: session.empty(array.shape, array.dtype.name) for name, array in (inputs | outputs).items()
-        }
         self._bindings: dict[int, Any] = {}
-        self._graphs: dict[int, int] = {}
+        self._allocate(inputs, outputs)
 
-    def run(self, turn: int, past: dict[str, OrtArray], present: dict[str, OrtArray], *, graph: bool) -> None:
-        """Runs the step from `past` to `present`, the buffers of direction `turn`."""
+    def _allocate(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        self._inputs, self._outputs = (
+            {name: self.session.empty(array.shape, array.dtype.name) for name, array in arrays.items()}
+            for arrays in (inputs, outputs)
+        )
+
+    def run(
+        self,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        turn: int,
+        past: dict[str, OrtArray],
+        present: dict[str, OrtArray],
+        *,
+        capture: bool,
+    ) -> bool:
+        """Runs the step from `past` to `present`, the buffers of direction `turn`; returns whether a CUDA
+        graph did. capture: whether one is made for the next step in that direction.
+        """
+        assert not capture
+        for name, array in inputs.items():
+            self._inputs[name].upload(array)
+        self.session.launch(self._bound(turn, past, present))
+        for name, array in outputs.items():
+            array[...] = self._outputs[name].copy()
+        return False
+
+    def _bound(self, turn: int, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:
         if turn not in self._bindings:
-            self._bindings[turn] = self._bind(past, present)
-        if graph and turn not in self._graphs:
-            self._graphs[turn] = number = self.session.new_graph()
-            weakref.finalize(self, self.session.releaser(), number)
-        self.session.launch(self._bindings[turn], self._graphs[turn] if graph else NO_GRAPH)
+            with _refusals("bind the arrays of a step"):
+                self._bindings[turn] = io = self.session.io_binding()
+                self._bind(io)
+                for state in self.session.spec.state:
+                    io.bind_ortvalue_input(state.name, past[state.name].value)
+                    io.bind_ortvalue_output(state.present, present[state.name].value)
+        return self._bindings[turn]
 
-    def _bind(self, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:
-        with _refusals("bind the arrays of a step"):
-            io = self.session.io_binding()
-            for name, buffer in self.buffers.items():
-                bind = io.bind_ortvalue_input if name in self._inputs else io.bind_ortvalue_output
-                bind(name, buffer.value)
-            for state in self.session.spec.state:
-                io.bind_ortvalue_input(state.name, past[state.name].value)
-                io.bind_ortvalue_output(state.present, present[state.name].value)
-            return io
+    def _bind(self, io: Any) -> None:
+        for name, array in self._inputs.items():
+            io.bind_ortvalue_input(name, array.value)
+        for name, array in self._outputs.items():
+            io.bind_ortvalue_output(name, array.value)
+
+
+class _StreamStep(_Step):
+    """The same on a stream. All inputs are one block of pinned memory and one on the device, and so are all
+    outputs.
+
+    A step is one upload, the kernels, one download and one wait. A captured step is one launch of all three.
+    """
+
+    def _allocate(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        assert self.session.stream is not None
+        self.stream = self.session.stream
+        self._given = _Block(self.session, self.stream, inputs)
+        self._answers = _Block(self.session, self.stream, outputs)
+        self._graphs: dict[int, Callable[[], None]] = {}
+
+    def run(
+        self,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        turn: int,
+        past: dict[str, OrtArray],
+        present: dict[str, OrtArray],
+        *,
+        capture: bool,
+    ) -> bool:
+        io = self._bound(turn, past, present)
+        for name, array in inputs.items():
+            self._given.views[name][...] = array
+        self.stream.enter()
+        graph = self._graphs.get(turn)
+        if graph is not None:
+            graph()
+        else:
+            self._enqueue(io)
+        self.stream.synchronize()
+        for name, array in outputs.items():
+            array[...] = self._answers.views[name]
+        if capture and graph is None:  # after the step, for which this thread has made its cuBLAS handles
+            self._graphs[turn] = self.stream.capture(lambda: self._enqueue(io))
+        return graph is not None
+
+    def _enqueue(self, io: Any) -> None:
+        self.stream.upload(self._given.address, self._given.host)
+        self.session.launch(io)
+        self.stream.download(self._answers.host, self._answers.address)
+
+    def _bind(self, io: Any) -> None:
+        where = self.session.place["device_type"], self.session.place["device_id"]
+        for block, bind in ((self._given, io.bind_input), (self._answers, io.bind_output)):
+            for name, view in block.views.items():
+                bind(name, *where, view.dtype.type, view.shape, block.address + block.offsets[name])
+
+
+class _Block:
+    """Room for some arrays in pinned memory, and as much on the device."""
+
+    def __init__(self, session: Runner, stream: Stream, arrays: Mapping[str, np.ndarray]) -> None:
+        self.offsets: dict[str, int] = {}
+        size = 0
+        for name, array in arrays.items():
+            self.offsets[name] = size
+            size += -(-max(array.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        self.host = stream.pinned(size)
+        self._device = session.empty((size,), "uint8")
+        self.address: int = self._device.value.data_ptr()
+        self.views = {
+            name: self.host[start : start + arrays[name].nbytes]
+            .view(arrays[name].dtype)
+            .reshape(arrays[name].shape)
+            for name, start in self.offsets.items()
+        }

@@ -19,6 +19,7 @@ from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_of
 from runtimes.sessions.ort_gpu.placement import RECORD, TELLS_PLACEMENT, elsewhere, of_shapes_elsewhere
 from runtimes.sessions.ort_gpu.providers import Provider
+from runtimes.sessions.ort_gpu.stream import Stream
 
 Contents = Mapping[str, Content]
 # ONNX Runtime's session options that write what a provider has compiled to another ONNX file.
@@ -40,9 +41,11 @@ class Loader:
     graph: Path  # its file, for messages; its content is in the `contents` of `load`
     threads: int | None
 
-    def load(self, contents: Contents) -> Any:
-        """ONNX Runtime's session; every node that computes runs on the device. A message says once which
-        nodes compute shapes on the CPU.
+    def load(self, contents: Contents) -> tuple[Any, Stream | None]:
+        """ONNX Runtime's session, and the stream on which it computes if the provider has one of ours.
+
+        Every node that computes runs on the device. A message says once which nodes compute shapes on the
+        CPU.
 
         Raises MissingPackageError if the provider is not installed or does not start here, and
         ArtefactError if the graph cannot be loaded or a node would run elsewhere.
@@ -51,10 +54,11 @@ class Loader:
         self.provider.refuse_missing(self.ort, self.device)
         self.provider.preload(self.ort)
         try:
-            session = self._engine(contents) if self.provider.builds else self._kernels(contents)
+            stream = self.provider.stream(self.device)
+            session = self._engine(contents) if self.provider.builds else self._kernels(contents, stream)
             if found := of_shapes_elsewhere(session, self.provider.name):
                 say_once(f"ONNX Runtime computes {found} on the CPU, and all others on {self.device}")
-            return session
+            return session, stream
         except (ArtefactError, MissingPackageError):
             raise
         except Exception as error:  # ONNX Runtime's errors have no common base class
@@ -65,17 +69,18 @@ class Loader:
                 f"({first_line(error):.300}); give --device cpu, or export the artefact again."
             ) from error
 
-    def _kernels(self, contents: Contents) -> Any:
+    def _kernels(self, contents: Contents, stream: Stream | None) -> Any:
         """The session over a provider's own kernels."""
+        chosen = self.provider.options(self.spec, self.device)
         try:
-            session = self._create(contents, judged=True)
+            session = self._create(contents, chosen | self.provider.on_stream(stream, captured=True))
         except (ArtefactError, MissingPackageError):
             raise
         except Exception as error:
             # With CUDA graphs, ONNX Runtime refuses a graph if a node computes elsewhere. Without them it
             # loads and reports which nodes these are.
             try:
-                session = self._create(contents, judged=False)
+                session = self._create(contents, chosen | self.provider.on_stream(stream, captured=False))
             except Exception:  # the first error is more informative
                 raise error from None
             self._refuse_elsewhere(session, refused=CAPTURE_REFUSED in str(error))
@@ -85,7 +90,7 @@ class Loader:
 
     def _engine(self, contents: Contents) -> Any:
         """The session over an engine: one that was kept, or a new one, which is then kept."""
-        chosen = self.provider.options(self.spec, self.device, captured=False)
+        chosen = self.provider.options(self.spec, self.device)
         if not hasattr(self.ort.InferenceSession, TELLS_PLACEMENT):
             raise MissingPackageError(
                 f"device is {self.device} and ONNX Runtime {self.ort.__version__} does not tell which nodes "
@@ -96,24 +101,28 @@ class Loader:
         if (content := kept_engine(key)) is not None:
             # TensorRT refuses an engine of another release, which then is built again.
             with contextlib.suppress(Exception):
-                session = self._create({**contents, self.graph.name: content}, judged=False, compiled=True)
+                session = self._create({**contents, self.graph.name: content}, chosen, compiled=True)
                 self._refuse_elsewhere(session)
                 return session
         if self.provider.fault(self.ort):
             raise self.provider.not_started(self.ort, self.device)
         say_once(f"building an engine for {self.device}, which takes minutes")
         with keeping_engine(key) as path:
-            session = self._create(contents, judged=False, context=path)
+            session = self._create(contents, chosen, context=path)
             self._refuse_elsewhere(session)
         return session
 
     def _create(
-        self, contents: Contents, *, judged: bool, context: Path | None = None, compiled: bool = False
+        self,
+        contents: Contents,
+        chosen: Mapping[str, str],
+        *,
+        context: Path | None = None,
+        compiled: bool = False,
     ) -> Any:
-        """ONNX Runtime's session.
+        """ONNX Runtime's session, with the chosen options of the provider.
 
-        judged: whether ONNX Runtime may refuse nodes that compute elsewhere. context: where it writes what
-        the provider has compiled. compiled: whether the graph is such a file.
+        context: where it writes what the provider has compiled. compiled: whether the graph is such a file.
         """
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = self.threads or available_cpus()
@@ -122,7 +131,6 @@ class Loader:
             entries = {WRITE_CONTEXT: "1", CONTEXT_FILE: str(context), CONTEXT_INSIDE: "1"}
             for name, value in entries.items():
                 options.add_session_config_entry(name, value)
-        chosen = self.provider.options(self.spec, self.device, captured=judged)
         providers = self.provider.attach(self.ort, options, chosen, self.device)
         return load_graph(self.ort, self.spec, self.graph, contents, options, providers, compiled=compiled)
 

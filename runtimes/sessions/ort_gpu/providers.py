@@ -18,6 +18,7 @@ from runtimes.base.errors import ConfigError, MissingPackageError, first_line, i
 from runtimes.contract.device import Device, Kind
 from runtimes.contract.spec import Spec
 from runtimes.sessions.ort_gpu.driver import ask_driver
+from runtimes.sessions.ort_gpu.stream import Stream
 
 MOST_ROWS = 16  # of engines that ONNX Runtime builds
 INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then " + install("gpu")
@@ -34,16 +35,25 @@ class Provider(ABC):
     kernel: ClassVar[str]  # its name for scripts
     library: ClassVar[str]  # its file in the package
     memory: ClassVar[str] = "cuda"  # the name of its memory in ONNX Runtime
-    # Whether it captures steps as CUDA graphs; ONNX Runtime then also refuses a graph if one of its nodes
-    # computes elsewhere.
-    captures: ClassVar[bool] = False
     builds: ClassVar[bool] = False  # whether it builds an engine when a graph is loaded
     most_rows: ClassVar[int | None] = None  # of a step; None for no limit
     circular: ClassVar[bool] = True  # whether memory may be a ring
 
     @abstractmethod
-    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+    def options(self, spec: Spec, device: Device) -> dict[str, str]:
         """The options of the provider for an artefact."""
+
+    def stream(self, device: Device) -> Stream | None:
+        """A new stream for a session to compute on, whose steps can be captured; None if it uses its own."""
+        return None
+
+    def on_stream(self, stream: Stream | None, *, captured: bool) -> dict[str, str]:
+        """More options, for a stream from `stream`.
+
+        captured: whether steps are captured. ONNX Runtime then refuses a graph with a node that computes
+        elsewhere.
+        """
+        return {}
 
     def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:
         """The arguments of ONNX Runtime's session that request this provider and no other."""
@@ -79,7 +89,7 @@ class Provider(ABC):
     def mend(self, spec: Spec) -> str:
         """What to do if a node of the graph has no kernel here, in the imperative."""
         if spec.target == "tensorrt":
-            return "export for ONNX Runtime, without --target tensorrt"
+            return "export the artefact again"  # its attention may still copy sizes from the CPU
         update = "install onnxruntime-gpu 1.27 or newer, which has every kernel and needs CUDA 13"
         if spec.form == "ring":
             return f"{update}, or export with {SHIFT}, which 1.25 runs too"
@@ -122,11 +132,17 @@ class CudaProvider(Provider):
     words = "CUDA"
     kernel = "cuda"
     library = "libonnxruntime_providers_cuda.so"
-    captures = True
 
-    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
-        # TensorFloat-32 rounds products to 10 bits, which misses the tolerance of fp32 artefacts by far.
-        chosen = {"device_id": str(device.index), "use_tf32": "0"}
+    def options(self, spec: Spec, device: Device) -> dict[str, str]:
+        # Off by default: TensorFloat-32 rounds factors to 10 bits, which misses the tolerance of fp32 by far.
+        return {"device_id": str(device.index), "use_tf32": "0"}
+
+    def stream(self, device: Device) -> Stream | None:
+        return Stream(device.index)
+
+    def on_stream(self, stream: Stream | None, *, captured: bool) -> dict[str, str]:
+        assert stream is not None
+        chosen = {"user_compute_stream": str(stream.address)}
         return chosen | ({"enable_cuda_graph": "1"} if captured else {})
 
 
@@ -142,7 +158,7 @@ class TensorRtProvider(Provider):
     circular = False
     prefix = "trt"
 
-    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+    def options(self, spec: Spec, device: Device) -> dict[str, str]:
         # The weights were read and verified in memory; TensorRT would look for their file.
         own = {"device_id": str(device.index), "trt_load_user_initializer": "1"}
         return own | profile_shapes(spec, prefix=self.prefix)
@@ -173,7 +189,7 @@ class TensorRtRtxProvider(TensorRtProvider):
     prefix = "nv"
     package = "onnxruntime_ep_nv_tensorrt_rtx"
 
-    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+    def options(self, spec: Spec, device: Device) -> dict[str, str]:
         return profile_shapes(spec, prefix=self.prefix)  # the GPU is chosen by `attach`
 
     def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:

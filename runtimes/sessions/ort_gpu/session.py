@@ -6,10 +6,7 @@ support, raise an error that names them.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +25,8 @@ from runtimes.sessions.ort_gpu.loading import Contents, Loader
 from runtimes.sessions.ort_gpu.providers import PROVIDERS
 
 REFERENCE_ROWS = 2
+# A run neither waits for the stream nor captures it: the session does both.
+ON_OUR_STREAM = {"disable_synchronize_execution_providers": "1", "gpu_graph_id": "-1"}
 # The ways to compute a step, which `check` compares: without a graph, and in a graph for each direction.
 PLAIN = "without a CUDA graph"
 CAPTURED = ("in a CUDA graph", "in a CUDA graph, between the buffers the other way round")
@@ -37,8 +36,7 @@ class OrtGpuSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over an artefact's standard graph.
 
     Steps of all memories of a session run one after the other: they share the device's scratch memory, which
-    is part of the captured graphs. in_place: whether past and present of the memory are one buffer. captures:
-    whether single tokens are captured as CUDA graphs.
+    is part of the captured graphs. Attributes: see `runtimes.sessions.ort_gpu.buffers.Runner`.
     """
 
     logits_while_scoring: ClassVar[Positions] = "last"  # no empty tensors on a device
@@ -57,9 +55,7 @@ class OrtGpuSession(GraphSession):
         self.device = device
         self.provider = PROVIDERS[device.kind]
         self._ort = import_onnxruntime(spec)
-        self._numbers = itertools.count(1)
         self._one_at_a_time = threading.Lock()
-        self._spent: deque[int] = deque()  # numbers of graphs whose memories were deleted
         loader = Loader(
             ort=self._ort,
             provider=self.provider,
@@ -68,17 +64,20 @@ class OrtGpuSession(GraphSession):
             graph=graph,
             threads=threads,
         )
-        self._session = loader.load(contents)
+        self._session, self.stream = loader.load(contents)
         self.in_place = spec.in_place
         # The output layer of a large vocabulary picks rows by their values (NonZero), which cannot be
-        # captured; a traced graph may do the same. Before release 1.31 a graph could not be released.
+        # captured; a traced graph may do the same.
         fixed = not spec.model.selective and spec.exporter == "graph"
-        releases = hasattr(self._session, "release_captured_graph")
         # Under the mask `full` answers depend on how tokens are cut, so no reference is fed singly, and a
         # captured step would be compared with nothing. What cannot be checked is not used.
         checked = spec.rule.mask == "same-length"
-        self.captures = self.provider.captures and fixed and releases and checked
-        self._place = self.provider.place(self._ort, device)
+        self.captures = self.stream is not None and fixed and checked
+        self.place = self.provider.place(self._ort, device)
+        self._options = self._ort.RunOptions()
+        if self.stream is not None:
+            for name, value in ON_OUR_STREAM.items():
+                self._options.add_run_config_entry(name, value)
         self._paths: Paths | None = None
         if self.captures:
             ways = (PLAIN, *CAPTURED[: 1 if self.in_place else 2])
@@ -134,6 +133,7 @@ class OrtGpuSession(GraphSession):
             binding = memory.binding
             if not isinstance(binding, DeviceBinding) or not binding.serves(self, memory):
                 memory.binding = binding = DeviceBinding(self, memory)
+            self.begins()
             direction = binding.run(inputs, outputs, memory)
             if self._paths:
                 self._paths.taken.add(PLAIN if direction is None else CAPTURED[direction])
@@ -141,26 +141,14 @@ class OrtGpuSession(GraphSession):
     # What the buffers of a memory need; see `runtimes.sessions.ort_gpu.buffers.Runner`.
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
-        return OrtArray(self._ort, shape, dtype, place=self._place)
+        return OrtArray(self._ort, shape, dtype, place=self.place)
 
     def io_binding(self) -> Any:
         return self._session.io_binding()
 
-    def new_graph(self) -> int:
-        return next(self._numbers)
-
-    def releaser(self) -> Callable[[int], None]:
-        # A memory may be collected while another thread runs a step; the next step releases its graph.
-        return self._spent.append
-
-    def launch(self, io: Any, graph: int) -> None:
-        options = self._ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(graph))
-        self.begins()
+    def launch(self, io: Any) -> None:
         try:
-            while self._spent:
-                self._session.release_captured_graph(self._spent.popleft())
-            self._session.run_with_iobinding(io, options)
+            self._session.run_with_iobinding(io, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             raise ArtefactError(
                 f"ONNX Runtime {self._ort.__version__} could not run the step on {self.device} "

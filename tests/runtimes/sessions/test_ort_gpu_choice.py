@@ -10,13 +10,12 @@ import pytest
 from runtimes import Memory, open_session
 from runtimes.base import progress
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
-from runtimes.contract.device import Device
-from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.sessions.ort_gpu.placement import elsewhere, of_shapes_elsewhere
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
+from runtimes.sessions.ort_gpu.stream import Stream
 from tests import host_gpu
 
 ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
@@ -151,15 +150,14 @@ def test_nodes_on_another_device_are_named_with_a_fix(
     assert others.startswith("77 of 77 nodes (Add, And, Attention")
     assert of_shapes_elsewhere(session._session, "CPUExecutionProvider") == ""
     assert of_shapes_elsewhere(session._session, "CUDAExecutionProvider") == others
-    # ONNX Runtime refuses such a graph where CUDA graphs are asked for, and loads it where they are not.
-    create = host_gpu.HostProvider.options
 
-    def options(self: host_gpu.HostProvider, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+    # ONNX Runtime refuses such a graph where CUDA graphs are asked for, and loads it where they are not.
+    def refused(self: host_gpu.HostProvider, stream: Stream | None, *, captured: bool) -> dict[str, str]:
         if captured:
             raise RuntimeError("all compute graph nodes have not been partitioned to the CUDA EP")
-        return create(self, spec, device, captured=captured)
+        return {}
 
-    monkeypatch.setattr(host_gpu.HostProvider, "options", options)
+    monkeypatch.setattr(host_gpu.HostProvider, "on_stream", refused)
     with pytest.raises(ArtefactError, match=r"puts 0 of 77 nodes"):  # by the stand-in all are in place
         host_gpu.opened(artefacts["ring"])
     named = "runtimes.sessions.ort_gpu.loading.elsewhere"
