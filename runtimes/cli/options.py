@@ -58,9 +58,9 @@ device_option = click.option(
     show_default=True,
     metavar="DEVICE",
     callback=parsed_device,
-    help=f"What computes: {', '.join(KINDS)}. cuda:1 is the second GPU. auto takes the best that passes a "
-    "small test, and says why it takes none that is installed; `xl-export devices` lists what this machine "
-    "has.",
+    help=f"What computes: {', '.join(KINDS)}. cuda:1 is the second GPU. cuda+tf32 multiplies fp32 artefacts "
+    "in TensorFloat-32, which is faster and as inexact as fp16. auto takes the best that passes a small "
+    "test, and says why it takes none that is installed; `xl-export devices` lists what this machine has.",
 )
 json_option = click.option(
     "--json",

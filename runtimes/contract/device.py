@@ -35,14 +35,18 @@ class Device:
 
     kind: Kind
     index: int = 0
+    tf32: bool = False
+    """Of `cuda` with an artefact: whether products of float32 round their factors to float16's 10 bits."""
 
     @classmethod
     def parse(cls, text: str | Device) -> Device:
-        """The device of a name such as `cpu`, `cuda` or `cuda:1`; raises ConfigError for any other text."""
+        """The device of a name such as `cpu`, `cuda`, `cuda:1` or `cuda+tf32`; raises ConfigError for any
+        other text.
+        """
         if isinstance(text, Device):
             return text
-        found = re.fullmatch(r"([a-z-]+)(?::(\d{1,4}))?", text, re.ASCII)
-        name, number = found.groups() if found else (text, None)
+        found = re.fullmatch(r"([a-z-]+)(?::(\d{1,4}))?(\+tf32)?", text, re.ASCII)
+        name, number, tf32 = found.groups() if found else (text, None, None)
         kind = next((kind for kind in KINDS if kind == name), None)
         if kind is None:
             raise ConfigError(
@@ -54,12 +58,15 @@ class Device:
                 f"device is {text!r:.40}, and {kind} has no number; expected {kind}, or one of "
                 f"{', '.join(NUMBERED)} with a number."
             )
+        if tf32 and kind != "cuda":
+            raise ConfigError(f"device is {text!r:.40}, and +tf32 is for cuda; expected {kind} or cuda+tf32.")
         if int(number or 0) > MAX_INDEX:
             raise ConfigError(f"device is {text!r:.40}; expected a number of 0 to {MAX_INDEX}.")
-        return cls(kind, int(number or 0))
+        return cls(kind, int(number or 0), tf32=tf32 is not None)
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.index}" if self.index else self.kind
+        name = f"{self.kind}:{self.index}" if self.index else self.kind
+        return f"{name}+tf32" if self.tf32 else name
 
     @property
     def on_nvidia(self) -> bool:
@@ -79,6 +86,11 @@ def _meant(text: str) -> str:
 
 def refuse_for_run(device: Device, folder: Path) -> None:
     """Raises ConfigError if PyTorch cannot compute a run on a device."""
+    if device.tf32:
+        raise ConfigError(
+            f"device is {device} and {folder} is a run, and +tf32 is for artefacts; give "
+            f"{str(device).partition('+')[0]}, or export the run."
+        )
     if device.kind in (*OF_RUNS, "auto"):
         return
     raise ConfigError(

@@ -22,7 +22,7 @@ from runtimes.contract.vocabulary import ByteVocab, save_vocab
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests.cuda.stubs import Event, Stubs
 
-LAYERS = 4
+LAYERS = 2
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "devices.md"
 BEGIN = "<!-- counted: python -m tests.cuda.counts -->\n"
 END = "<!-- end of counted -->"
@@ -35,8 +35,12 @@ CASES: dict[str, dict[str, Any]] = {
     "--precision int8": {"precision": "int8"},
     "--precision int4": {"precision": "int4"},
     "--memory-precision int8": {"memory_precision": "int8"},
+    "--target tensorrt": {"target": "tensorrt"},
+    "--target tensorrt --memory shift": {"target": "tensorrt", "memory": "shift"},
+    "--target tensorrt --precision int8": {"target": "tensorrt", "precision": "int8"},
     "--target tensorrt --attention-as operators": {"target": "tensorrt", "attention": "native"},
 }
+TF32 = "--device cuda+tf32"
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,11 @@ def make_run(folder: Path) -> Path:
     from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
     from trainer.run.config import TrainConfig
 
-    sizes = {"layers": LAYERS, "d_model": 64, "heads": 4, "head_dim": 16, "d_ff": 128, "vocab_size": 256}
+    sizes = {"layers": LAYERS, "d_model": 32, "heads": 2, "head_dim": 16, "d_ff": 64, "vocab_size": 256}
     model = ModelConfig(**sizes)  # type: ignore[arg-type]
-    rule = MemoryRule(mem_len=48, segment=16)
+    rule = MemoryRule(mem_len=12, segment=4)
     config = TrainConfig(model=model, training=rule, evaluation=rule, vocab="byte", text=None)
+    torch.set_num_threads(1)  # more are slower for so small a model
     torch.manual_seed(0)
     write_json(folder / CONFIG, to_json(config))
     save_vocab(folder, ByteVocab())
@@ -89,9 +94,9 @@ def make_run(folder: Path) -> Path:
     return folder
 
 
-def counted(artefact: Path, stubs: Stubs) -> Counts:
-    """Opens an artefact on `cuda` and steps it until a token is captured."""
-    session = open_session(artefact, device="cuda", threads=1)
+def counted(artefact: Path, stubs: Stubs, *, device: str = "cuda") -> Counts:
+    """Opens an artefact and steps it until a token is captured."""
+    session = open_session(artefact, device=device, threads=1)
     assert isinstance(session, OrtGpuSession)
     memory = session.start(1)
     steps = []
@@ -113,7 +118,7 @@ def counted(artefact: Path, stubs: Stubs) -> Counts:
     return Counts(
         on_cuda=on_cuda,
         elsewhere=tuple(sorted(elsewhere)),
-        token=steps[1],
+        token=tuple(event for event in steps[1] if not event.captured),  # after it, one is captured
         replayed=steps[-1],
         memory=tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True)),
     )
@@ -122,8 +127,8 @@ def counted(artefact: Path, stubs: Stubs) -> Counts:
 def table(counts: Iterable[tuple[str, Counts]]) -> str:
     """The Markdown table of all cases."""
     lines = [
-        "| `xl-export export …` | nodes on the GPU, on the CPU | kernels | matrix products | copies on the GPU "
-        "| in a graph: launches, uploads, downloads, waits |",
+        "| option | nodes on the GPU, on the CPU | kernels | matrix products | copies on the "
+        "GPU | in a graph: launches, uploads, downloads, waits |",
         "|---|---|---|---|---|---|",
     ]
     for name, found in counts:
@@ -153,13 +158,15 @@ def count_all(folder: Path) -> dict[str, Counts]:
     """Every case, exported below a folder that exists."""
     from xl_export.artefact.export import export
 
-    run, stubs = folder / "run", Stubs(folder)
+    run = folder / "run"
     run.mkdir()
     make_run(run)
-    return {
+    stubs = Stubs(folder)
+    counts = {
         name: counted(export(run, folder / f"artefact-{number}", **options), stubs)
         for number, (name, options) in enumerate(CASES.items())
     }
+    return counts | {TF32: counted(folder / "artefact-0", stubs, device="cuda+tf32")}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -17,7 +18,18 @@ std::mutex guard;
 std::string text;
 std::map<const void*, std::string> kernels;  // the name of the device function by the address of its host function
 std::set<void*> capturing;                   // streams
+void* product_stream = nullptr;              // of cuBLAS
+void* pushed_stream = nullptr;               // of the kernel that is launched next
 int math_mode = 0;
+
+struct Copy {
+  void* target;
+  const void* source;
+  size_t bytes;
+  int kind;
+};
+using Graph = std::vector<Copy>;  // kernels compute nothing, so its copies are all that a graph does
+Graph captured;
 
 void note(const char* kind, const std::string& name, size_t bytes = 0, const void* source = nullptr, const void* target = nullptr) {
   std::lock_guard<std::mutex> lock(guard);
@@ -50,11 +62,38 @@ const char* direction(int kind) {
   return kind >= 0 && kind < 4 ? names[kind] : "unknown";
 }
 
-int copy(void* target, const void* source, size_t bytes, int kind) {
+// What CUDA forbids while a stream is captured: to wait, and to put work on another stream.
+constexpr int forbidden = 900;
+
+int copy(void* target, const void* source, size_t bytes, int kind, void* stream) {
+  if (!capturing.empty() && !capturing.count(stream)) return forbidden;
   note("copy", direction(kind), bytes, source, target);
+  if (!capturing.empty()) return captured.push_back({target, source, bytes, kind}), 0;
   std::memmove(target, source, bytes);
   return 0;
 }
+
+int wait(const char* name) {
+  if (!capturing.empty()) return forbidden;
+  return note("wait", name), 0;
+}
+
+int begin_capture(void* stream) {
+  captured.clear();
+  return capturing.insert(stream), 0;
+}
+
+int end_capture(void* stream, void** graph) {
+  capturing.erase(stream);
+  return *graph = new Graph(captured), 0;
+}
+
+int launch_graph(void* graph) {
+  note("graph", "launch");
+  for (const Copy& each : *static_cast<Graph*>(graph)) copy(each.target, each.source, each.bytes, each.kind, nullptr);
+  return 0;
+}
+
 
 int allocate(void** pointer, size_t bytes) {
   const size_t whole = (bytes + 255) / 256 * 256 + 256;
@@ -64,10 +103,16 @@ int allocate(void** pointer, size_t bytes) {
   return 0;
 }
 
-int launch(const void* function) {
+int launch(const void* function, void* stream) {
+  if (!capturing.empty() && !capturing.count(stream)) return forbidden;
   const auto found = kernels.find(function);
   note("kernel", found == kernels.end() ? "unknown" : found->second);
   return 0;
+}
+
+int multiply(int factors, int compute) {
+  if (!capturing.empty() && !capturing.count(product_stream)) return 14;
+  return note("product", product(factors, compute)), 0;
 }
 
 template <class Handle>
@@ -103,6 +148,12 @@ struct Dim3 {
   unsigned x, y, z;
 };
 
+struct Configuration {  // the beginning of cudaLaunchConfig_t
+  Dim3 grid, block;
+  size_t shared;
+  void* stream;
+};
+
 // An attribute of a device by the number that driver and runtime share.
 int attribute(int number) {
   switch (number) {
@@ -136,6 +187,23 @@ int cuDeviceGet(int* device, int number) { return *device = number, 0; }
 int cuDeviceGetName(char* name, int bytes, int) { return std::strncpy(name, "Stub", bytes), 0; }
 int cuDeviceGetAttribute(int* value, int number, int) { return *value = attribute(number), 0; }
 int cuInit(unsigned) { return 0; }
+int cuGetErrorString(int, const char** text) { return *text = "an error of the stub", 0; }
+int cuDevicePrimaryCtxRetain(void** context, int) { return handle(context); }
+int cuCtxSetCurrent(void*) { return 0; }
+int cuStreamCreate(void** stream, unsigned) { return allocate(stream, 1); }
+int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { return allocate(pointer, bytes); }
+int cuMemFreeHost(void* pointer) { return std::free(pointer), 0; }
+int cuMemcpyHtoDAsync_v2(void* target, const void* source, size_t bytes, void* stream) { return copy(target, source, bytes, 1, stream); }
+int cuMemcpyDtoHAsync_v2(void* target, const void* source, size_t bytes, void* stream) { return copy(target, source, bytes, 2, stream); }
+int cuStreamSynchronize(void*) { return wait("cuStreamSynchronize"); }
+int cuStreamBeginCapture_v2(void* stream, int) { return begin_capture(stream); }
+int cuStreamEndCapture(void* stream, void** graph) { return end_capture(stream, graph); }
+int cuGraphInstantiateWithFlags(void** executable, const void* graph, unsigned long long) {
+  return *executable = new Graph(*static_cast<const Graph*>(graph)), 0;
+}
+int cuGraphDestroy(void* graph) { return delete static_cast<Graph*>(graph), 0; }
+int cuGraphExecDestroy(void* graph) { return note("released", "cuGraphExecDestroy"), delete static_cast<Graph*>(graph), 0; }
+int cuGraphLaunch(void* graph, void*) { return launch_graph(graph); }
 
 // The runtime: devices and memory.
 int cudaGetDeviceCount(int* count) { return *count = 1, 0; }
@@ -183,10 +251,12 @@ int cudaPointerGetAttributes(int* found, const void* pointer) {
 
 // The runtime: copies, waits and graphs.
 int cudaMemcpy(void* target, const void* source, size_t bytes, int kind) {
-  note("wait", "cudaMemcpy");
-  return copy(target, source, bytes, kind);
+  const int code = wait("cudaMemcpy");
+  return code ? code : copy(target, source, bytes, kind, nullptr);
 }
-int cudaMemcpyAsync(void* target, const void* source, size_t bytes, int kind, void*) { return copy(target, source, bytes, kind); }
+int cudaMemcpyAsync(void* target, const void* source, size_t bytes, int kind, void* stream) {
+  return copy(target, source, bytes, kind, stream);
+}
 int cudaMemcpyFromSymbol(void* target, const void*, size_t bytes, size_t, int) { return std::memset(target, 0, bytes), 0; }
 int cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source, size_t source_pitch, size_t width, size_t height, int kind, void*) {
   note("copy", direction(kind), width * height, source, target);
@@ -200,20 +270,20 @@ int cudaMemsetAsync(void* target, int value, size_t bytes, void*) {
   std::memset(target, value, bytes);
   return 0;
 }
-int cudaStreamSynchronize(void*) { return note("wait", "cudaStreamSynchronize"), 0; }
-int cudaDeviceSynchronize() { return note("wait", "cudaDeviceSynchronize"), 0; }
-int cudaEventSynchronize(void*) { return note("wait", "cudaEventSynchronize"), 0; }
+int cudaStreamSynchronize(void*) { return wait("cudaStreamSynchronize"); }
+int cudaDeviceSynchronize() { return wait("cudaDeviceSynchronize"); }
+int cudaEventSynchronize(void*) { return wait("cudaEventSynchronize"); }
 int cudaStreamCreate(void** stream) { return allocate(stream, 1); }
 int cudaStreamCreateWithFlags(void** stream, unsigned) { return allocate(stream, 1); }
 int cudaStreamDestroy(void* stream) { return std::free(stream), 0; }
 int cudaEventCreate(void** event) { return handle(event); }
 int cudaEventCreateWithFlags(void** event, unsigned) { return handle(event); }
 int cudaEventElapsedTime(float* ms, void*, void*) { return *ms = 1.0f, 0; }
-int cudaStreamBeginCapture(void* stream, int) { return capturing.insert(stream), 0; }
-int cudaStreamEndCapture(void* stream, void** graph) { return capturing.erase(stream), handle(graph); }
+int cudaStreamBeginCapture(void* stream, int) { return begin_capture(stream); }
+int cudaStreamEndCapture(void* stream, void** graph) { return end_capture(stream, graph); }
 int cudaStreamIsCapturing(void* stream, int* status) { return *status = static_cast<int>(capturing.count(stream)), 0; }
-int cudaGraphInstantiate(void** executable, void*, unsigned long long) { return handle(executable); }
-int cudaGraphLaunch(void*, void*) { return note("graph", "cudaGraphLaunch"), 0; }
+int cudaGraphInstantiate(void** executable, void* graph, unsigned long long) { return *executable = graph, 0; }
+int cudaGraphLaunch(void* graph, void*) { return launch_graph(graph); }
 
 // The runtime: kernels.
 void** __cudaRegisterFatBinary(void*) {
@@ -224,18 +294,18 @@ void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*, void*, void*, int*) { kernels[host] = name; }
-unsigned __cudaPushCallConfiguration(Dim3, Dim3, size_t, void*) { return 0; }
+unsigned __cudaPushCallConfiguration(Dim3, Dim3, size_t, void* stream) { return pushed_stream = stream, 0; }
 int __cudaPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, void** stream) {
   *grid = *block = {1, 1, 1};
   *shared = 0;
-  *stream = nullptr;
+  *stream = pushed_stream;
   return 0;
 }
 int __cudaGetKernel(const void** kernel, const void* function) { return *kernel = function, 0; }
-int __cudaLaunchKernel(const void* kernel, Dim3, Dim3, void**, size_t, void*) { return launch(kernel); }
-int cudaLaunchKernel(const void* function, Dim3, Dim3, void**, size_t, void*) { return launch(function); }
-int cudaLaunchCooperativeKernel(const void* function, Dim3, Dim3, void**, size_t, void*) { return launch(function); }
-int cudaLaunchKernelExC(const void*, const void* function, void**) { return launch(function); }
+int __cudaLaunchKernel(const void* kernel, Dim3, Dim3, void**, size_t, void* stream) { return launch(kernel, stream); }
+int cudaLaunchKernel(const void* function, Dim3, Dim3, void**, size_t, void* stream) { return launch(function, stream); }
+int cudaLaunchCooperativeKernel(const void* function, Dim3, Dim3, void**, size_t, void* stream) { return launch(function, stream); }
+int cudaLaunchKernelExC(const Configuration* how, const void* function, void**) { return launch(function, how->stream); }
 int cudaFuncGetAttributes(size_t* found, const void*) {
   std::memset(found, 0, 144);
   reinterpret_cast<int*>(found + 3)[0] = 1024;  // threads per block
@@ -246,23 +316,24 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const vo
 
 // Matrix products.
 int cublasCreate_v2(void** out) { return handle(out); }
+int cublasSetStream_v2(void*, void* stream) { return product_stream = stream, 0; }
 const char* cublasGetStatusName(int) { return "stub"; }
 const char* cublasGetStatusString(int) { return "an error of the stub"; }
 int cublasGetMathMode(void*, int* mode) { return *mode = math_mode, 0; }
 int cublasSetMathMode(void*, int mode) { return math_mode = mode, 0; }
-int cublasSgemm_v2() { return note("product", product(0, 68)), 0; }
-int cublasSgemmBatched() { return note("product", product(0, 68)), 0; }
-int cublasSgemmStridedBatched() { return note("product", product(0, 68)), 0; }
+int cublasSgemm_v2() { return multiply(0, 68); }
+int cublasSgemmBatched() { return multiply(0, 68); }
+int cublasSgemmStridedBatched() { return multiply(0, 68); }
 int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int type, int, const void*, int, int, const void*, void*, int, int, int compute, int) {
-  return note("product", product(type, compute)), 0;
+  return multiply(type, compute);
 }
 int cublasGemmBatchedEx(void*, int, int, int, int, int, const void*, const void*, int type, int, const void*, int, int, const void*, void*, int, int, int, int compute,
                         int) {
-  return note("product", product(type, compute)), 0;
+  return multiply(type, compute);
 }
 int cublasGemmStridedBatchedEx(void*, int, int, int, int, int, const void*, const void*, int type, int, long long, const void*, int, int, long long, const void*,
                                void*, int, int, long long, int, int compute, int) {
-  return note("product", product(type, compute)), 0;
+  return multiply(type, compute);
 }
 int cublasLtCreate(void** out) { return handle(out); }
 int cublasLtMatmulDescCreate(void** out, int, int) { return handle(out); }
@@ -274,7 +345,7 @@ int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, voi
   std::memset(results, 0, 96);  // one cublasLtMatmulHeuristicResult_t: no scratch memory, success
   return *count = 1, 0;
 }
-int cublasLtMatmul(void*, void*, const void*, const void*, const int* layout) { return note("product", product(*layout, 68)), 0; }
+int cublasLtMatmul(void*, void*, const void*, const void*, const int* layout) { return multiply(*layout, 68); }
 
 // cuDNN, which the provider opens when a node first needs it: reductions.
 size_t cudnnGetVersion() { return 91000; }

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from runtimes.sessions.ort_gpu.placement import OF_SHAPES
-from tests.cuda.counts import CASES, DOCUMENT, Counts, count_all, table, written
+from tests.cuda.counts import CASES, DOCUMENT, TF32, Counts, count_all, table, written
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -44,6 +44,23 @@ def test_memory_is_never_copied_as_a_whole(counts: dict[str, Counts], name: str)
 def test_a_captured_token_is_one_launch(counts: dict[str, Counts], name: str) -> None:
     found = Counter(event.kind for event in counts[name].replayed)
     assert (found["graph"], found["kernel"], found["product"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_captured_token_has_one_upload_download_and_wait(counts: dict[str, Counts], name: str) -> None:
+    found = Counter(event.name if event.kind == "copy" else event.kind for event in counts[name].replayed)
+    assert (found["upload"], found["download"], found["wait"]) == (1, 1, 1)
+
+
+def test_the_graph_for_engines_multiplies_in_float16(counts: dict[str, Counts]) -> None:
+    for name, found in counts.items():
+        if "tensorrt" in name:
+            assert set(found.products) == {"float16"}, name  # with sums in float32
+
+
+def test_products_round_to_tf32_only_when_asked(counts: dict[str, Counts]) -> None:
+    assert set(counts[""].products) == {"float32"}
+    assert set(counts[TF32].products) == {"tf32"}
 
 
 def test_the_table_of_the_guide_is_what_was_counted(counts: dict[str, Counts]) -> None:

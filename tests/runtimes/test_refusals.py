@@ -100,6 +100,7 @@ DEVICES = [
     ("cuda:1:2", "expected one of"),
     ("cpu:0", "cpu has no number"),
     ("cuda:64", "expected a number of 0 to 63"),
+    ("cpu+tf32", r"\+tf32 is for cuda; expected cpu or cuda\+tf32"),
 ]
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": -0.1},

@@ -135,7 +135,7 @@ class CudaProvider(Provider):
 
     def options(self, spec: Spec, device: Device) -> dict[str, str]:
         # Off by default: TensorFloat-32 rounds factors to 10 bits, which misses the tolerance of fp32 by far.
-        return {"device_id": str(device.index), "use_tf32": "0"}
+        return {"device_id": str(device.index), "use_tf32": str(int(device.tf32))}
 
     def stream(self, device: Device) -> Stream | None:
         return Stream(device.index)
