@@ -8,6 +8,10 @@ In a ring, padding follows the segment, in slots of tokens that are no longer vi
 across the end of a ring, it begins earlier: the tokens before the segment are fed again. They see what they
 saw the first time, since S = M + T, and write what is there already.
 
+A window ends at most T positions after the first token of the step. So a step that fails, or that the caller
+takes back, has written only slots that this token does not see. What has no such window, as the rest of a
+segment behind the end of a ring, is run as single tokens.
+
 In shift memory padding would replace tokens that are still visible, and what was pushed out cannot be fed
 again. Only if no row has begun its text, padding may precede the segment, at negative positions.
 `docs/decisions/ring-memory.md` has the arithmetic.
@@ -29,14 +33,16 @@ NEVER = np.iinfo(np.int64).min  # a position that no token has
 class History:
     """What a window needs to know about each row: its last T tokens, and the running step.
 
-    ends: the position of each row's next token after the step. floors: the first position that a window may
-    begin at, because the tokens from there are known and the keys that they see are still in the ring.
+    begins, ends: the positions of each row's first token in the step, and of its next one after it. floors:
+    the first position that a window may begin at, because the tokens from there are known and the keys that
+    they see are still in the ring.
     """
 
     def __init__(self, batch: int, longest: int) -> None:
         self.longest = longest
         self._rows = np.arange(batch)[:, None]
         self._tokens = np.zeros((batch, longest), np.int64)
+        self.begins = np.full(batch, NEVER)
         self.ends = np.full(batch, NEVER)
         self.floors = np.full(batch, NEVER)
 
@@ -44,6 +50,7 @@ class History:
         """Begins a step of the tokens from `positions` to `ends`, int64 [B]."""
         moved = positions != self.ends  # by the caller: what comes before is unknown
         self.floors = np.where(positions <= 0, NEVER, np.where(moved, positions, self.floors))
+        self.begins = positions.copy()
         self.ends = ends
 
     def note(self, inputs: Arrays, *, widened: bool) -> None:
@@ -88,13 +95,14 @@ class Padding:
         # Keys before the text count as zeros under the other rule, and padding would replace them.
         self.before_texts = spec.form == "shift" and spec.rule.initial_memory == "masked"
 
-    def widen(self, inputs: Arrays, outputs: Arrays, history: History) -> Widened | None:
-        """The segment in windows; None if it already has a profile's length, or if it has no windows.
+    def fits(self, length: int) -> bool:
+        """Whether a segment has a length that the plugin knows; single tokens have a profile of their own."""
+        return length == 1 or length in self.widths
 
-        Single tokens are not widened: they have a profile of their own.
-        """
+    def widen(self, inputs: Arrays, outputs: Arrays, history: History) -> Widened | None:
+        """The segment in windows; None if it fits already, or if it has no windows."""
         batch, length = inputs["input_ids"].shape
-        if length == 1 or length in self.widths:
+        if self.fits(length):
             return None
         width = next(width for width in self.widths if width >= length)
         # A row that has no token in this part of a step writes padding where its next token will be, and no
@@ -102,6 +110,8 @@ class Padding:
         first = np.minimum(inputs["position_ids"][:, 0], history.ends)
         starts = self._starts(first, length, width)
         if starts is None or (starts < history.floors).any():
+            return None
+        if self.rings and (starts + width > history.begins + history.longest).any():
             return None
         positions = starts[:, None] + np.arange(width)
         offsets = (first - starts)[:, None]

@@ -34,6 +34,7 @@ from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession, Positions
+from runtimes.sessions.pieces import run_in_pieces
 from runtimes.sessions.tensorrt.bound import Bound, Context
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -123,7 +124,16 @@ class TrtSession(GraphSession):
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         bound = self._bound(memory)
         wide = self._padding.widen(inputs, outputs, bound.history) if self._padding else None
-        if wide is None:
+        length = inputs["input_ids"].shape[1]
+        if wide is None and self._padding and self._padding.rings and not self._padding.fits(length):
+            run_in_pieces(
+                lambda part, answers: self._run(part, answers, memory, bound),
+                inputs,
+                outputs,
+                [slice(at, at + 1) for at in range(length)],
+                empty_rows=self.logits_while_scoring == "none",
+            )
+        elif wide is None:
             self._run(inputs, outputs, memory, bound)
         else:
             self._run(wide.inputs, wide.outputs, memory, bound)

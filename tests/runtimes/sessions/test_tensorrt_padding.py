@@ -84,14 +84,14 @@ def test_a_plugin_over_a_ring_always_sees_one_length(
         wanted = np.take_along_axis(expected[:, at : at + length], piece[..., None], axis=-1)[..., 0]
         assert np.abs(scores - wanted).max() < 1e-4, at
         at += length
-    assert set(lengths) <= {8, 1}  # 1 where a segment leaves a single token before or behind the ring's end
+    assert set(lengths) <= {8, 1}  # 1 behind the ring's end
     assert memory.positions.tolist() == [at]
 
 
 def test_what_was_not_fed_here_is_not_guessed(
     lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    """A fork near the end of the ring knows no tokens to feed again, so its segment keeps its length."""
+    """A fork near the end of the ring knows no tokens to feed again, so it feeds its segment singly."""
     session, reference = open_session(engine_of(run, tmp_path)), open_session(run)
     stream = rows(tokens, 2, 24)
     memories = [one.start(2) for one in (session, reference)]
@@ -105,7 +105,7 @@ def test_what_was_not_fed_here_is_not_guessed(
             one.step(stream[:, 18:21], memory)[0] for one, memory in ((session, own), (reference, other))
         )
         assert np.abs(found - wanted).max() < 1e-4
-    assert lengths == [8, 3]
+    assert set(lengths) == {8, 1}
 
 
 def test_only_plugins_pad_segments_to_usual_lengths(
