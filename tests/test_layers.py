@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "xl_export": (
         ("graph", "importers", "figures"),
         ("tracing",),
-        ("artefact", "tensorrt"),
+        ("artefact", "tensorrt", "adapters"),
         ("deployment", "web", "serve", "offline", "demo"),
         ("cli",),
     ),

@@ -106,6 +106,8 @@ class Spec:
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
     # Of a graph without sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
     fixed_rows: int | None = None
+    # The memory moves when so many tokens are complete, and not with every token; the graph does this.
+    moves_every: int | None = None
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
     # Of the graph, in order. Those of a language model follow from the other fields; the spec of any other
     # step is the only place that has its inputs and outputs.
@@ -192,8 +194,9 @@ class Spec:
         document = to_json(self)
         if not self.without:  # so that the spec of an artefact that keeps every promise stays as it was
             del document["without"]
-        if self.fixed_rows is None:
-            del document["fixed_rows"]
+        for name in ("fixed_rows", "moves_every"):
+            if document[name] is None:
+                del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}
         return document | tensors
 

@@ -37,6 +37,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "exporter": spec.exporter,
         "without": list(spec.without),
         "fixed_rows": spec.fixed_rows,
+        "moves_every": spec.moves_every,
         "target": spec.target,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,

@@ -54,6 +54,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines.append(f"warning     {facts['concern']}")
     if rows := facts.get("fixed_rows"):
         lines.append(f"sizes       fixed: {rows} rows of {facts['rule']['segment']} tokens in every step")
+    if count := facts.get("moves_every"):
+        lines.append(f"moves       the memory moves when {count} tokens are complete")
     for promise in facts.get("without", ()):
         lines.append(f"no promise  {promise}: that {PROMISES[promise]}")
     return lines

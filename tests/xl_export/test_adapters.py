@@ -4,6 +4,8 @@ own loops.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import xl_export
 from runtimes import check, generate, load_memory, open_session, save_memory
 from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import IdsVocab
-from xl_export.adapters import from_forward
+from xl_export.adapters import from_forward, from_ppo_trxl
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 DIM, HEADS, LAYERS, M, T, V = 16, 2, 2, 6, 4, 20
+EPISODE = 60  # the most steps of an episode of `EpisodicAgent`
 
 
 class Attention(nn.Module):
@@ -112,6 +116,146 @@ class Agent(nn.Module):
             kept.append(context)
             x = gate(x, F.relu(attention(x, context, context, attn_mask=hidden, need_weights=False)[0]))
         return (self.actor(x), self.critic(x)[..., 0]), torch.stack(kept, dim=2)
+
+
+class Episodic(nn.Module):
+    """The transformer of CleanRL's ppo_trxl: one token attends to a window of the episode, not to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embedding = nn.Parameter(torch.randn(EPISODE, DIM))
+        self.transformer_layers = nn.ModuleList(nn.Linear(DIM, 3 * DIM) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor, memories: Tensor, mask: Tensor, memory_indices: Tensor) -> Any:
+        memories = memories + self.pos_embedding[memory_indices].unsqueeze(2)
+        kept = []
+        for number, layer in enumerate(self.transformer_layers):
+            kept.append(x)
+            query = layer(x)[:, :DIM].unsqueeze(1)
+            key, value = layer(memories[:, :, number])[..., DIM:].chunk(2, -1)
+            energy = (query @ key.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, -1e20)
+            x = x + F.relu(energy.softmax(-1) @ value).squeeze()
+        return x, torch.stack(kept, dim=1)
+
+
+class EpisodicAgent(nn.Module):
+    """An agent with the parts of CleanRL's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obs_shape = (5,)
+        self.max_episode_steps = EPISODE
+        self.encoder = nn.Linear(5, DIM)
+        self.transformer = Episodic()
+        self.hidden_post_trxl = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU())
+        self.actor_branches = nn.ModuleList(nn.Linear(DIM, count) for count in (3, 2))
+        self.critic = nn.Linear(DIM, 1)
+
+
+class Stream:
+    """One stream of a model whose memory moves when `every` tokens are complete, as its authors run it.
+
+    call: forward over the tokens since then, and the memory; it returns answers [1, n, …] and the new memory.
+    """
+
+    def __init__(self, call: Callable[[Tensor, Any], tuple[Any, Any]], every: int, start: Any = None) -> None:
+        self.call = call
+        self.every = every
+        self.start = start
+        self.restart()
+
+    def restart(self) -> None:
+        self.memory = self.start
+        self.tokens: Tensor | None = None
+
+    def step(self, x: Tensor) -> dict[str, np.ndarray]:
+        """The answers [1, T, …] to x [1, T, …], fed one by one; an output without a name has the name ""."""
+        answers = []
+        for token in x.split(1, dim=1):
+            self.tokens = token if self.tokens is None else torch.cat([self.tokens, token], 1)
+            with torch.no_grad():
+                y, after = self.call(self.tokens, self.memory)
+            answers.append({n: each[:, -1:] for n, each in (y if isinstance(y, dict) else {"": y}).items()})
+            if self.tokens.shape[1] == self.every:
+                self.memory = after
+                self.tokens = None
+        return {name: torch.cat([each[name] for each in answers], 1).numpy() for name in answers[0]}
+
+
+def largest_difference(artefact: Path, stream: Stream, file: Path) -> float:
+    """Of an artefact and its authors' streams in 50 steps of two rows: with restarts, a file, and a fork."""
+    session = open_session(artefact)
+    spec = load_spec(artefact)
+    given = spec.signature[0][0]
+    memory = session.start(2)
+    rows = [copy.copy(stream) for _ in range(2)]
+    draw = np.random.default_rng(0)
+    worst = 0.0
+    for step in range(50):
+        if step in (10, 27, 40):
+            memory.positions[step % 2] = 0
+            rows[step % 2].restart()
+        if step == 20:
+            save_memory(memory, file)
+            memory = load_memory(file, session)
+        if step == 30:  # one row goes on twice
+            memory = memory.select([0, 0])
+            rows = [rows[0], copy.copy(rows[0])]
+        T = spec.rule.segment if "cuts" in spec.without else int(draw.integers(1, spec.rule.segment + 1))
+        shape = given.sizes(batch=2, tokens=T)
+        ids = given.ids or spec.model.vocab_size
+        x = draw.integers(ids, size=shape) if ids else draw.standard_normal(shape, np.float32)
+        answers, memory = session.step({given.name: x}, memory)
+        for row, each in enumerate(rows):
+            for name, right in each.step(torch.from_numpy(x[row : row + 1])).items():
+                mine = answers[name or next(iter(answers))][row]
+                worst = max(worst, float(np.abs(mine - right[0]).max()))
+    return worst
+
+
+def test_a_memory_that_moves_by_segment_agrees_over_fifty_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TransformerWrapper().eval()
+    module = from_forward(
+        model,
+        memory=[(M, DIM)] * LAYERS,
+        sizes=xl_export.Sizes(vocab_size=V, layers=LAYERS, d_model=DIM),
+        mask_name="mem_mask",
+        moves_every=T,
+    )
+    rule = MemoryRule(mem_len=M, segment=3)
+    artefact = xl_export.trace(module, tmp_path / "a", vocab=IdsVocab(V), rule=rule, without={"padding"})
+    assert load_spec(artefact).moves_every == T
+    assert largest_difference(artefact, Stream(model, T), tmp_path / "streams") < 1e-4
+    rule = MemoryRule(mem_len=M, segment=T + 1)
+    with pytest.raises(UserError, match=f"moves every {T} tokens; give a rule with segment={T} or less"):
+        xl_export.trace(module, tmp_path / "b", vocab=IdsVocab(V), rule=rule)
+
+
+def test_an_episodic_memory_agrees_over_fifty_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    agent = EpisodicAgent().eval()
+    rule = MemoryRule(mem_len=M - 1, segment=1)
+    artefact = xl_export.trace(from_ppo_trxl(agent, M), tmp_path / "a", rule=rule)
+    episode_masks = torch.tril(torch.ones(M, M), diagonal=-1)
+    first = [torch.arange(M)] * (M - 1)
+    indices = torch.stack([*first, *(torch.arange(i, i + M) for i in range(EPISODE - M + 1))])
+
+    def call(x: Tensor, state: Any) -> Any:
+        memory, at = state
+        window = memory[:, indices[at]]
+        hidden, new = agent.transformer(
+            agent.encoder(x[:, 0]), window, episode_masks[min(at, M - 1)][None], indices[at][None]
+        )
+        hidden = agent.hidden_post_trxl(hidden)
+        memory = memory.clone()
+        memory[:, at] = new
+        first, second = (branch(hidden)[:, None] for branch in agent.actor_branches)
+        outputs = {"action_0": first, "action_1": second, "value": agent.critic(hidden)}
+        return outputs, (memory, at + 1)
+
+    stream = Stream(call, 1, (torch.zeros(1, EPISODE, LAYERS, DIM), 0))
+    assert largest_difference(artefact, stream, tmp_path / "streams") < 1e-4
 
 
 @pytest.fixture(scope="module")

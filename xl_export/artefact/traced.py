@@ -191,6 +191,11 @@ class TracedModule:
                 f"rows is {rows}, and a vocabulary of {self.facts.vocab_size} tokens needs a graph whose "
                 "sizes vary; leave rows out."
             )
+        if (S := self.step.moves_every) is not None and rule.segment > S:
+            raise ConfigError(
+                f"segment is {rule.segment}, and the memory of {self.step.name} moves every {S} tokens; give "
+                f"a rule with segment={S} or less."
+            )
         finite_arrays(module)
         self._graphs = Graphs()
         self.form, self.shapes = form_of(module, self.facts, rule, memory)
@@ -222,6 +227,7 @@ class TracedModule:
             exporter="trace",
             shapes=self.shapes,
             fixed_rows=self.rows,
+            moves_every=self.step.moves_every,
             signature=((), ()) if self.step.language_model else self.step.signature,
         )
 

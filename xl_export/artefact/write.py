@@ -74,6 +74,7 @@ def spec_of(
     shapes: Shapes = (),
     signature: Signature = ((), ()),
     fixed_rows: int | None = None,
+    moves_every: int | None = None,
 ) -> Spec:
     """Returns the contract of an artefact, without the hashes of files, which do not exist yet.
 
@@ -92,6 +93,7 @@ def spec_of(
         exporter=exporter,
         memory_shapes=shapes,
         fixed_rows=fixed_rows,
+        moves_every=moves_every,
         inputs=signature[0],
         outputs=signature[1],
         answers=_answers_of(precision, memory_precision),

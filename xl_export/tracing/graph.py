@@ -20,12 +20,13 @@ import torch
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import POSITIONS
 from xl_export.graph.ops import IR_VERSION, TYPES, remove_unused_nodes
 from xl_export.tracing.module import ModuleStep
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import GraphStep
 
-SHORTEST = 8  # tokens, where a segment of the rule has one or two
+SHORTEST = 8  # tokens, where a segment of the rule has two
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
 # TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
 NOT_FOR_ENGINES = {
@@ -59,16 +60,16 @@ def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
 def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
     batch, segment, rows = EXAMPLE
     longest = longest_traced(spec.rule)
-    segment = min(segment, longest)
-    axes = {"batch": batch, "tokens": segment, "rows": rows}
+    axes = {"batch": batch, "tokens": min(segment, longest), "rows": rows}
     if spec.fixed_rows is not None:
         axes = {"batch": spec.fixed_rows, "tokens": spec.rule.segment}
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
     examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
-    dims["tokens"] = torch.export.Dim("tokens", max=longest)
+    if longest > 1:
+        dims["tokens"] = torch.export.Dim("tokens", max=longest)
     shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(fact.shape) if isinstance(size, str)}
+        {axis: dims[str(size)] for axis, size in enumerate(fact.shape) if size in dims}
         for fact in spec.inputs
     )
     varying = None if spec.fixed_rows else (shapes,)
@@ -79,8 +80,8 @@ def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
 
 
 def longest_traced(rule: MemoryRule) -> int:
-    """The most tokens of a step while it is traced: an axis that is at most 2 would become a constant."""
-    return rule.segment if rule.segment > 2 else SHORTEST
+    """The most tokens of a step while it is traced: an axis of at most 2 would become a constant."""
+    return SHORTEST if rule.segment == 2 else rule.segment
 
 
 def _why(error: Exception) -> str:
@@ -143,17 +144,44 @@ def _name(model: ir.Model, spec: Spec) -> None:
     for value, fact in zip(graph.inputs, spec.inputs, strict=True):
         value.name = fact.name
         value.shape = ir.Shape(spec.graph_shape(fact))
-    for value, fact in zip(graph.outputs, spec.outputs, strict=True):
+    for number, (value, fact) in enumerate(zip(list(graph.outputs), spec.outputs, strict=True)):
         if value.dtype not in (None, TYPES[fact.dtype]):
             raise ArtefactError(
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
                 "module."
             )
-        _refuse_other_shape(value, fact.name, spec.graph_shape(fact))
+        expected = spec.graph_shape(fact)
+        if spec.rule.segment == 1 and "tokens" in expected:
+            _refuse_other_shape(value, fact.name, [1 if size == "tokens" else size for size in expected])
+            value = _with_tokens(graph, number)
+        else:
+            _refuse_other_shape(value, fact.name, expected)
         value.name = fact.name
         value.dtype = TYPES[fact.dtype]
-        value.shape = ir.Shape(spec.graph_shape(fact))
+        value.shape = ir.Shape(expected)
     graph.name = "step"
+
+
+def _with_tokens(graph: ir.Graph, number: int) -> ir.Value:
+    """Lets an output [batch, 1, …] have the number of tokens of the positions as its second size.
+
+    The number is 1 while the step is traced, so PyTorch makes it a constant. Runtimes compare the shapes of
+    the graph with the spec, in which the size has a name.
+    """
+    value = graph.outputs[number]
+    positions = next(each for each in graph.inputs if each.name == POSITIONS)
+    assert value.shape is not None
+    rest = [int(size) for size in value.shape[2:]]  # type: ignore[arg-type]
+    sizes = ir.node("Shape", [positions])
+    constant = ir.val(
+        f"sizes.{number}", const_value=ir.tensor(np.array(rest, np.int64), name=f"sizes.{number}")
+    )
+    graph.register_initializer(constant)
+    shape = ir.node("Concat", [sizes.outputs[0], constant], {"axis": 0})
+    reshape = ir.node("Reshape", [value, shape.outputs[0]])
+    graph.extend([sizes, shape, reshape])
+    graph.outputs[number] = reshape.outputs[0]
+    return reshape.outputs[0]
 
 
 def _refuse_other_shape(value: ir.Value, name: str, expected: Sequence[int | str]) -> None:

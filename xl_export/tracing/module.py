@@ -313,6 +313,8 @@ class ModuleStep:
         self._bare = self.language_model or isinstance(given, Input)
         self.inputs: dict[str, Input] = {INPUT: given} if isinstance(given, Input) else dict(given)
         self.output = Output(module)
+        self.moves_every: int | None = getattr(module, "moves_every", None)
+        """If the memory moves only when so many tokens are complete, that number."""
         self._initial: tuple[Tensor | float, ...] | None = None
 
     def start(self, batch: int) -> tuple[Tensor, ...]:

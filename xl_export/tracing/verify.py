@@ -70,7 +70,8 @@ def check_module(
             keeps("cuts", _cuts_agree, streams)
         if form == "ring" and rule.segment > 1:
             keeps("unequal", _uneven_rows, streams)
-        if "cuts" not in unkept and "rows" not in unkept:
+        # A memory that moves a segment at a time has no reach by distance.
+        if "cuts" not in unkept and "rows" not in unkept and step.moves_every is None:
             _looks_back(streams)
         if rule.mask == "full" and rule.segment > 1:
             _cuts_matter(streams)
@@ -366,9 +367,10 @@ def _future_is_hidden(streams: _Streams) -> None:
 def _memory_counts(streams: _Streams) -> None:
     """What was fed before must make a difference, in the tensors and in the answers."""
     T = streams.rule.segment
-    texts = streams.tokens[ALL, :T], streams.tokens[ALL, :T].changed()
+    N = streams.step_of.moves_every or T
+    text = streams.random_text(streams.rows, N)
     before = streams.start()
-    memories = [streams.feed(text, [T])[1] for text in texts]
+    memories = [streams.feed(each, streams.cut(N))[1] for each in (text, text.changed())]
     for number, (old, *new) in enumerate(zip(before, *memories, strict=True)):
         # A tensor that counts tokens is the same after every text, but not the one that was given.
         if old.numel() and all(bool(x.eq(old).all()) for x in new):
@@ -377,7 +379,7 @@ def _memory_counts(streams: _Streams) -> None:
                 "after the segment, not the one before it."
             )
     following = streams.tokens[ALL, T : 2 * T]
-    answers = [streams.feed(following, [T], memory, first=T)[0] for memory in memories]
+    answers = [streams.feed(following, [T], memory, first=N)[0] for memory in memories]
     if not _differ(answers[0].values(), answers[1].values()):
         raise ArtefactError(
             f"the answers of {streams.name} do not depend on its memory; read the memory in `step`, or start "
@@ -428,15 +430,16 @@ def _cuts_agree(streams: _Streams) -> None:
     """Under same-length, a text in segments and token by token has the same answers, from 0 on and later."""
     N = len(streams.tokens)
     for memory, first in ((None, 0), (streams.full, streams.follows)):
-        segments, _ = streams.feed(streams.tokens, streams.cut(N), memory, first)
         ones, _ = streams.feed(streams.tokens, [1] * N, memory, first)
-        streams.refuse_difference(
-            segments,
-            ones,
-            what="in segments and token by token",
-            mend="show every token the M tokens before it and no others, in the segment too, or give a rule "
-            'with mask="full"',
-        )
+        for lengths in (streams.cut(N), [1, *streams.cut(N - 1)]):
+            segments, _ = streams.feed(streams.tokens, lengths, memory, first)
+            streams.refuse_difference(
+                segments,
+                ones,
+                what="in segments and token by token",
+                mend="show every token the M tokens before it and no others, in the segment too, or give a "
+                'rule with mask="full"',
+            )
 
 
 def _cuts_matter(streams: _Streams) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from xl_export.tracing.module import Input, Sizes
+from xl_export.tracing.module import Input, Sizes, ids
 
 
 def from_forward(
@@ -22,6 +22,7 @@ def from_forward(
     outputs: Sequence[str] = (),
     memory_name: str = "mems",
     mask_name: str | None = None,
+    moves_every: int | None = None,
 ) -> nn.Module:
     """A module for `trace` around one whose forward reads a list of memories and returns the new ones.
 
@@ -35,9 +36,12 @@ def from_forward(
     - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory holds a token of
       the stream. Give it if the module starts without memory (`mems=None`). Without it a stream starts with a
       memory of zeros, which is attended to, as in policies that start their episodes so.
+    - moves_every: the memory moves when so many tokens are complete, and not with every step. The artefact
+      also remembers the inputs of the unfinished segment, and computes the whole segment again in every step:
+      forward is called with `moves_every` tokens, whatever a step feeds. It must be causal.
 
-    Such a module knows nothing of positions, so it usually needs `trace(…, without={"padding"})`.
-    Raises ConfigError for arguments that forward does not have.
+    Such a module knows nothing of positions, so it usually needs `trace(…, without={"padding"})`, unless its
+    rule has `segment=1`. Raises ConfigError for arguments that forward does not have.
     """
     names = inspect.signature(module.forward).parameters
     given = [
@@ -59,7 +63,7 @@ def from_forward(
         raise ConfigError(f"memory has lengths {[shape[0] for shape in shapes]}; a mask needs one length.")
     # Checks of `trace` name the class of a module: here, the one that the caller wrote.
     wrapper: type[_FromForward] = type(f"from_forward({type(module).__name__})", (_FromForward,), {})
-    return wrapper(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name)
+    return wrapper(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name, moves_every)
 
 
 class _FromForward(nn.Module):
@@ -73,6 +77,7 @@ class _FromForward(nn.Module):
         outputs: tuple[str, ...],
         memory_name: str,
         mask_name: str | None,
+        moves_every: int | None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -85,11 +90,54 @@ class _FromForward(nn.Module):
         self._outputs = outputs
         self._memory_name = memory_name
         self._mask_name = mask_name
+        self.moves_every = moves_every
+        self._named = inputs if isinstance(inputs, Mapping) else {"": inputs or ids(sizes.vocab_size)}
 
     def start(self, batch: int) -> list[Tensor]:
-        return [torch.zeros(batch, *shape) for shape in self._shapes]
+        held = [(self.moves_every, *each.sizes) for each in self._named.values() if each.timed]
+        shapes = self._shapes if self.moves_every is None else [*self._shapes, *held]
+        return [torch.zeros(batch, *shape) for shape in shapes]
 
     def step(self, inputs: Any, positions: Tensor, memory: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+        if self.moves_every is None:
+            return self._forward(inputs, positions, memory)
+        return self._step_in_segment(self.moves_every, inputs, positions, memory)
+
+    def _step_in_segment(
+        self, S: int, inputs: Any, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Any, list[Tensor]]:
+        """The step of a memory that moves after S tokens; it also holds the inputs [B, S, …] since then."""
+        B, T = positions.shape
+        row = torch.arange(B)[:, None]
+        first = positions[:, :1].clamp(min=0) % S  # the place in the segment of this step's first token
+        token = torch.arange(2 * S) - first  # [B, 2 S]: the token of this step at each place of two segments
+        complete = first[:, 0] + T >= S
+        given = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
+        timed = [name for name, each in self._named.items() if each.timed]
+        held = dict(zip(timed, memory[len(self._shapes) :], strict=True))
+        halves: list[dict[str, Tensor]] = [dict(given), dict(given)]
+        for name, past in held.items():
+            x = given[name]
+            is_new = ((token >= 0) & (token < T)).reshape(B, 2 * S, *[1] * (x.ndim - 2))
+            both = torch.where(is_new, x[row, token.clamp(0, T - 1)], torch.cat([past, past], 1).to(x.dtype))
+            halves[0][name] = both[:, :S]
+            halves[1][name] = both[:, S:]
+            held[name] = _where(complete, both[:, S:], both[:, :S]).float()
+        bare = not isinstance(inputs, Mapping)
+        begin = positions[:, :1].clamp(min=0) - first + torch.arange(S)
+        before = memory[: len(self._shapes)]
+        y, after = self._forward(halves[0][""] if bare else halves[0], begin, before)
+        mems = [_where(complete, new, old) for new, old in zip(after, before, strict=True)]
+        ys = [y if isinstance(y, Mapping) else {"": y}]
+        if not (isinstance(T, int) and T == 1):  # some rows may pass the end of the segment
+            y, _ = self._forward(halves[1][""] if bare else halves[1], begin + S, mems)
+            ys.append(y if isinstance(y, Mapping) else {"": y})
+        outputs = {}
+        for name in ys[0]:
+            outputs[name] = torch.cat([each[name] for each in ys], 1)[row, first + torch.arange(T)]
+        return outputs.get("", outputs), [*mems, *held.values()]
+
+    def _forward(self, inputs: Any, positions: Tensor, memory: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         extra: dict[str, Any] = {self._memory_name: memory[0] if self._one else list(memory)}
         if self._mask_name:
             M = self._shapes[0][0]
@@ -125,3 +173,8 @@ class _FromForward(nn.Module):
                     "`torch.cat([mem, new], 1)`."
                 )
         return y, [x[:, x.shape[1] - shape[0] :] for x, shape in zip(news, self._shapes, strict=True)]
+
+
+def _where(row: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """torch.where by row [B]."""
+    return torch.where(row.reshape(-1, *[1] * (yes.ndim - 1)), yes, no)

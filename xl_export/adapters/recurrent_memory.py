@@ -1,0 +1,57 @@
+"""The model of recurrent-memory-transformer-pytorch (`RecurrentMemoryTransformer`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from xl_export.adapters.from_forward import from_forward
+from xl_export.tracing.module import Sizes
+
+
+def from_recurrent_memory(model: Any) -> nn.Module:
+    """A module for `trace` around a causal RecurrentMemoryTransformer: ids in and logits out.
+
+    The memory moves when `seq_len` tokens are complete, as in `RecurrentMemoryTransformerWrapper.generate`.
+    Trace it with `MemoryRule(mem_len=model.seq_len, segment=…)`, with a segment up to `seq_len`, and
+    `without={"padding"}`.
+    """
+    head = model.layers[0][0].branch
+    memory: list[tuple[int, ...]] = [(model.num_memory_tokens, model.memory_tokens.shape[1])]
+    if model.use_xl_memories:
+        one = model.xl_mem_len, 2, head.heads, head.to_q.out_features // head.heads
+        memory += [one] * len(model.layers)
+    sizes = Sizes(vocab_size=model.to_logits.out_features, layers=len(model.layers), d_model=memory[0][1])
+    return from_forward(RecurrentMemory(model), memory=memory, sizes=sizes, moves_every=model.seq_len)
+
+
+class RecurrentMemory(nn.Module):
+    """Keys and values of the last segment come first in the lists of the model; here, rows come first."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.attends = [part for part in model.modules() if type(part).__name__ == "Attend"]
+
+    def forward(self, x: Tensor, mems: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        read, *before = mems
+        if not before:
+            logits, write, _ = self.model(x, read)
+            return logits, [write]
+        # The model starts without keys and values. Here they are zeros, which are in no memory it writes.
+        written = before[0].ne(0).flatten(2).any(-1)[:, None, None]
+
+        def hide(_: nn.Module, args: Any, given: dict[str, Any]) -> Any:
+            count = args[1].shape[2] - written.shape[3]
+            seen = nn.functional.pad(written, (0, count), value=True)
+            return args, given | {"mask": seen if given["mask"] is None else given["mask"] & seen}
+
+        hooks = [attend.register_forward_pre_hook(hide, with_kwargs=True) for attend in self.attends]
+        try:
+            xl = [memory.permute(2, 0, 3, 1, 4) for memory in before]
+            logits, write, after = self.model(x, read, xl_memories=xl)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return logits, [write, *(memory.permute(1, 3, 0, 2, 4) for memory in after)]

@@ -1,0 +1,43 @@
+"""The GTrXL of RLlib (`ray.rllib.models.torch.attention_net.GTrXLNet`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xl_export.tracing.module import features
+
+
+def from_rllib(model: Any) -> nn.Module:
+    """A module for `trace` around a trained GTrXLNet: observations in, action logits and the value out.
+
+    A token is one observation. An episode starts with a memory of zeros, which is attended to, as in RLlib.
+    Trace it with `MemoryRule(mem_len=model.memory_inference, segment=1)`, as RLlib acts.
+    """
+    return GTrXL(model)
+
+
+class GTrXL(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = {"observation": features(model.obs_dim)}
+
+    def start(self, batch: int) -> list[Tensor]:
+        shape = batch, self.model.memory_inference, self.model.attention_dim
+        return [torch.zeros(shape) for _ in range(self.model.num_transformer_units)]
+
+    def step(
+        self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        B, T = positions.shape
+        observations = {"obs": inputs["observation"].flatten(0, 1)}
+        action, new = self.model(observations, list(memory), positions[:, 0])  # only their number counts
+        outputs = {"action": action.unflatten(0, (B, T))}
+        if self.model.values_out is not None:
+            outputs["value"] = self.model.value_function().unflatten(0, (B, T))
+        pairs = zip(memory, new, strict=True)
+        return outputs, [torch.cat([old, x.unflatten(0, (B, T))], 1)[:, T:] for old, x in pairs]
