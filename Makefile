@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm test-triton test-cuda test-ray test-clients soak mutants lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton test-cuda test-ray test-clients test-peers soak mutants lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --train --out demo --force
@@ -64,6 +64,13 @@ test-clients: $(READY)
 	grep '^torch' constraints.txt > build/clients/constraints.txt
 	build/clients/bin/python -m pip install --quiet --disable-pip-version-check -c build/clients/constraints.txt $(INDEX) guidellm==0.8.1 aiperf==0.13.0
 	PATH="$(CURDIR)/build/clients/bin:$$PATH" $(BIN)/python -m pytest tests/serve/http/test_load_programs.py -m slow -n 0
+
+# packages of other projects against their artefacts, in an environment of their own; it stays in build/peers
+test-peers: $(READY)
+	test -x build/peers/bin/python || $(BIN)/python -m venv build/peers
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/peers/main.pth && cp build/peers/main.pth build/peers/lib/python3*/site-packages/
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt x-transformers==2.31.10 recurrent-memory-transformer-pytorch==0.7.0 'ray[rllib]>=2.60' 'transformers>=5.24'
+	build/peers/bin/python -m pytest tests/xl_export/test_peers.py -m slow -n 0 -s
 
 lint: $(READY)
 	$(BIN)/ruff check .

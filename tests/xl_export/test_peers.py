@@ -1,0 +1,180 @@
+"""Packages of other projects agree with their artefacts: `make test-peers`.
+
+Each row of `PEERS` is a model with random weights, its adapter, and a stream as its authors would run it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import xl_export
+from runtimes import check
+from runtimes.contract.spec import load_spec
+from tests.xl_export.test_adapters import Stream, largest_difference
+from xl_export.adapters import from_forward, from_recurrent_memory, from_rllib, from_x_transformers
+
+# What the packages warn of is their own.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+M = S = 8  # tokens of memory, and of a segment of the package
+V = 40
+WIDTH = 12  # of numbers
+
+
+@dataclass
+class Peer:
+    """A model of a package: its module for `trace`, and how its authors run a stream."""
+
+    module: nn.Module
+    stream: Stream
+    segment: int
+    without: tuple[Any, ...] = ()
+    """The promises that it does not keep."""
+
+
+def x_transformers(**options: Any) -> Peer:
+    from x_transformers import Decoder, TransformerWrapper
+
+    absolute = options.pop("absolute", False)
+    shift = options.pop("shift", 0)
+    layers = Decoder(dim=16, depth=2, heads=2, attn_dim_head=8, **options)
+    net = TransformerWrapper(
+        num_tokens=V,
+        max_seq_len=S,
+        max_mem_len=M,
+        use_abs_pos_emb=absolute,
+        shift_mem_down=shift,
+        attn_layers=layers,
+    ).eval()
+    stream = Stream(lambda x, mems: net(x, mems=mems, return_mems=True), S)
+    module = from_x_transformers(net)
+    return Peer(module, stream, 4 if shift else S, ("cuts",) if shift else ())
+
+
+def continuous() -> Peer:
+    from x_transformers import ContinuousTransformerWrapper, Decoder
+
+    layers = Decoder(dim=16, depth=2, heads=2, attn_dim_head=8, rotary_pos_emb=True)
+    net = ContinuousTransformerWrapper(
+        dim_in=WIDTH, dim_out=5, max_seq_len=S, max_mem_len=M, attn_layers=layers, use_abs_pos_emb=False
+    ).eval()
+
+    def call(x: Tensor, mems: Any) -> Any:
+        # With return_mems this wrapper returns a tuple, which it cannot read.
+        y, kept = net(x, mems=mems, return_intermediates=True)
+        before = [each[:, :0] for each in kept.hiddens] if mems is None else mems
+        return y, [torch.cat(pair, 1)[:, -M:] for pair in zip(before, kept.hiddens, strict=True)]
+
+    return Peer(from_x_transformers(net), Stream(call, S), S)
+
+
+def recurrent_memory(**options: Any) -> Peer:
+    from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
+
+    model = RecurrentMemoryTransformer(
+        num_tokens=V, dim=16, depth=2, heads=2, dim_head=8, num_memory_tokens=3, seq_len=S, **options
+    ).eval()
+
+    def call(x: Tensor, memory: Any) -> Any:
+        y, *after = model(x, memory[0], xl_memories=memory[1])
+        return y, after
+
+    return Peer(from_recurrent_memory(model), Stream(call, S, (None, None)), 4, ("padding",))
+
+
+def rllib() -> Peer:
+    from gymnasium.spaces import Box, Discrete
+    from ray.rllib.models.torch.attention_net import GTrXLNet
+
+    space = Box(-1.0, 1.0, (WIDTH,))
+    model = GTrXLNet(
+        space,
+        Discrete(4),
+        4,
+        {"max_seq_len": M},
+        "gtrxl",
+        num_transformer_units=2,
+        attention_dim=16,
+        head_dim=8,
+        memory_inference=M,
+    ).eval()
+
+    def call(x: Tensor, state: list[Tensor]) -> Any:
+        action, new = model({"obs": x[:, 0]}, state, torch.ones(1))
+        after = [torch.cat([old, one[:, None]], 1)[:, 1:] for old, one in zip(state, new, strict=True)]
+        return {"action": action[:, None], "value": model.value_function()[:, None]}, after
+
+    return Peer(from_rllib(model), Stream(call, 1, [torch.zeros(1, M, 16)] * 2), 1)
+
+
+class XLNet(nn.Module):
+    """XLNet counts time first in its memory."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, mems: list[Tensor]) -> Any:
+        answer = self.model(x, mems=[mem.transpose(0, 1) for mem in mems], use_mems=True)
+        return answer.logits, [mem.transpose(0, 1) for mem in answer.mems]
+
+
+def xlnet() -> Peer:
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    config = XLNetConfig(
+        vocab_size=V, d_model=16, n_layer=2, n_head=2, d_inner=32, mem_len=M, attn_type="uni"
+    )
+    model = XLNetLMHeadModel(config).eval()
+    sizes = xl_export.Sizes(vocab_size=V, layers=2, d_model=16)
+    module = from_forward(XLNet(model), memory=[(M, 16)] * 2, sizes=sizes)
+
+    def call(x: Tensor, mems: Any) -> Any:
+        answer = model(x, mems=mems, use_mems=True)
+        return answer.logits, answer.mems
+
+    return Peer(module, Stream(call, 1, [torch.zeros(M, 1, 16)] * 2), 1)
+
+
+PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
+    "T5": ("x_transformers", lambda: x_transformers(rel_pos_bias=True)),
+    "rotary": ("x_transformers", lambda: x_transformers(rotary_pos_emb=True)),
+    "xpos": ("x_transformers", lambda: x_transformers(rotary_xpos=True)),
+    "absolute": ("x_transformers", lambda: x_transformers(absolute=True)),
+    "shifted": ("x_transformers", lambda: x_transformers(rel_pos_bias=True, shift=1)),
+    "continuous": ("x_transformers", continuous),
+    "recurrent": ("recurrent_memory_transformer_pytorch", recurrent_memory),
+    "recurrent, without keys": (
+        "recurrent_memory_transformer_pytorch",
+        lambda: recurrent_memory(use_xl_memories=False),
+    ),
+    "RLlib": ("ray", rllib),
+    "XLNet": ("transformers", xlnet),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_package_agrees_with_its_artefact_over_fifty_steps(name: str, tmp_path: Path) -> None:
+    package, make = PEERS[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; use make test-peers")
+    torch.manual_seed(0)
+    peer = make()
+    rule = xl_export.MemoryRule(mem_len=M, segment=peer.segment)
+    vocab = xl_export.IdsVocab(V) if hasattr(peer.module, "sizes") else None
+    artefact = xl_export.trace(
+        peer.module, tmp_path / "artefact", rule=rule, vocab=vocab, without=set(peer.without)
+    )
+    assert load_spec(artefact).without == peer.without
+    assert check(artefact).passed
+    worst = largest_difference(artefact, peer.stream, tmp_path / "streams")
+    print(f"{name}: {worst:.1e}")
+    assert worst < 1e-4
