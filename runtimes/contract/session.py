@@ -138,6 +138,11 @@ class Session(Protocol):
         ...
 
 
+def is_language_model(session: Session) -> bool:
+    """Whether its steps read token ids of a vocabulary and return logits of the next token."""
+    return session.spec is None or session.spec.language_model
+
+
 class SessionClass(Protocol):
     """What `runtimes/sessions/open.py` uses of a session class: it opens a folder and describes one."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
-from runtimes.contract.session import Session
+from runtimes.contract.session import Session, is_language_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,10 +17,11 @@ class StreamState:
 
     #: One row, owned by this state and never stepped: the engine copies it into a row.
     memory: Memory = field(repr=False)
-    #: float32 [V], of the token after the last one; None at the start of a stream, and after a rewind.
+    #: float32 [V], of the token after the last one; None at the start of a stream, after a rewind, and if the
+    #: step is no language model.
     logits: np.ndarray | None = field(repr=False)
     #: int64 [0..T + 1], the ids of the last fed tokens, the newest last: a decoder continues from them, and a
-    #: rewind feeds one of them again.
+    #: rewind feeds one of them again. Empty if the step is no language model.
     tail: np.ndarray = field(repr=False)
     #: One more than the highest stream position whose slot was ever written. Padding on the right is written
     #: too, so this may be more than `position`; it bounds how far the stream can be rewound.
@@ -48,7 +49,8 @@ class StreamState:
 def rewound(state: StreamState, count: int, *, session: Session) -> tuple[StreamState, np.ndarray]:
     """The stream `count` tokens before its end, as a state that is one token further back, and the id int64
     [1] of that token: when it is fed, the logits of the next one are known again. At the very start of a
-    stream there is no such token, and the ids are empty.
+    stream there is no such token, and the ids are empty. Without logits no token is fed again: the state of a
+    step that is no language model is at its place, and the ids are empty.
 
     The new state shares its arrays with the old one, which stays as it is: the tokens that were taken back
     are overwritten when the stream goes on. That is exact while nothing has been written over what the
@@ -56,33 +58,39 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     StreamError otherwise.
     """
     position = state.position
-    segment = session.rule.segment
-    if session.spec is None or session.spec.form != "ring":
-        raise StreamError("this model's memory cannot be rewound; export it with `--memory ring`.")
     if not 0 <= count <= position:
         raise StreamError(
             f"{count} tokens are to be taken back; expected 0 to {position}, all of the stream."
         )
+    nothing = np.empty(0, np.int64)
     if count == position:
-        nothing = np.empty(0, np.int64)
-        return _at(state, 0, tail=nothing, written=0), nothing
-    most = most_rewound(state, segment=segment)
+        return StreamState.begin(session), nothing
+    if session.spec is None or session.spec.form != "ring":
+        raise StreamError(
+            "only ring memory can be rewound in part; fork a stream before what you may want to take back, or "
+            "export the model with ring memory."
+        )
+    most = most_rewound(state, session)
     if count > most:
         raise StreamError(
             f"{count} tokens are to be taken back, and the memory still holds what at most {most} of them "
             "saw; take back fewer, or go on from an earlier snapshot."
         )
+    if not is_language_model(session):
+        return _at(state, position - count, tail=nothing, written=state.written), nothing
     place = len(state.tail) - count - 1
     back = _at(state, position - count - 1, tail=state.tail[:place], written=state.written)
     return back, state.tail[place : place + 1]
 
 
-def most_rewound(state: StreamState, *, segment: int) -> int:
+def most_rewound(state: StreamState, session: Session) -> int:
     """How many of its last tokens `rewound` takes back; all of a stream is taken back from anywhere."""
     # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
-    # One token more is taken back, and fed again.
-    most = max(0, min(state.position - state.written + segment, len(state.tail)) - 1)
-    return state.position if most + 1 >= state.position else most
+    is_ring = session.spec is not None and session.spec.form == "ring"
+    most = state.position - state.written + session.rule.segment if is_ring else 0
+    if is_language_model(session):  # one token more is taken back, and fed again
+        most = min(most, len(state.tail)) - 1
+    return state.position if most + 1 >= state.position else max(0, most)
 
 
 def _at(state: StreamState, position: int, *, tail: np.ndarray, written: int) -> StreamState:

@@ -26,7 +26,7 @@ from runtimes.base.files import atomic_file, open_file, reading, writing
 from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in
 from runtimes.contract.checks import memory_of
 from runtimes.contract.memory import MAX_POSITION, STREAMS, write_memory
-from runtimes.contract.session import Session
+from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 
@@ -141,7 +141,7 @@ def read_snapshot(
         raise ArtefactError(f"{name} holds no readable logits; take it again from the server.") from error
     written = int(facts.get("furthest", "-1"))
     position = int(memory.positions[0])
-    fits = len(content) in (0, 4 * session.vocab.size) and len(tail) <= session.rule.segment + 1
+    fits = len(content) in (0, _logits_bytes(session)) and len(tail) <= session.rule.segment + 1
     if memory.batch != 1 or not fits or not 0 <= position <= written <= MAX_POSITION:
         raise ArtefactError(f"{name} does not hold one whole stream; take it again from the server.")
     logits = np.frombuffer(content, "<f4").astype(np.float32) if content else None
@@ -166,8 +166,13 @@ def too_large(name: str, size: int, most: int) -> str:
 def _most_header_bytes(session: Session) -> int:
     """Facts and tensors' names and places, the tail (up to 20 digits an id), and the logits in base64."""
     tail = 20 * (session.rule.segment + 1)
-    logits = 4 * ((4 * session.vocab.size + 2) // 3)
+    logits = 4 * ((_logits_bytes(session) + 2) // 3)
     return FACTS_BYTES + 256 * len(session.state) + tail + logits
+
+
+def _logits_bytes(session: Session) -> int:
+    """The bytes of the logits of one token; 0 if the step is no language model."""
+    return 4 * session.vocab.size if is_language_model(session) else 0
 
 
 def _header(stream: BinaryIO, *, most: int) -> bytes:
