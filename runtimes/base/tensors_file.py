@@ -71,24 +71,47 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def tensors_in(stream: BinaryIO, path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The same of a file that is open for reading; `path` is its name for messages."""
     header, metadata, begin = _read_header(path, stream)
-    places = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    # Compared before anything is read: a file with holes may be longer than the memory of a machine.
+    size = _size(header, os.fstat(stream.fileno()).st_size - begin, path)
+    data = memoryview(stream.read(size))
+    if len(data) != size or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
+        raise _damaged(path, "its numbers are not those of its SHA-256")
+    return _arrays(header, data), metadata
+
+
+def tensors_in_bytes(content: bytes | bytearray, path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and the texts in the bytes of such a file; a SHA-256 is not needed. `path` is its name for
+    messages.
+    """
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    begin = LENGTH_BYTES + length
+    header, metadata = _parse(path, bytes(content[LENGTH_BYTES:begin]), length)
+    _size(header, len(content) - begin, path)
+    return _arrays(header, memoryview(content)[begin:]), metadata
+
+
+def _size(header: dict[str, dict[str, Any]], length: int, path: Path) -> int:
+    """The bytes of all arrays of a header; raises ArtefactError unless they follow each other without a gap
+    and are as many as follow the header.
+    """
     at = 0
-    for name, facts in places:
+    for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         end = at + math.prod(facts["shape"]) * np.dtype(DTYPES[facts["dtype"]]).itemsize
         if facts["data_offsets"] != [at, end]:
             raise _damaged(path, f"its header puts {name!a:.60} where no such array lies")
         at = end
-    # Compared before anything is read: a file with holes may be longer than the memory of a machine.
-    if (length := os.fstat(stream.fileno()).st_size - begin) != at:
-        raise _damaged(path, f"{length:,} bytes follow its header, which tells of {at:,}")
-    data = memoryview(stream.read(at))
-    if len(data) != at or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
-        raise _damaged(path, "its numbers are not those of its SHA-256")
+    if length != at:
+        raise _damaged(path, f"{length:,} bytes follow its header, which describes {at:,}")
+    return at
+
+
+def _arrays(header: dict[str, dict[str, Any]], data: memoryview) -> dict[str, np.ndarray]:
+    """The arrays of a header over the bytes after it."""
     arrays = {}
-    for name, facts in places:
+    for name, facts in header.items():
         first, end = facts["data_offsets"]
         arrays[name] = np.frombuffer(data[first:end], DTYPES[facts["dtype"]]).reshape(facts["shape"])
-    return arrays, metadata
+    return arrays
 
 
 def _read_header(path: Path, stream: BinaryIO) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]:
@@ -105,7 +128,7 @@ def _parse(path: Path, text: bytes, length: int) -> tuple[dict[str, dict[str, An
         raise _damaged(path, f"its header has {len(text)} bytes for {length}")
     try:
         header = json.loads(text.decode("utf-8"))
-        metadata = header.pop(METADATA)
+        metadata = header.pop(METADATA, {})
         entries = all(_is_entry(facts) for facts in header.values())
         if not entries or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("an entry is no array of int64, float32, float16 or int8")
