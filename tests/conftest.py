@@ -148,6 +148,12 @@ def module_artefact(fast_traces: None, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def policy(module_artefact: Callable[[str], Path]) -> Path:
+    """A step that is no language model; `tests.steps.observed` makes its inputs."""
+    return module_artefact("policy")
+
+
+@pytest.fixture(scope="session")
 def tokens(text: str) -> np.ndarray:
     """The corpus as character ids, int64 [N]."""
     from runtimes.contract.vocabulary import CharVocab

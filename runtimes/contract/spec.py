@@ -240,7 +240,8 @@ def refuse_no_language_model(spec: Spec) -> None:
         inputs, outputs = (_names(tensors) for tensors in spec.signature)
         raise StreamError(
             f"this artefact is no language model: its step reads {inputs} and returns {outputs}; use "
-            "`session.step`, because everything else needs token ids in and logits of the next token out."
+            "`session.step`, or /v1/streams/ID/step of a server, because everything else needs token ids in "
+            "and logits of the next token out."
         )
 
 

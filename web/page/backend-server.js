@@ -14,7 +14,9 @@ export function setKey(key) {
 
 /** @param {{model: string | null}} options */
 export async function connect({ model: wanted }) {
-  const { data: models } = await json("v1/models");
+  const { data } = await json("v1/models");
+  const models = data.filter((/** @type {any} */ each) => each.xl_export.vocabulary !== null);
+  if (!models.length) throw new Refusal("This server has no language model, and the page needs one.");
   const model = models.find((/** @type {any} */ each) => each.id === wanted) ?? models[0];
   const backEnd = new ServerBackEnd(
     model,

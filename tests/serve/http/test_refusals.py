@@ -131,7 +131,7 @@ REQUESTS: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/tokenize", {"prompt": "\u4e00"}, 400, "\u4e00"),
     ("POST", "/detokenize", {"tokens": [-1]}, 400, "-1"),
     ("GET", "/tokenizer_info?stream=true", None, 400, "'stream' is not known here; expected model"),
-    ("GET", "/v2", None, 404, "/openapi.json"),
+    ("GET", "/v3", None, 404, "/openapi.json"),
     *(("POST", path, {}, 404, path) for path in app.REFUSED),
     ("PATCH", "/v1/streams/a", None, 405, "does not answer PATCH; send DELETE or GET or HEAD."),
     ("PATCH", "/v1/streams/restore", None, 405, "does not answer PATCH; send POST."),

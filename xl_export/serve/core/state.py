@@ -8,7 +8,7 @@ import numpy as np
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
-from runtimes.contract.session import Session, is_language_model
+from runtimes.contract.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,7 @@ class StreamState:
 def rewound(state: StreamState, count: int, *, session: Session) -> tuple[StreamState, np.ndarray]:
     """The stream `count` tokens before its end, as a state that is one token further back, and the id int64
     [1] of that token: when it is fed, the logits of the next one are known again. At the very start of a
-    stream there is no such token, and the ids are empty. Without logits no token is fed again: the state of a
-    step that is no language model is at its place, and the ids are empty.
+    stream there is no such token, and the ids are empty.
 
     The new state shares its arrays with the old one, which stays as it is: the tokens that were taken back
     are overwritten when the stream goes on. That is exact while nothing has been written over what the
@@ -67,30 +66,26 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
         return StreamState.begin(session), nothing
     if session.spec is None or session.spec.form != "ring":
         raise StreamError(
-            "only ring memory can be rewound in part; fork a stream before what you may want to take back, or "
-            "export the model with ring memory."
+            "only ring memory can be rewound in part; export the model with it, or fork a stream before what "
+            "you may want to take back."
         )
-    most = most_rewound(state, session)
+    most = most_rewound(state, segment=session.rule.segment)
     if count > most:
         raise StreamError(
             f"{count} tokens are to be taken back, and the memory still holds what at most {most} of them "
             "saw; take back fewer, or go on from an earlier snapshot."
         )
-    if not is_language_model(session):
-        return _at(state, position - count, tail=nothing, written=state.written), nothing
     place = len(state.tail) - count - 1
     back = _at(state, position - count - 1, tail=state.tail[:place], written=state.written)
     return back, state.tail[place : place + 1]
 
 
-def most_rewound(state: StreamState, session: Session) -> int:
+def most_rewound(state: StreamState, *, segment: int) -> int:
     """How many of its last tokens `rewound` takes back; all of a stream is taken back from anywhere."""
     # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
-    is_ring = session.spec is not None and session.spec.form == "ring"
-    most = state.position - state.written + session.rule.segment if is_ring else 0
-    if is_language_model(session):  # one token more is taken back, and fed again
-        most = min(most, len(state.tail)) - 1
-    return state.position if most + 1 >= state.position else max(0, most)
+    # One token more is taken back, and fed again.
+    most = max(0, min(state.position - state.written + segment, len(state.tail)) - 1)
+    return state.position if most + 1 >= state.position else most
 
 
 def _at(state: StreamState, position: int, *, tail: np.ndarray, written: int) -> StreamState:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http import page, status
+from xl_export.serve.http import inference, page, status
 from xl_export.serve.http.base.endpoint import Endpoint, description
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange, json
@@ -62,6 +62,7 @@ ENDPOINTS = [
     *tokens.ENDPOINTS,
     *score.ENDPOINTS,
     *streams.ENDPOINTS,
+    *inference.ENDPOINTS,
     *page.ENDPOINTS,
     *(
         Endpoint(method=method, path=path, handler=refused)
@@ -95,13 +96,14 @@ class Application:
         began = time.monotonic()
         exchange = Exchange(server, scope, receive, send)
         wanted = self._find(exchange)
+        exchange.plain_errors = wanted.plain_errors
         try:
             self._admit(exchange, wanted)
             if wanted.query or wanted.body is not None:
                 exchange.refuse_parameters(wanted.query)
             if wanted.queue:
                 server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
-            body = [] if wanted.body is None else [await exchange.json(wanted.decoder)]
+            body = [] if wanted.body is None else [await exchange.read(wanted.reader)]
             response = await wanted.handler(exchange, *body)
             if response is not None:
                 await exchange.respond(response)

@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal, TypedDict
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
+from runtimes.contract.session import is_language_model
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
+from runtimes.contract.vocabulary import Vocab
+from xl_export.serve.core.engine import Engine
 from xl_export.serve.http.base.endpoint import Endpoint, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
@@ -55,7 +58,10 @@ class ModelFacts(TypedDict):
     mem_len: Annotated[int, doc("How many tokens the memory holds.")]
     segment: Annotated[int, doc("The most tokens of one step.")]
     mask: Annotated[str, doc("Which positions a token sees.")]
-    vocabulary: Annotated[VocabularyFacts, doc("What tokens are, and which are special.")]
+    vocabulary: Annotated[
+        VocabularyFacts | None,
+        doc("What tokens are, and which are special; null if the model is no language model."),
+    ]
     parameters: Annotated[int | None, doc("How many parameters the model has; null if unknown.")]
     precision: Annotated[str, doc("The number format of the weights.")]
     memory_precision: Annotated[str, doc("The number format of the memory.")]
@@ -217,8 +223,8 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     session = model.session
     spec = model.session.spec
     rule = session.rule
-    vocab = session.vocab
-    dependence = model.engine.facts.dependence
+    vocab = session.vocab if is_language_model(session) else None
+    dependence = model.engine.facts.dependence if isinstance(model.engine, Engine) else None
     row = POSITION_BYTES + row_bytes(session.state)
     return {
         "id": model.name,
@@ -231,7 +237,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "mem_len": rule.mem_len,
             "segment": rule.segment,
             "mask": rule.mask,
-            "vocabulary": {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()},
+            "vocabulary": None if vocab is None else _vocabulary(vocab),
             "parameters": None if spec is None else spec.model.parameters,
             "precision": "fp32" if spec is None else spec.precision,
             "memory_precision": "fp32" if spec is None else spec.memory_precision,
@@ -244,6 +250,10 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "rows_dependence": dependence,
         },
     }
+
+
+def _vocabulary(vocab: Vocab) -> VocabularyFacts:
+    return {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()}
 
 
 def _figures(model: Model) -> Iterator[tuple[str, float]]:

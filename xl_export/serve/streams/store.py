@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -23,6 +22,7 @@ from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
+    BusyStreamError,
     DamagedStreamError,
     StoreSettings,
     StreamFacts,
@@ -74,7 +74,7 @@ class StreamStore(StreamIndex):
         # the disk: a disk that is slower than the model must not fill the memory with finished states.
         self.unwritten = Quota(max(1, settings.unwritten_bytes // max(self.row_bytes, 1)), refusal=full_store)
         self._path = folder / session.identity[:IDENTITY]
-        self._making: Counter[str] = Counter()  # streams of each owner that are being made
+        self._making: dict[str, str] = {}  # the owners of streams that are being made, by their names
         self._stack = contextlib.ExitStack()
         with writing(self._path):
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,12 +89,13 @@ class StreamStore(StreamIndex):
             else:
                 self.streams[stream.id] = stream
 
-    def create(self, owner: str, state: StreamState) -> StreamFacts:
+    def create(self, owner: str, state: StreamState, name: str | None = None) -> StreamFacts:
         """A new stream in this state, which is on the disk when this returns; uses the disk.
 
-        Raises TooManyStreamsError, and UnwritableError for a full disk; no stream has appeared then.
+        name: a random one if it is None. Raises TooManyStreamsError, BusyStreamError if there is a stream of
+        that name, and UnwritableError for a full disk; no stream has appeared then.
         """
-        with self._new(owner) as new:
+        with self._new(owner, name) as new:
             return self._create(new, owner, state)
 
     @contextlib.contextmanager
@@ -221,8 +222,7 @@ class StreamStore(StreamIndex):
     def _is_used(self) -> bool:
         """Whether an operation runs or a stream is being made."""
         with self.lock:
-            making = any(self._making.values())
-            return making or any(stream.busy for stream in self.streams.values())
+            return bool(self._making) or any(stream.busy for stream in self.streams.values())
 
     def _owned(self, name: str, owner: str) -> Stream:
         with self.lock:
@@ -234,10 +234,10 @@ class StreamStore(StreamIndex):
             raise no_stream(name)
         return stream
 
-    def refuse_more(self, owner: str, *, making: bool = False) -> None:
+    def refuse_more(self, owner: str, *, making: str | None = None) -> None:
         """Raises TooManyStreamsError if a tenant has as many streams as it may have.
 
-        making: whether one more is being made from now on.
+        making: the name of one more that is being made from now on; raises BusyStreamError if there is one.
         """
         row = self.row_bytes
         settings = self.settings
@@ -251,25 +251,28 @@ class StreamStore(StreamIndex):
                     f"you have {count:,} streams with {their_bytes + (count - others) * row:,} bytes, and "
                     f"may have {most:,}; delete some of them, or save them as snapshots first."
                 )
-            if making:
-                self._making[owner] += 1
+            if making is None:
+                return
+            if making in self._making or making in self.streams:
+                raise BusyStreamError(f"another request has just made the stream {making}; ask again.")
+            self._making[making] = owner
 
     def _count(self, owner: str) -> int:
         """How many streams an owner has, also damaged ones; the caller has the lock."""
         own = sum(each.owner == owner for each in self.streams.values())
         damaged = sum(each.owner == owner for each in self.damaged.values())
-        return own + damaged + self._making[owner]
+        return own + damaged + sum(each == owner for each in self._making.values())
 
     @contextlib.contextmanager
-    def _new(self, owner: str) -> Iterator[_New]:
+    def _new(self, owner: str, name: str | None = None) -> Iterator[_New]:
         """The name and the facts of a stream to be made, within the bounds of its owner."""
-        name = f"stream-{secrets.token_hex(12)}"
-        self.refuse_more(owner, making=True)
+        name = name or f"stream-{secrets.token_hex(12)}"
+        self.refuse_more(owner, making=name)
         try:
             yield name, {"owner": owner, "created": time.time()}
         finally:
             with self.lock:
-                self._making[owner] -= 1
+                del self._making[name]
 
     def _add(
         self, name: str, owner: str, created: object, folder: StreamFolder, state: StreamState | None

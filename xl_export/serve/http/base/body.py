@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -19,6 +20,8 @@ WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fract
 FIELDS = 8  # values of one list or object, without token ids
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
+# What reads a body: from its bytes, the headers of the request and the limits.
+Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Steps[Body]]
 KINDS = {  # how messages name msgspec's types
     "int": "an integer",
     "float": "a number",
@@ -28,6 +31,12 @@ KINDS = {  # how messages name msgspec's types
     "array": "a list",
     "object": "an object",
 }
+
+
+def reads_json(kind: Any) -> Reads[Any]:
+    """A reader of bodies in JSON of that type."""
+    decoder = msgspec.json.Decoder(kind)
+    return lambda body, headers, limits: decoded(body, decoder, limits)
 
 
 def decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Steps[Body]:

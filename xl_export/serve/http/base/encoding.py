@@ -81,7 +81,9 @@ def texts_of(vocab: Vocab, tokens: Iterable[int]) -> Steps[list[str]]:
 
 
 def json_steps(value: Any) -> Steps[bytes]:
-    """A value as JSON; long lists are encoded in parts."""
+    """A value as JSON; long lists are encoded in parts, and arrays are nested lists."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if _is_nested(value):
         parts = []
         for name, each in value.items():
@@ -103,7 +105,9 @@ def json_steps(value: Any) -> Steps[bytes]:
 
 
 def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) and any(isinstance(each, dict | list) for each in value.values())
+    return isinstance(value, dict) and any(
+        isinstance(each, dict | list | np.ndarray) for each in value.values()
+    )
 
 
 class TokenTexts:

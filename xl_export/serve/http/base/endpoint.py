@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
+from xl_export.serve.http.base.body import Reads, reads_json
+
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -27,6 +29,11 @@ ERROR = {
             },
         }
     },
+}
+PLAIN_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "description": "What is wrong, and how to fix it."}},
 }
 TEXT = {"type": "string"}
 BINARY = "application/octet-stream"
@@ -86,6 +93,10 @@ class Endpoint:
     query: tuple[str, ...] = ()
     #: The type that the body is read as, in JSON.
     body: type | None = None
+    #: Reads a body that may have another form than JSON, from its bytes and the headers.
+    reads: Reads[Any] | None = None
+    #: The content type of that other form; an answer to it has the same.
+    form: str | None = None
     #: Whether the body is a file, which the handler reads.
     file: bool = False
     #: The engine queue that must have room before the body is read: of people, or of bulk work.
@@ -107,11 +118,13 @@ class Endpoint:
     link: tuple[str, str] | None = None
     #: Whether it needs no key.
     is_open: bool = False
+    #: Whether the error in an answer is only its sentence, as in the Open Inference Protocol.
+    plain_errors: bool = False
 
     @cached_property
-    def decoder(self) -> msgspec.json.Decoder[Any]:
+    def reader(self) -> Reads[Any]:
         """Reads its body."""
-        return msgspec.json.Decoder(self.body)
+        return self.reads or reads_json(self.body)
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -152,7 +165,7 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
         },
         "paths": paths,
         "components": {
-            "schemas": {**_schemas(bodies | answers), "Error": ERROR},
+            "schemas": {**_schemas(bodies | answers), "Error": ERROR, "PlainError": PLAIN_ERROR},
             "headers": HEADERS,
             "responses": _refusals(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -182,7 +195,9 @@ def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, An
     if parameters:
         document["parameters"] = parameters
     if endpoint.body is not None:
-        content = {"application/json": {"schema": _named(endpoint.body)}}
+        content: dict[str, Any] = {"application/json": {"schema": _named(endpoint.body)}}
+        if endpoint.form is not None:
+            content[endpoint.form] = {}
         document["requestBody"] = {"required": True, "content": content}
     elif endpoint.file:
         document["requestBody"] = {"required": True, "content": {BINARY: {}}}
@@ -194,6 +209,8 @@ def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, An
 def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     schema = _named(endpoint.answer) if endpoint.answer else TEXT
     content: dict[str, Any] = {endpoint.content: {} if endpoint.content == BINARY else {"schema": schema}}
+    if endpoint.form is not None:
+        content[endpoint.form] = {}
     text = endpoint.summary
     if endpoint.event:
         event = {"type": "object", "required": ["data"], "properties": {"data": TEXT}}
@@ -221,6 +238,9 @@ def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, A
         statuses.add(400)
     for status in statuses - found.keys():
         found[status] = {"$ref": RESPONSE.format(name=f"Refused{status}")}
+        if endpoint.plain_errors:
+            schema = {"$ref": SCHEMA.format(name="PlainError")}
+            found[status] = _response(REFUSALS[status], {"application/json": {"schema": schema}})
     return {str(status): found[status] for status in sorted(found)}
 
 

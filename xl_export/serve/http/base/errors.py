@@ -82,8 +82,8 @@ class RefusedError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
-    def response(self) -> Response:
-        """The whole answer, with `Retry-After` if it is known."""
+    def response(self, *, plain: bool = False) -> Response:
+        """The whole answer, with `Retry-After` if it is known. plain: with the sentence as its only field."""
         headers = {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -93,7 +93,8 @@ class RefusedError(Exception):
             headers["allow"] = self.allow
         if self.closes:
             headers["connection"] = "close"
-        return Response(self.body(), self.status, headers, "application/json")
+        body = msgspec.json.encode({"error": self.message}) if plain else self.body()
+        return Response(body, self.status, headers, "application/json")
 
 
 def refusal_of(error: RefusedError | UserError) -> RefusedError:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from xl_export.serve.http.base.body import decoded, too_large
+from xl_export.serve.http.base.body import Reads, too_large
 from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key
@@ -53,6 +53,8 @@ class Exchange:
         self.id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         #: Whose request it is.
         self.tenant = ANYBODY
+        #: As in `Endpoint`.
+        self.plain_errors = False
         #: The variables of the path, by name.
         self.params: dict[str, str] = {}
         #: What a handler adds to the request's line in the log.
@@ -113,9 +115,9 @@ class Exchange:
 
     # The body.
 
-    async def json(self, decoder: msgspec.json.Decoder[Body]) -> Body:
-        """The body as the decoder's type; raises RefusedError for anything else, for a body that is too large
-        or does not arrive in time, and if others have sent too much.
+    async def read(self, reads: Reads[Body]) -> Body:
+        """What `reads` makes of the body; raises RefusedError for a body that is too large or does not arrive
+        in time, and if others have sent too much.
         """
         limits = self.server.limits
         try:
@@ -129,7 +131,7 @@ class Exchange:
                 closes=True,
             ) from None
         self.size = len(body)
-        return await self.aside(decoded, body, decoder, limits)
+        return await self.aside(reads, body, self.headers, limits)
 
     async def aside(self, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
         """What a function of the body returns; see `workers.aside`."""
@@ -194,10 +196,13 @@ class Exchange:
         """Sends a whole answer that is not waited for."""
         await response(self.scope, self.receive, self.send)
 
-    async def document(self, body: bytes, status: int = 200) -> None:
-        """Sends one encoded JSON document, which is the whole answer."""
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self.start(headers, status)
+    async def document(
+        self, body: bytes, status: int = 200, content: str = "application/json", **headers: str
+    ) -> None:
+        """Sends one encoded document, which is the whole answer. headers: more of them, with _ for -."""
+        named = {"content-type": content, "content-length": str(len(body)), **headers}
+        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
+        await self.start(pairs, status)
         await self._put(body, more=False)
 
     async def start(self, headers: list[tuple[bytes, bytes]], status: int = 200) -> None:
@@ -222,7 +227,7 @@ class Exchange:
         has begun is cut off. A WebSocket that is not accepted yet has its handshake refused.
         """
         if not self.started:
-            await self.respond(refusal.response())
+            await self.respond(refusal.response(plain=self.plain_errors))
         elif self.streams_events:
             await self.end(EVENT + refusal.body() + END + DONE)
         else:

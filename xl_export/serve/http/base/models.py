@@ -18,8 +18,8 @@ from runtimes.base.machine import available_cpus
 from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.engine import BUILD
 from runtimes.contract.sampling import read_sampling
-from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS
+from runtimes.contract.session import Session, is_language_model
+from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
@@ -28,6 +28,8 @@ from xl_export.serve.core.task import Delivery
 from xl_export.serve.core.trial import SMALL, has_short_steps
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.stores import StoreLease, Stores
 from xl_export.serve.streams.cache import PrefixCache
 from xl_export.serve.streams.store import StreamStore
@@ -42,7 +44,7 @@ class Model:
     session: Session
     #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
-    engine: Engine
+    engine: Engine | StepEngine
     cache: PrefixCache | None
     bridge: Bridge
     #: What `Source.stamp` was before the model was opened.
@@ -69,6 +71,10 @@ class Model:
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure of the engine, for `/metrics`."""
+        if isinstance(self.engine, StepEngine):
+            yield from self.engine.figures()
+            yield from self.lease.figures()
+            return
         facts = self.engine.facts
         yield "num_requests_running", "Tasks that have a row.", facts.decoding + facts.prompts
         yield "num_requests_waiting", "Tasks that wait for a row.", facts.waiting
@@ -100,8 +106,26 @@ class Model:
         yield from self.lease.figures()
 
     def inbox(self) -> Inbox:
-        """An inbox for tasks of this model; use it in a `with` block."""
-        return Inbox(self.bridge, self.engine, self.requests)
+        """An inbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""
+        return Inbox(self.bridge, self.tasks, self.requests)
+
+    @property
+    def tasks(self) -> Engine:
+        """The engine of a language model; raises StreamError for any other model."""
+        if isinstance(self.engine, StepEngine):
+            assert self.session.spec is not None
+            refuse_no_language_model(self.session.spec)
+        assert isinstance(self.engine, Engine)
+        return self.engine
+
+    @property
+    def steps(self) -> StepEngine:
+        """The engine of a model that is no language model; raises RefusedError for any other."""
+        if not isinstance(self.engine, StepEngine):
+            raise RefusedError(
+                f"{self.name} is a language model; send text or tokens to /v1/completions or /v1/streams."
+            )
+        return self.engine
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -157,7 +181,8 @@ class Source:
         except BaseException:
             engine.stop(within=0)
             raise
-        figures.queued.append(engine.facts.queued)
+        if isinstance(engine, Engine):
+            figures.queued.append(engine.facts.queued)
         return Model(
             name=self.name,
             path=self.path,
@@ -177,15 +202,17 @@ class Source:
         device = _serving_device(self.path, self.device)
         if self.threads is None and cpus > 1 and _is_small(self.path):
             session = open_session(self.path, threads=cpus - 1, device=device)
-            if has_short_steps(session):
+            if not is_language_model(session) or has_short_steps(session):
                 return session, cpus - 1
         threads = self.threads or (cpus if _is_artefact(self.path) else None)
         return open_session(self.path, threads=threads, device=device), threads
 
     def make_engine(
         self, session: Session, deliver: Callable[[Delivery], None]
-    ) -> tuple[Engine, PrefixCache | None]:
+    ) -> tuple[Engine | StepEngine, PrefixCache | None]:
         """An engine for the session, and its prefix cache."""
+        if not is_language_model(session):
+            return StepEngine(session, self.settings), None
         cache = None
         if self.cache_bytes:
             cache = PrefixCache(

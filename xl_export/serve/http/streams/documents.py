@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 
+from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Likeliest, Reason
+from xl_export.serve.http.base.body import decoded
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
@@ -19,6 +24,7 @@ from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 from xl_export.serve.streams.facts import StreamFacts
 
+SAFETENSORS = "application/safetensors"  # the content type of a file of arrays
 # The fields that both `Fields` and `ContinueBody` have; a msgspec.Struct cannot have two bases with fields.
 Text = Annotated[str | None, doc("A text to append, which is encoded with the vocabulary of the model.")]
 Tokens = Annotated[list[int] | None, doc("Token ids to append.")]
@@ -70,6 +76,39 @@ class RewindBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tokens: Annotated[int, doc("How many of the last tokens to take back.")]
 
 
+class StepBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A step of a stream whose model is no language model."""
+
+    inputs: Annotated[
+        dict[str, Any],
+        doc("Nested lists by the names of the inputs, in the shapes of /v2/models/NAME, whose batch is 1."),
+    ]
+    position: Position = None
+
+
+def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[StepBody]:
+    """The body of a step, in JSON or as a file of safetensors, whose metadata may have the position."""
+    if headers.get("content-type") != SAFETENSORS:
+        return (yield from decoded(body, STEP, limits))
+    arrays, texts = tensors_in_bytes(body, Path("the body"))
+    position = texts.get("position")
+    if position is not None and not position.isdecimal():
+        raise RefusedError(f"position is {position!r:.40}; expected a number.", param="position")
+    inputs = {name: array.copy() for name, array in arrays.items()}
+    return StepBody(inputs=inputs, position=None if position is None else int(position))
+
+
+def step_answer(document: dict[str, Any]) -> Steps[bytes]:
+    """The answer to a step as a file of safetensors; its metadata has what is no array, in JSON."""
+    yield
+    file = io.BytesIO()
+    texts = {
+        name: msgspec.json.encode(value).decode() for name, value in document.items() if name != "outputs"
+    }
+    write_tensors(file, document["outputs"], texts)
+    return file.getvalue()
+
+
 class ElsewhereError(RefusedError):
     """The stream is not at the position that the request says."""
 
@@ -88,6 +127,9 @@ class ElsewhereError(RefusedError):
         document = msgspec.json.decode(super().body())
         document["error"]["position"] = self._position
         return msgspec.json.encode(document)
+
+
+STEP = msgspec.json.Decoder(StepBody)
 
 
 class NoBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -207,6 +249,16 @@ class AppendResult(_Result):
     """The stream after an append, and the surprisals of its tokens."""
 
     object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
+
+
+class StepResult(TypedDict):
+    """The stream after a step, and what the step returned."""
+
+    object: Annotated[Literal["stream.step"], doc("The kind of this document.")]
+    stream: Annotated[StreamDocument, doc("The stream after this request.")]
+    outputs: Annotated[
+        dict[str, Any], doc("Nested lists by the names of the outputs; null for what is no finite number.")
+    ]
 
 
 class _Continued(_Result):

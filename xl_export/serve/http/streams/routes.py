@@ -1,4 +1,4 @@
-"""`/v1/streams`: create, append, continue, fork, rewind, snapshot, restore, list, delete."""
+"""`/v1/streams`: create, append, continue, step, fork, rewind, snapshot, restore, list, delete."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
+from xl_export.serve.http.base.body import reads_json
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoint
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.workers import DISK, SHORT_WORK, Steps
+from xl_export.serve.http.base.workers import DISK, SHORT_WORK, Steps, aside
 from xl_export.serve.http.streams.documents import (
+    SAFETENSORS,
     AppendBody,
     AppendResult,
     ContinueBody,
@@ -29,10 +30,14 @@ from xl_export.serve.http.streams.documents import (
     DeletedStream,
     NoBody,
     RewindBody,
+    StepBody,
+    StepResult,
     StreamDocument,
     StreamList,
     deleted_document,
     facts_document,
+    step_answer,
+    step_body,
 )
 from xl_export.serve.http.streams.socket import conversation
 from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, encoded, found
@@ -40,7 +45,7 @@ from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
 from xl_export.serve.streams.store import StreamStore
 from xl_export.serve.streams.unserved import Holds
 
-NOTHING = msgspec.json.Decoder(NoBody | None)
+NOTHING = reads_json(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
@@ -74,6 +79,21 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> None:
     await exchange.while_connected(run())
 
 
+async def step(exchange: Exchange, body: StepBody) -> None:
+    """Computes one step of a stream; the answer has the form of the body."""
+    work, name = _found(exchange)
+    if exchange.headers.get("content-type") != SAFETENSORS:
+        return await _answer(exchange, work, lambda: work.step(name, body.inputs, body.position))
+
+    async def run() -> None:
+        document = await work.lasting(work.step(name, body.inputs, body.position))
+        size = sum(array.nbytes for array in document["outputs"].values())
+        content = await aside(size, work.tenant, step_answer, document)
+        await exchange.document(content, content=SAFETENSORS)
+
+    await exchange.while_connected(run())
+
+
 async def rewind(exchange: Exchange, body: RewindBody) -> None:
     """Takes back the last tokens."""
     work, name = _found(exchange)
@@ -83,7 +103,7 @@ async def rewind(exchange: Exchange, body: RewindBody) -> None:
 async def fork(exchange: Exchange) -> None:
     """A second stream in the same state."""
     if exchange.headers.get("content-length", "0") != "0":  # refused if it asks for something
-        await exchange.json(NOTHING)
+        await exchange.read(NOTHING)
     work, name = _found(exchange)
     await _answer(exchange, work, lambda: work.fork(name), status=201)
 
@@ -301,6 +321,18 @@ ENDPOINTS = [
         answer=ContinueResult,
         event=ContinueChunk,
         last_event=ContinueResult,
+        refused=WRITES,
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{ONE}/step",
+        handler=step,
+        summary="Computes one step of a stream whose model is no language model.",
+        queue="people",
+        body=StepBody,
+        reads=step_body,
+        form=SAFETENSORS,
+        answer=StepResult,
         refused=WRITES,
     ),
     Endpoint(

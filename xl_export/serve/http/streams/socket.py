@@ -1,8 +1,8 @@
 """One stream over one WebSocket: messages of JSON, one operation after the other.
 
-A message is an object with `op` (`append`, `continue`, `rewind`, `fork`, `facts`, `delete`, `cancel`), the
-fields of that operation, and `tag`, a short text or an integer, which comes back with each answer. Answers
-have `event`: `chunk` while a stream goes on, `end` with the result, or `error`.
+A message is an object with `op` (a key of `BODIES`), the fields of that operation, and `tag`, a short text or
+an integer, which comes back with each answer. Answers have `event`: `chunk` while a stream goes on, `end`
+with the result, or `error`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from xl_export.serve.http.streams.documents import (
     ContinueBody,
     NoBody,
     RewindBody,
+    StepBody,
     facts_document,
 )
 from xl_export.serve.http.streams.work import StreamWork, encoded, found
@@ -36,6 +37,7 @@ Tag = str | int | None
 BODIES: dict[str, type[msgspec.Struct]] = {
     "append": AppendBody,
     "continue": ContinueBody,
+    "step": StepBody,
     "rewind": RewindBody,
     "fork": NoBody,
     "facts": NoBody,
@@ -166,6 +168,7 @@ class Conversation:
         coroutine = {
             "append": lambda: work.append(self._name, body),
             "continue": lambda: work.continue_(self._name, body, each),
+            "step": lambda: work.step(self._name, body.inputs, body.position),
             "rewind": lambda: work.rewind(self._name, body.tokens),
             "fork": lambda: work.fork(self._name),
             "delete": lambda: work.delete(self._name),

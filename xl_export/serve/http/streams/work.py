@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from runtimes.base.errors import StreamError
+from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.encoding import json_steps
@@ -37,6 +38,15 @@ from xl_export.serve.streams.unserved import Holds
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
+# What a step that is no language model has been fed when its stream is created.
+NOTHING_FED: Document = {
+    "object": "stream.append",
+    "total_bits": 0.0,
+    "counted": 0,
+    "appended": 0,
+    "tokens": [],
+    "texts": [],
+}
 KEPT: set[asyncio.Task[Any]] = set()  # event loops keep no reference to tasks
 
 
@@ -73,15 +83,18 @@ class StreamWork:
         """Ends the operation that runs as soon as the present step is over."""
         self._left = True
         if self._running is not None:
-            self._model.engine.cancel(self._running)
+            self._model.tasks.cancel(self._running)
 
     async def create(self, body: CreateBody) -> Document:
         """Makes a stream, which has been fed the tokens of the body."""
         with self._store.unwritten.one(self.tenant):
-            tokens = await self._tokens(body, needed=False)
             self._store.refuse_more(self.tenant)
-            report = self._report(np.empty(0, np.int64), body)
             state = StreamState.begin(self._model.session)
+            if body.text is None and body.tokens is None and not is_language_model(self._model.session):
+                facts = await DISK.run(self.tenant, self._store.create, self.tenant, state)
+                return {"stream": self._facts(facts, state), **NOTHING_FED}
+            tokens = await self._tokens(body, needed=False)
+            report = self._report(np.empty(0, np.int64), body)
             if len(tokens):
                 task = Task(
                     tokens=tokens,
@@ -155,6 +168,53 @@ class StreamWork:
                 **_sums(report),
                 **report.take(),
             }
+
+    async def step(self, name: str, inputs: Mapping[str, Any], position: int | None = None) -> Document:
+        """Computes one step of a stream whose model is no language model; the outputs are arrays."""
+        engine = self._model.steps
+        with self._operation(name, position) as operation:
+            outputs, state = await engine.step(inputs, await self._state(operation), self.tenant)
+            self._refuse_left()
+            await DISK.run(self.tenant, operation.commit, state)
+            return {
+                "object": "stream.step",
+                "stream": self._facts(operation.facts, state),
+                "outputs": outputs,
+            }
+
+    async def sequence(
+        self, name: str, inputs: Mapping[str, Any], position: int | None, *, start: bool, end: bool
+    ) -> Document:
+        """`step` of a stream with a name that the client has chosen. start: whether it begins at position 0,
+        and is made if there is none. end: whether it is deleted afterwards.
+        """
+        engine = self._model.steps
+        begin = StreamState.begin(self._model.session)
+        try:
+            self._store.facts(name, self.tenant)
+        except NoStreamError:
+            if not start:
+                raise RefusedError(
+                    "the sequence has no stream here: it never began, or it has ended; send sequence_start "
+                    "with its first request.",
+                    param="sequence_id",
+                ) from None
+            with self._store.unwritten.one(self.tenant):
+                self._store.refuse_more(self.tenant)
+                outputs, state = await engine.step(inputs, begin, self.tenant)
+                self._refuse_left()
+                if not end:
+                    await DISK.run(self.tenant, self._store.create, self.tenant, state, name)
+        else:
+            with self._operation(name, None if start else position) as operation:
+                before = begin if start else await self._state(operation)
+                outputs, state = await engine.step(inputs, before, self.tenant)
+                self._refuse_left()
+                if end:
+                    await DISK.run(self.tenant, self._store.remove, operation)
+                else:
+                    await DISK.run(self.tenant, operation.commit, state)
+        return {"position": state.position, "outputs": outputs}
 
     async def rewind(self, name: str, count: int) -> Document:
         """Takes back the last tokens of a stream, exactly, or refuses to."""
@@ -235,7 +295,7 @@ class StreamWork:
             inbox.submit(task)
             self._running = task
             if self._left:
-                self._model.engine.cancel(task)
+                self._model.tasks.cancel(task)
             while True:
                 for _, answers in await inbox.get():
                     for answer in answers:
@@ -273,6 +333,11 @@ class StreamWork:
             document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
         return document
 
+    def _refuse_left(self) -> None:
+        """Raises RefusedError if the client has left: what is not on the disk yet has not happened."""
+        if self._left:
+            raise cancelled()
+
     async def _using_the_model(self, work: Coroutine[Any, Any, Result]) -> Result:
         with self._model.in_use():  # also after the client has left
             return await work
@@ -309,20 +374,26 @@ def found(server: Server, name: str, tenant: str) -> Model:
 def whole(ended: Ended) -> StreamState:
     """The state at the end of a task that was done; raises RefusedError for any other end."""
     if ended.reason == "cancelled" and not ended.error:
-        raise RefusedError(
-            "the operation was cancelled, and the stream stays as it was; send it again.",
-            status=409,
-            code="cancelled",
-        )
+        raise cancelled()
     refuse_failure(ended)
     assert ended.state is not None, "the task keeps its state"
     return ended.state
+
+
+def cancelled() -> RefusedError:
+    """The refusal of an operation that was cancelled."""
+    return RefusedError(
+        "the operation was cancelled, and the stream stays as it was; send it again.",
+        status=409,
+        code="cancelled",
+    )
 
 
 async def encoded(document: Document, tenant: str) -> bytes:
     """What an operation answers as JSON."""
     likeliest = next((len(each) for each in document.get("likeliest", ()) if each), 0)
     size = size_of(len(document.get("tokens", ())), likeliest)
+    size += sum(array.nbytes for array in document.get("outputs", {}).values())
     return await aside(size, tenant, json_steps, document)
 
 

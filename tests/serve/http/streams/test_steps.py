@@ -1,0 +1,156 @@
+"""Streams of a step that is no language model: named arrays as JSON and as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from runtimes import Session, open_session
+from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.streams.conftest import LIMITS, created, restored
+from tests.steps import observed
+from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult
+
+FILE = {"content-type": SAFETENSORS}
+
+
+@pytest.fixture(scope="module")
+def server(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    state = tmp_path_factory.mktemp("state")
+    with running(sources(("policy", policy)), limits=LIMITS, state=state) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def session(policy: Path) -> Session:
+    return open_session(policy, threads=1, device="cpu")
+
+
+def lists(inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {name: x.tolist() for name, x in inputs.items()}
+
+
+def test_json_and_safetensors_give_the_outputs_of_a_session(server: Running, session: Session) -> None:
+    stream = created(server)
+    memory = session.start(1)
+    for number in range(12):
+        inputs = observed(1, 1 + number % 4, number)
+        at = int(memory.positions[0])
+        expected, _ = session.step(inputs, memory)
+        if number % 2:
+            answer = server.post(f"{stream.path}/step", {"inputs": lists(inputs), "position": at})
+            document = msgspec.json.decode(answer.content, type=StepResult)
+            found = {name: np.array(x, expected[name].dtype) for name, x in document["outputs"].items()}
+        else:
+            content = save(inputs, {"position": str(at)})
+            answer = server.post(f"{stream.path}/step", content, headers=FILE)
+            assert answer.headers["content-type"] == SAFETENSORS
+            found = load(answer.content)
+            header = json.loads(answer.content[8 : 8 + int.from_bytes(answer.content[:8], "little")])
+            document = {"stream": json.loads(header["__metadata__"]["stream"])}
+        assert all(np.array_equal(found[name], x) for name, x in expected.items())
+        assert document["stream"]["position"] == memory.positions[0]
+    again = server.post(f"{stream.path}/step", {"inputs": lists(inputs), "position": at})
+    assert again.status_code == 409
+    assert again.json()["error"]["position"] == memory.positions[0]
+
+
+def test_streams_of_steps_are_saved_forked_rewound_and_deleted(
+    server: Running, session: Session, policy: Path
+) -> None:
+    inputs = [lists(observed(1, 3, number)) for number in range(3)]
+    stream = created(server)
+    stream.post("step", {"inputs": inputs[0]})
+    fork = stream.fork()
+    snapshot = stream.snapshot()
+    other = restored(server, snapshot).json()["id"]
+    expected = stream.post("step", {"inputs": inputs[1]})["outputs"]
+    assert fork.post("step", {"inputs": inputs[1]})["outputs"] == expected
+    assert server.post(f"/v1/streams/{other}/step", {"inputs": inputs[1]}).json()["outputs"] == expected
+    first = created(server).post("step", {"inputs": inputs[2]})["outputs"]
+    assert stream.post("rewind", {"tokens": 6})["position"] == 0
+    assert stream.post("step", {"inputs": inputs[2]})["outputs"] == first
+    refused = server.post(f"{stream.path}/rewind", {"tokens": 1})
+    assert "only ring memory can be rewound in part" in refused.json()["error"]["message"]
+    assert server.client.delete(server.at + fork.path).json()["deleted"]
+    assert server.get(fork.path).status_code == 404
+
+
+def test_streams_of_steps_continue_after_a_restart(policy: Path, tmp_path: Path) -> None:
+    inputs = lists(observed(1, 2, 0))
+    with running(sources(("policy", policy)), state=tmp_path) as server:
+        stream = created(server)
+        stream.post("step", {"inputs": inputs})
+        fork = stream.fork()
+        expected = stream.post("step", {"inputs": inputs})["outputs"]
+    with running(sources(("policy", policy)), state=tmp_path) as server:
+        assert fork.on(server).post("step", {"inputs": inputs})["outputs"] == expected
+
+
+def test_a_step_over_a_websocket_answers_as_over_http(server: Running) -> None:
+    from websockets.sync.client import connect
+
+    stream = created(server)
+    twin = stream.fork()
+    inputs = lists(observed(1, 2, 0))
+    with connect(f"ws://127.0.0.1:{server.port}{stream.path}/ws") as socket:
+        socket.send(json.dumps({"op": "step", "tag": 1, "inputs": inputs}))
+        answer = json.loads(socket.recv())
+    assert (answer["tag"], answer["event"]) == (1, "end")
+    assert answer["outputs"] == twin.post("step", {"inputs": inputs})["outputs"]
+
+
+def test_inputs_that_do_not_fit_leave_the_stream(server: Running) -> None:
+    stream = created(server)
+    inputs = lists(observed(1, 2, 0))
+
+    def refused(**changed: Any) -> str:
+        answer = server.post(f"{stream.path}/step", {"inputs": inputs | changed})
+        assert answer.status_code == 400
+        message: str = answer.json()["error"]["message"]
+        return message
+
+    assert "the inputs are ['goal', 'observation', 'other'" in refused(other=1)
+    assert "observation is object [0]; expected float32 [1, tokens, 5]" in refused(observation=[[1], [1, 2]])
+    assert "previous is float64 [1, 2]; expected int64 [1, 2]" in refused(previous=[[0.5, 1]])
+    assert "previous has the id 3; expected 0 to 2" in refused(previous=[[0, 3]])
+    assert "goal is <U1 [1, 2]; expected float32 [1, 2]" in refused(goal=[["a", "b"]])
+    for content, sentence in (
+        (b"\x05\0\0\0\0\0\0\0hello", "the body is not a readable file of tensors"),
+        (save(observed(1, 2, 0))[:-4], "the body is not a readable file of tensors"),
+        (save(observed(1, 2, 0), {"position": "x"}), "position is 'x'; expected a number"),
+        (save({"goal": np.zeros((1, 2))}), "the body is not a readable file of tensors"),
+    ):
+        answer = server.post(f"{stream.path}/step", content, headers=FILE)
+        assert answer.status_code == 400
+        assert sentence in answer.json()["error"]["message"]
+    assert server.get(stream.path).json()["position"] == 0
+
+
+def test_what_needs_a_language_model_says_so(server: Running, keeping: Any) -> None:
+    stream = created(server)
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/score", {"texts": ["a"]}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/v1/streams", {"text": "a"}),
+        (f"{stream.path}/append", {"tokens": [1]}),
+        (f"{stream.path}/continue", {}),
+    ):
+        answer = server.post(path, body)
+        assert answer.status_code == 400
+        assert "this artefact is no language model: its step reads" in answer.json()["error"]["message"]
+    assert server.get("/v1/models").json()["data"][0]["xl_export"]["vocabulary"] is None
+    assert "xl_export_engine_steps_total" in server.get("/metrics").text
+    with keeping(None) as language:
+        text = created(language)
+        answer = language.post(f"{text.path}/step", {"inputs": {}})
+        assert answer.status_code == 400
+        assert "tiny is a language model; send text or tokens" in answer.json()["error"]["message"]

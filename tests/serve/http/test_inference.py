@@ -1,0 +1,236 @@
+"""The Open Inference Protocol: sequences of a step that is no language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from runtimes import Session, open_session
+from tests.serve.http.conftest import Running, running, sources
+from tests.steps import observed
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
+from xl_export.serve.streams.facts import StoreSettings
+
+Arrays = dict[str, np.ndarray]
+TYPES = {"float32": "FP32", "int64": "INT64"}
+
+
+@pytest.fixture(scope="module")
+def server(policy: Path, artefacts: dict[str, Path]) -> Iterator[Running]:
+    models = sources(("policy", policy), ("tiny", artefacts["ring"]))
+    with running(models, limits=Limits(body_bytes=1 << 16), stream_limits=StoreSettings(streams=3)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def session(policy: Path) -> Session:
+    return open_session(policy, threads=1, device="cpu")
+
+
+def listed(inputs: Arrays) -> list[dict[str, Any]]:
+    """Inputs in JSON."""
+    return [
+        {"name": name, "datatype": TYPES[x.dtype.name], "shape": list(x.shape), "data": x.tolist()}
+        for name, x in inputs.items()
+    ]
+
+
+def asked(
+    server: Running, inputs: list[dict[str, Any]], model: str = "policy", **fields: Any
+) -> httpx.Response:
+    return server.post(f"/v2/models/{model}/infer", {"inputs": inputs, **fields})
+
+
+def outputs_of(answer: httpx.Response) -> Arrays:
+    assert answer.status_code == 200, answer.text
+    document = msgspec.json.decode(answer.content, type=InferResult)
+    return {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in document["outputs"]}
+
+
+def test_a_sequence_gives_the_outputs_of_a_session(server: Running, session: Session) -> None:
+    """Two sequences in turns, one of them begun again, and ended."""
+    memories = {7: session.start(1), "a name": session.start(1)}
+    for number in range(12):
+        name = 7 if number % 3 else "a name"
+        begins = number in (0, 1, 8)
+        if begins:
+            memories[name] = session.start(1)
+        inputs = observed(1, 1 + number % 4, number)
+        expected, _ = session.step(inputs, memories[name])
+        parameters = {"sequence_id": name, "sequence_start": begins, "sequence_end": number in (9, 11)}
+        found = outputs_of(asked(server, listed(inputs), parameters=parameters))
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], x) for name, x in expected.items())
+    for name in (7, "a name"):
+        refused = asked(server, listed(observed(1, 1, 0)), parameters={"sequence_id": name})
+        assert "send sequence_start with its first request" in refused.json()["error"]
+    assert server.get("/v1/streams").json()["data"] == []
+
+
+def test_a_sequence_is_a_stream(server: Running, session: Session) -> None:
+    memory = session.start(1)
+    inputs = observed(1, 2, 0)
+    session.step(inputs, memory)
+    begun = asked(server, listed(inputs), id="mine", parameters={"sequence_id": 9, "sequence_start": True})
+    assert begun.json()["id"] == "mine"
+    state = begun.json()["parameters"]
+    assert state["position"] == 2
+    fork = server.post(f"/v1/streams/{state['stream']}/fork").json()["id"]
+    expected, _ = session.step(inputs, memory)
+    body = {"inputs": {name: x.tolist() for name, x in inputs.items()}}
+    forked = server.post(f"/v1/streams/{fork}/step", body).json()["outputs"]
+    assert np.array_equal(np.array(forked["worth"], np.float32), expected["worth"])
+    again = {"sequence_id": 9, "position": 4}
+    assert asked(server, listed(inputs), parameters=again).status_code == 409
+    assert asked(server, listed(inputs), parameters=again | {"position": 2}).status_code == 200
+    for name in (fork, state["stream"]):
+        server.client.delete(f"{server.at}/v1/streams/{name}")
+    assert asked(server, listed(inputs), parameters={"sequence_id": 9}).status_code == 400
+
+
+def test_sequences_are_bounded_like_streams(server: Running) -> None:
+    inputs = listed(observed(1, 1, 0))
+    for number in range(1, 5):
+        answer = asked(server, inputs, parameters={"sequence_id": number, "sequence_start": True})
+        assert answer.status_code == (200 if number < 4 else 403)
+    assert "you have 3 streams" in answer.json()["error"]
+    for number in range(1, 4):
+        assert asked(server, inputs, parameters={"sequence_id": number, "sequence_end": True}).is_success
+
+
+def test_arrays_may_follow_the_json_as_bytes(server: Running, session: Session) -> None:
+    inputs = observed(1, 3, 0)
+    body = {
+        "inputs": [
+            {**each, "data": None, "parameters": {"binary_data_size": x.nbytes}}
+            for each, x in zip(listed(inputs), inputs.values(), strict=True)
+        ],
+        "outputs": [{"name": "worth"}, {"name": "best", "parameters": {"binary_data": False}}],
+        "parameters": {"sequence_id": 1, "sequence_start": True, "binary_data_output": True},
+    }
+    head = msgspec.json.encode(body)
+    content = head + b"".join(x.tobytes() for x in inputs.values())
+    answer = server.post("/v2/models/policy/infer", content, headers={HEADER: str(len(head))})
+    expected, _ = session.step(inputs, session.start(1))
+    assert answer.headers["content-type"] == "application/octet-stream"
+    length = int(answer.headers[HEADER])
+    worth, best = msgspec.json.decode(answer.content[:length])["outputs"]
+    assert worth["shape"] == [1, 3]
+    assert worth["parameters"] == {"binary_data_size": 12}
+    assert answer.content[length:] == expected["worth"].tobytes()
+    assert best["data"] == expected["best"].ravel().tolist()
+    for sent, told, sentence in (
+        (content, str(len(content) + 1), "expected the bytes of the JSON"),
+        (content, "x", "expected the bytes of the JSON"),
+        (content[:-4], str(len(head)), "goal has a binary_data_size of 8, and 4 bytes follow"),
+        (content + b"1234", str(len(head)), "4 bytes follow the inputs"),
+    ):
+        refused = server.post("/v2/models/policy/infer", sent, headers={HEADER: told})
+        assert refused.status_code == 400
+        assert sentence in refused.json()["error"]
+    assert asked(server, listed(inputs), parameters={"sequence_id": 1, "sequence_end": True}).is_success
+
+
+def test_the_server_describes_itself_and_its_models(server: Running) -> None:
+    assert server.get("/v2/health/live").json() == {"live": True}
+    assert server.get("/v2/health/ready").json() == {"ready": True}
+    assert "sequence" in server.get("/v2").json()["extensions"]
+    assert server.get("/v2/models/policy/ready").json() == {"name": "policy", "ready": True}
+    document = msgspec.json.decode(server.get("/v2/models/policy").content, type=ModelMetadata)
+    assert document["inputs"] == [
+        {"name": "observation", "datatype": "FP32", "shape": [1, -1, 5]},
+        {"name": "previous", "datatype": "INT64", "shape": [1, -1]},
+        {"name": "goal", "datatype": "FP32", "shape": [1, 2]},
+    ]
+    assert [each["name"] for each in document["outputs"]] == ["action", "worth", "features", "best"]
+
+
+def refused_step(**changed: Any) -> list[dict[str, Any]]:
+    """Inputs of a step of two tokens, with changes to `observation`."""
+    inputs = listed(observed(1, 2, 0))
+    inputs[0] |= changed
+    return inputs
+
+
+REFUSED: list[tuple[list[dict[str, Any]], str]] = [
+    (refused_step(name="other"), "the inputs are ['goal', 'other', 'previous']; expected"),
+    (refused_step(datatype="FP64"), "the datatype of observation is 'FP64'; expected FP32 or INT64"),
+    (refused_step(shape=[1, 2, 4]), "observation has 10 numbers of the type float64, which do not make"),
+    (refused_step(shape=[1, 5, 2]), "observation is float64 [1, 5, 2]; expected float32 [1, tokens, 5]"),
+    (refused_step(shape=[2, 1, 5]), "observation is float64 [2, 1, 5]; expected float32 [1, tokens, 5]"),
+    (refused_step(shape=[-1, -2, 5]), "which do not make the shape [-1, -2, 5]"),
+    (refused_step(shape=[0, 1 << 70], data=[]), "observation has 0 numbers of the type float64"),
+    (refused_step(shape=[1] * 100, data=[1]), "observation has 1 numbers of the type int64"),
+    (refused_step(data=[["a"]]), "observation has 1 numbers of the type <U1"),
+    (refused_step(data=None), "observation needs either data or binary_data_size"),
+    (refused_step()[:2], "the inputs are ['observation', 'previous']; expected"),
+    ([*refused_step(), *refused_step()], "the input 'observation' is given twice"),
+    (listed(observed(1, 5, 0)), "the segment has 5 tokens; this artefact takes 1 to 4"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "sentence"), REFUSED, ids=[sentence for _, sentence in REFUSED])
+def test_what_does_not_fit_is_refused(server: Running, inputs: list[dict[str, Any]], sentence: str) -> None:
+    answer = asked(server, inputs, parameters={"sequence_id": 1, "sequence_start": True})
+    assert answer.status_code == 400
+    assert sentence in answer.json()["error"]
+    assert server.get("/v1/streams").json()["data"] == []
+
+
+def test_requests_that_cannot_be_served_are_refused(server: Running) -> None:
+    inputs = listed(observed(1, 1, 0))
+    start = {"sequence_id": 1, "sequence_start": True}
+    for fields, sentence in (
+        ({"parameters": {"sequence_start": True}}, "sequence_id is 0; expected a number other than 0"),
+        ({"parameters": {"sequence_id": "a" * 200}}, "a name of at most 128 characters"),
+        ({"parameters": {"sequence_id": True}}, "parameters.sequence_id is a boolean"),
+        (
+            {"parameters": start, "outputs": [{"name": "x"}]},
+            "the model has no output 'x'; expected some of action",
+        ),
+        ({"parameters": start | {"priority": 1}}, "the field 'priority' of parameters is not known"),
+    ):
+        answer = asked(server, inputs, **fields)
+        assert answer.status_code == 400
+        assert sentence in answer.json()["error"]
+    assert asked(server, inputs, "none", parameters=start).status_code == 404
+    assert "tiny is a language model; send text" in asked(server, inputs, "tiny").json()["error"]
+    assert server.get("/v2/models/tiny").status_code == 400
+
+
+@pytest.mark.slow
+def test_tritons_own_client_follows_a_sequence(server: Running, session: Session) -> None:
+    triton = pytest.importorskip(
+        "tritonclient.http", reason="tritonclient is not installed; see make test-triton"
+    )
+    client = triton.InferenceServerClient(server.at.removeprefix("http://"))
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("policy")
+    assert client.get_server_metadata()["name"] == "xl-export"
+    names = {each["name"]: each["datatype"] for each in client.get_model_metadata("policy")["inputs"]}
+    memory = session.start(1)
+    for number in range(8):
+        inputs = observed(1, 1 + number % 4, number)
+        given = []
+        for name, x in inputs.items():
+            given.append(triton.InferInput(name, x.shape, names[name]))
+            given[-1].set_data_from_numpy(x, binary_data=number % 2 == 0)
+        wanted = None
+        if number > 3:
+            wanted = [triton.InferRequestedOutput("worth", binary_data=number % 3 == 0)]
+        ends = {"sequence_start": number == 0, "sequence_end": number == 7}
+        answer = client.infer("policy", given, outputs=wanted, sequence_id=5, **ends)
+        expected, _ = session.step(inputs, memory)
+        for name in expected if wanted is None else ["worth"]:
+            assert np.array_equal(answer.as_numpy(name), expected[name])
+    with pytest.raises(triton.InferenceServerException, match="send sequence_start with its first request"):
+        client.infer("policy", given, sequence_id=5)
+    client.close()

@@ -1,0 +1,103 @@
+"""The engine of a step that is no language model: named arrays in, named arrays out, one stream at a time.
+
+A step is computed for its stream alone, so its outputs never depend on other streams or on the load.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import StreamError
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
+from xl_export.serve.core.admission import Admission, StoppedError
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.http.base.workers import Workers
+
+Arrays = dict[str, np.ndarray]
+STEPS = Workers("steps", os.cpu_count() or 1)  # of all models
+
+
+class StepEngine:
+    """Computes the steps of streams. Its methods run in one event loop, and the steps on threads.
+
+    Raises StreamError for an artefact that needs several streams in a step.
+    """
+
+    def __init__(self, session: Session, settings: EngineSettings) -> None:
+        spec = session.spec
+        assert spec is not None, "only artefacts name their inputs"
+        if spec.fixed_rows not in (None, 1):
+            raise StreamError(
+                f"this artefact was traced for exactly {spec.fixed_rows} rows, and a server steps one stream "
+                "at a time; trace it with rows=1, or without `rows`."
+            )
+        #: Names the inputs and outputs.
+        self.spec = spec
+        self._session = session
+        self._admission = Admission(settings, state_bytes=row_bytes(session.state))
+        self._running = 0
+        self._steps = 0
+        self._tokens = 0
+        self._seconds = 0.0
+        #: Whether it computes steps; False once it is stopped.
+        self.alive = True
+
+    def start(self) -> None:
+        """Does nothing: it has no thread of its own."""
+
+    def stop(self, *, within: float) -> None:
+        """Refuses further steps; those that run come to their end."""
+        self.alive = False
+
+    def refuse_more(self, *, tenant: str = "", bulk: bool = False) -> None:
+        """Raises Busy if a tenant may not have one more step now, and StoppedError after `stop`."""
+        if not self.alive:
+            raise StoppedError
+        self._admission.refuse(1, tenant, bulk=bulk)
+
+    async def step(
+        self, inputs: Mapping[str, Any], state: StreamState, tenant: str
+    ) -> tuple[Arrays, StreamState]:
+        """Outputs by name, and the stream after the step; `state` stays as it was.
+
+        inputs: arrays or nested lists, with a batch of one. Raises StreamError for inputs that do not fit,
+        and what `refuse_more` raises.
+        """
+        if not self.alive:
+            raise StoppedError
+        with self._admission.reserve(1, tenant, states=1):
+            self._running += 1
+            began = time.monotonic()
+            try:
+                outputs, after = await STEPS.run(tenant, self._stepped, inputs, state)
+            finally:
+                self._running -= 1
+                self._seconds += time.monotonic() - began
+        self._steps += 1
+        self._tokens += after.position - state.position
+        return outputs, after
+
+    def figures(self) -> Iterator[tuple[str, str, float]]:
+        """Name, meaning and value of each figure, for `/metrics`."""
+        yield "num_requests_running", "Tasks that have a row.", self._running
+        yield "engine_steps_total", "Steps of the model.", self._steps
+        yield "engine_tokens_fed_total", "Tokens that were fed.", self._tokens
+        yield "step_seconds_total", "Seconds in steps, with the wait for a thread.", self._seconds
+
+    def _stepped(self, inputs: Mapping[str, Any], state: StreamState) -> tuple[Arrays, StreamState]:
+        before = state.memory  # forks share it, so it is read without its lock
+        tensors = {name: array.copy() for name, array in before.tensors.items()}
+        memory = Memory(before.positions.copy(), tensors, before.owner)
+        memory.unsure = before.unsure
+        outputs, memory = self._session.step(dict(inputs), memory)
+        memory.binding = None  # it would keep a second memory next to each state
+        written = max(state.written, int(memory.positions[0]))
+        return outputs, StreamState(memory=memory, logits=None, tail=state.tail, written=written)

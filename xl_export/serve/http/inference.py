@@ -1,0 +1,396 @@
+"""`/v2`: the Open Inference Protocol for models that are no language models. A sequence is a stream.
+
+Arrays are in JSON, or in the binary form of the clients of Triton Inference Server: first the JSON, whose
+length is in the header `Inference-Header-Content-Length`, and then the bytes of each array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+import numpy as np
+from starlette.responses import Response
+
+from runtimes.contract.checks import as_array
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import MAX_AXES, POSITIONS, TensorSpec
+from xl_export.serve.http.base.body import decoded
+from xl_export.serve.http.base.encoding import json_steps
+from xl_export.serve.http.base.endpoint import BINARY, Endpoint, doc
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.exchange import Exchange, json
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.workers import Steps, aside
+from xl_export.serve.http.status import Ready, ready
+from xl_export.serve.http.streams.work import StreamWork
+
+TYPES = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+HEADER = "inference-header-content-length"
+LONGEST_ID = 128  # characters of the name of a sequence
+MODEL = "/v2/models/{name}"
+
+
+class InputParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How an input is sent."""
+
+    binary_data_size: Annotated[int | None, doc("How many bytes of it follow the JSON; null for `data`.")] = (
+        None
+    )
+
+
+class InputArray(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """An input of a step."""
+
+    name: Annotated[str, doc("Its name.")]
+    datatype: Annotated[str, doc("FP32, or INT64 for ids.")]
+    shape: Annotated[list[int], doc("Its sizes; the first is the batch, 1.")]
+    data: Annotated[list[Any] | None, doc("Its numbers, flat or as nested lists.")] = None
+    parameters: Annotated[InputParameters, doc("How it is sent.")] = msgspec.field(
+        default_factory=InputParameters
+    )
+
+
+class OutputParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How an output is wanted."""
+
+    binary_data: Annotated[
+        bool | None, doc("Whether its bytes follow the JSON; null as for the request.")
+    ] = None
+
+
+class WantedOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """An output that is wanted."""
+
+    name: Annotated[str, doc("Its name.")]
+    parameters: Annotated[OutputParameters, doc("How it is wanted.")] = msgspec.field(
+        default_factory=OutputParameters
+    )
+
+
+class SequenceParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which sequence a step belongs to."""
+
+    sequence_id: Annotated[int | str, doc("A number or name that the client chooses; not 0 or empty.")] = 0
+    sequence_start: Annotated[bool, doc("Whether this is the first step of the sequence.")] = False
+    sequence_end: Annotated[bool, doc("Whether this is the last step; then its stream is deleted.")] = False
+    position: Annotated[
+        int | None, doc("How many tokens the sequence has had before; another number is an error.")
+    ] = None
+    binary_data_output: Annotated[bool, doc("Whether the bytes of the outputs follow the JSON.")] = False
+
+
+class InferBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A step of a sequence."""
+
+    inputs: Annotated[list[InputArray], doc("The inputs, each once.")]
+    outputs: Annotated[list[WantedOutput] | None, doc("The outputs that are wanted; null for all.")] = None
+    parameters: Annotated[SequenceParameters, doc("The sequence of the step.")] = msgspec.field(
+        default_factory=SequenceParameters
+    )
+    id: Annotated[str | None, doc("An id of the request, which the answer repeats.")] = None
+
+
+INFER = msgspec.json.Decoder(InferBody)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A body and its inputs as arrays."""
+
+    body: InferBody
+    inputs: dict[str, np.ndarray]
+
+
+class Live(TypedDict):
+    """Whether the server answers."""
+
+    live: Annotated[bool, doc("Whether the server answers.")]
+
+
+class ServerMetadata(TypedDict):
+    """The server."""
+
+    name: Annotated[str, doc("The name of the program.")]
+    version: Annotated[str, doc("Its version.")]
+    extensions: Annotated[list[str], doc("The extensions of the protocol that it knows.")]
+
+
+class TensorMetadata(TypedDict):
+    """An input or output of a model."""
+
+    name: Annotated[str, doc("Its name.")]
+    datatype: Annotated[str, doc("FP32 or INT64.")]
+    shape: Annotated[list[int], doc("Its sizes; -1 is 1 to `segment` tokens, the same in all tensors.")]
+
+
+class ModelMetadata(TypedDict):
+    """A model that is no language model."""
+
+    name: Annotated[str, doc("The name of the model.")]
+    platform: Annotated[str, doc("What computes it.")]
+    inputs: Annotated[list[TensorMetadata], doc("What a step reads.")]
+    outputs: Annotated[list[TensorMetadata], doc("What a step returns.")]
+
+
+class ModelReady(TypedDict):
+    """Whether a model answers."""
+
+    name: Annotated[str, doc("The name of the model.")]
+    ready: Annotated[bool, doc("Whether it answers.")]
+
+
+class _OutputArray(TensorMetadata, total=False):
+    data: Annotated[list[Any], doc("Its numbers, row by row; absent if its bytes follow the JSON.")]
+    parameters: Annotated[dict[str, int], doc("`binary_data_size`, if its bytes follow the JSON.")]
+
+
+class SequenceState(TypedDict):
+    """The sequence after a step."""
+
+    position: Annotated[int, doc("How many tokens the sequence has had.")]
+    stream: Annotated[str, doc("The name of its stream, for /v1/streams.")]
+
+
+class _Inferred(TypedDict):
+    model_name: Annotated[str, doc("The name of the model.")]
+    outputs: Annotated[list[_OutputArray], doc("What the step returned.")]
+    parameters: Annotated[SequenceState, doc("The sequence after the step.")]
+
+
+class InferResult(_Inferred, total=False):
+    """What a step returned."""
+
+    id: Annotated[str, doc("The id of the request, if it had one.")]
+
+
+def inference(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[Inference]:
+    """The body of a step; raises RefusedError for arrays that do not have their shape."""
+    length = headers.get(HEADER, str(len(body)))
+    if not length.isdecimal() or int(length) > len(body):
+        raise RefusedError(f"{HEADER} is {length!r:.40}; expected the bytes of the JSON, 0 to {len(body)}.")
+    rest = memoryview(body)[int(length) :]
+    document: InferBody = yield from decoded(body[: int(length)], INFER, limits)
+    inputs: dict[str, np.ndarray] = {}
+    for given in document.inputs:
+        if given.name in inputs:
+            raise RefusedError(f"the input {given.name!r:.60} is given twice; give it once.", param="inputs")
+        size = given.parameters.binary_data_size or 0
+        inputs[given.name] = _array(given, rest[:size])
+        rest = rest[size:]
+        yield
+    if len(rest):
+        raise RefusedError(f"{len(rest)} bytes follow the inputs; expected none.", param="inputs")
+    return Inference(document, inputs)
+
+
+def _array(given: InputArray, content: memoryview) -> np.ndarray:
+    """The numbers of an input in its shape."""
+    name = f"{given.name:.60}"
+    if given.datatype not in TYPES:
+        raise RefusedError(
+            f"the datatype of {name} is {given.datatype!r:.40}; expected {' or '.join(TYPES)}.",
+            param="inputs",
+        )
+    dtype = TYPES[given.datatype]
+    if (given.data is None) == (given.parameters.binary_data_size is None):
+        raise RefusedError(f"{name} needs either data or binary_data_size; give one of them.", param="inputs")
+    if given.data is not None:
+        array = as_array(given.data)
+    elif len(content) == given.parameters.binary_data_size and not len(content) % dtype.itemsize:
+        array = np.frombuffer(content, dtype).copy()
+    else:
+        raise RefusedError(
+            f"{name} has a binary_data_size of {given.parameters.binary_data_size}, and {len(content)} bytes "
+            f"follow; expected {dtype.itemsize} for each number.",
+            param="inputs",
+        )
+    shaped = array.size == math.prod(given.shape) and min(given.shape, default=1) > 0
+    if array.dtype.kind not in "fiu" or not shaped or len(given.shape) > MAX_AXES:
+        raise RefusedError(
+            f"{name} has {array.size} numbers of the type {array.dtype}, which do not make the shape "
+            f"{given.shape!s:.80}; give {given.datatype} in that shape.",
+            param="inputs",
+        )
+    return array.reshape(given.shape)
+
+
+async def live(exchange: Exchange) -> Response:
+    """Whether the server answers."""
+    return json({"live": True})
+
+
+async def server(exchange: Exchange) -> Response:
+    """The server."""
+    extensions = ["binary_tensor_data", "sequence"]
+    return json({"name": "xl-export", "version": version("xl-export"), "extensions": extensions})
+
+
+async def metadata(exchange: Exchange) -> Response:
+    """A model."""
+    model = exchange.server.model(exchange.params["name"])
+    spec = model.steps.spec
+    inputs, outputs = (
+        [_tensor(spec, tensor) for tensor in tensors if tensor.name != POSITIONS]
+        for tensors in spec.signature
+    )
+    document = {"name": model.name, "platform": model.session.computed_by}
+    return json({**document, "inputs": inputs, "outputs": outputs})
+
+
+async def model_ready(exchange: Exchange) -> Response:
+    """Whether a model answers."""
+    model = exchange.server.model(exchange.params["name"])
+    is_ready = model.engine.alive
+    return json({"name": model.name, "ready": is_ready}, 200 if is_ready else 503)
+
+
+async def infer(exchange: Exchange, asked: Inference) -> None:
+    """One step of a sequence."""
+    model = exchange.use(exchange.server.model(exchange.params["name"]))
+    names = [tensor.name for tensor in model.steps.spec.signature[1]]
+    body = asked.body
+    wanted = {each.name: each.parameters.binary_data for each in body.outputs or []} or dict.fromkeys(names)
+    if unknown := [name for name in wanted if name not in names]:
+        raise RefusedError(
+            f"the model has no output {unknown[0]!r:.60}; expected some of {', '.join(names)}.",
+            param="outputs",
+        )
+    parameters = body.parameters
+    name = _stream(exchange.tenant.name, model.name, parameters.sequence_id)
+    work = StreamWork(model, exchange.tenant.name, exchange.server.limits)
+
+    async def run() -> None:
+        document = await work.lasting(
+            work.sequence(
+                name,
+                asked.inputs,
+                parameters.position,
+                start=parameters.sequence_start,
+                end=parameters.sequence_end,
+            )
+        )
+        outputs = {name: document["outputs"][name] for name in wanted}
+        binary = {
+            name: parameters.binary_data_output if chosen is None else chosen
+            for name, chosen in wanted.items()
+        }
+        answer = {
+            "model_name": model.name,
+            **({} if body.id is None else {"id": body.id}),
+            "parameters": {"position": document["position"], "stream": name},
+        }
+        size = sum(array.nbytes for array in outputs.values())
+        head, rest = await aside(size, work.tenant, _encoded, answer, outputs, binary)
+        if any(binary.values()):
+            await exchange.document(
+                head + rest, content=BINARY, inference_header_content_length=str(len(head))
+            )
+        else:
+            await exchange.document(head)
+
+    await exchange.while_connected(run())
+
+
+def _encoded(
+    answer: dict[str, Any], outputs: Mapping[str, np.ndarray], binary: Mapping[str, bool]
+) -> Steps[tuple[bytes, bytes]]:
+    """The JSON of an answer, and the bytes that follow it."""
+    listed = []
+    contents = []
+    for name, array in outputs.items():
+        document: dict[str, Any] = {"name": name, "datatype": NAMES[array.dtype], "shape": list(array.shape)}
+        if binary[name]:
+            contents.append(array.tobytes())
+            document["parameters"] = {"binary_data_size": array.nbytes}
+        else:
+            document["data"] = array.ravel()
+        listed.append(document)
+        yield
+    head = yield from json_steps({**answer, "outputs": listed})
+    return head, b"".join(contents)
+
+
+def _stream(tenant: str, model: str, sequence: int | str) -> str:
+    """The name of the stream of a sequence, which no other tenant or model has."""
+    if sequence in (0, "") or len(str(sequence)) > LONGEST_ID:
+        raise RefusedError(
+            f"sequence_id is {sequence!r:.40}; expected a number other than 0, or a name of at most "
+            f"{LONGEST_ID} characters, because each step continues the memory of a sequence.",
+            param="sequence_id",
+        )
+    named = msgspec.json.encode([tenant, model, sequence])
+    return f"sequence-{hashlib.sha256(named).hexdigest()[:24]}"
+
+
+def _tensor(spec: Spec, tensor: TensorSpec) -> TensorMetadata:
+    tokens = -1 if spec.fixed_rows is None else spec.rule.segment
+    shape = list(tensor.sizes(batch=1, tokens=tokens))
+    return {"name": tensor.name, "datatype": NAMES[np.dtype(tensor.dtype)], "shape": shape}
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v2/health/live",
+        handler=live,
+        summary="Whether the server answers.",
+        answer=Live,
+        is_open=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v2/health/ready",
+        handler=ready,
+        summary="Whether requests are answered.",
+        answer=Ready,
+        instead={503: Ready},
+        is_open=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v2",
+        handler=server,
+        summary="The server and the extensions of the protocol that it knows.",
+        answer=ServerMetadata,
+        plain_errors=True,
+    ),
+    Endpoint(
+        method="GET",
+        path=MODEL,
+        handler=metadata,
+        summary="The inputs and outputs of a model that is no language model.",
+        answer=ModelMetadata,
+        refused=(400, 404, 503),
+        plain_errors=True,
+    ),
+    Endpoint(
+        method="GET",
+        path=f"{MODEL}/ready",
+        handler=model_ready,
+        summary="Whether a model answers.",
+        answer=ModelReady,
+        instead={503: ModelReady},
+        refused=(404,),
+        plain_errors=True,
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{MODEL}/infer",
+        handler=infer,
+        summary="One step of a sequence.",
+        queue="people",
+        body=InferBody,
+        reads=inference,
+        form=BINARY,
+        answer=InferResult,
+        refused=(404, 409, 410, 503, 507),
+        plain_errors=True,
+    ),
+]
