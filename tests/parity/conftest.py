@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import runtimes
+from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, Vocab, WordVocab, save_vocab
 from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
 from tests.cpp.program import compiled
@@ -79,17 +80,18 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, P
 
         def started(kind: str, folder: Path) -> Implementation:
             state = tmp_path_factory.mktemp("state")
+            spec = load_spec(folder)
             if kind == "server":
                 limits = Limits(max_tokens=99, prompt_tokens=2000)
                 server = stack.enter_context(running(sources(("m", folder)), limits=limits, state=state))
-                client: HttpServer | ReplicaClient = HttpServer(server.at)
+                client: HttpServer | ReplicaClient = HttpServer(server.at, spec)
             else:
                 SharedStreams.prepare(str(state))
                 session = runtimes.open_session(folder, threads=1, device="cpu")
                 streams = SharedStreams(str(state), session, ram_bytes=1 << 20)
                 replica = Replica(session, streams, EngineSettings(rows=4))
                 stack.callback(replica.stop)
-                client = ReplicaClient(replica)
+                client = ReplicaClient(replica, spec)
             stack.callback(client.close)
             return client
 

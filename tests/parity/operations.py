@@ -14,7 +14,7 @@ object, or `{"error": sentence}` for what is refused:
     save      stream, file                       load     stream, file
     encode    text → tokens                      decode   tokens → pieces of text, the rest at the end
     check     → passed, tolerance, mean_tolerance
-    step by name  stream, inputs {name: numbers} → outputs by name; only in C++ and JavaScript
+    step by name  stream, inputs {name: numbers} → outputs by name; not in Python's sessions
 
 An implementation that has no such operation answers `{"lacks": true}`, and loses the stream.
 """
@@ -36,6 +36,7 @@ import numpy as np
 import runtimes
 from runtimes.base.errors import UserError
 from runtimes.base.logits import log_sum_exp
+from runtimes.contract.spec import Spec
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.replica import Replica
 
@@ -267,18 +268,32 @@ class Program:
         return code
 
 
+def nested(inputs: dict[str, list[float]], spec: Spec) -> dict[str, Any]:
+    """The inputs of one row as nested lists in their shapes."""
+    shapes = {each.name: each.sizes(batch=1, tokens=-1) for each in spec.signature[0][:-1]}
+    return {name: np.reshape(numbers, shapes[name]).tolist() for name, numbers in inputs.items()}
+
+
+def flat_outputs(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer with flat outputs, as C++ and JavaScript give them."""
+    if "outputs" not in answer:
+        return answer
+    return answer | {"outputs": {name: np.ravel(x).tolist() for name, x in answer["outputs"].items()}}
+
+
 class HttpServer:
     """The streams of a server of one model."""
 
     tolerance, goes_on = 1e-3, True
 
-    def __init__(self, at: str) -> None:
+    def __init__(self, at: str, spec: Spec) -> None:
+        self.spec = spec
         self.client = httpx.Client(base_url=at, timeout=60, verify=False, trust_env=False)
         self.ids: dict[str, str] = {}
         self.signed: set[str] = set()  # files
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
-        return getattr(self, op, lambda **_: LACKS)(**given)
+        return getattr(self, op.replace(" ", "_"), lambda **_: LACKS)(**given)
 
     def close(self) -> None:
         self.client.close()
@@ -318,6 +333,13 @@ class HttpServer:
         facts = {"ended": answer["finish_reason"], "positions": answer["positions"]}
         return {"tokens": tokens, "text": "".join(texts), **facts}
 
+    def step_by_name(self, stream: str, inputs: dict[str, list[float]]) -> dict[str, Any]:
+        return flat_outputs(self.operation(stream, "step", {"inputs": nested(inputs, self.spec)}))
+
+    def restart(self, stream: str, row: int) -> dict[str, Any]:
+        position = self.client.get(f"/v1/streams/{self.ids[stream]}").json()["position"]
+        return self.rewind(stream, position)
+
     def fork(self, stream: str, **given: str) -> dict[str, Any]:
         self.ids[given["as"]] = self.operation(stream, "fork", {})["id"]
         return {}
@@ -350,8 +372,9 @@ class ReplicaClient:
 
     tolerance, goes_on = 1e-3, True
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, spec: Spec) -> None:
         self.replica = replica
+        self.spec = spec
         self.at: dict[str, int] = {}
         self.names: dict[str, str] = {}
         self.count = 0
@@ -359,7 +382,7 @@ class ReplicaClient:
         self.thread = ThreadPoolExecutor(1)  # a browser under test keeps an event loop in the main thread
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
-        return getattr(self, op, lambda **_: LACKS)(**given)
+        return getattr(self, op.replace(" ", "_"), lambda **_: LACKS)(**given)
 
     def request(self, stream: str, body: dict[str, Any]) -> dict[str, Any]:
         work = self.replica.answer(self.names[stream], {"position": self.at[stream], **body})
@@ -381,6 +404,9 @@ class ReplicaClient:
             return answer
         known = np.array([np.nan if value is None else value for value in answer["log_probs"]])
         return {"log_probs": known, "positions": answer["positions"], "server": True}
+
+    def step_by_name(self, stream: str, inputs: dict[str, list[float]]) -> dict[str, Any]:
+        return flat_outputs(self.request(stream, {"inputs": nested(inputs, self.spec)}))
 
     def generate(self, stream: str, **given: Any) -> dict[str, Any]:
         if given["max_tokens"] == 0:

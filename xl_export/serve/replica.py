@@ -17,9 +17,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from runtimes.contract.session import Session
+from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.body import decoded, decoding_error, too_large
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
@@ -27,6 +28,7 @@ from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
 from xl_export.serve.shared import SharedStreams
@@ -55,11 +57,14 @@ class UnavailableError(RefusedError):
 
 
 class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The body of a request: feed tokens or a text to a stream, and then draw tokens."""
+    """The body of a request: feed tokens or a text to a stream, and then draw tokens; or compute a step."""
 
     position: Annotated[int, doc("How many tokens the stream has had; 0 begins it.")]
     text: Annotated[str | None, doc("A text that is fed next.")] = None
     tokens: Annotated[list[int] | None, doc("Token ids that are fed next.")] = None
+    inputs: Annotated[
+        dict[str, Any] | None, doc("The inputs of a step that is no language model, as nested lists.")
+    ] = None
     score: Annotated[bool, doc("Whether the log-probability of each fed token is returned.")] = False
     max_tokens: Annotated[int, doc("How many tokens are drawn then, and fed.")] = 0
     seed: Annotated[int | None, doc("The same seed draws the same tokens; null is 0.")] = 0
@@ -94,7 +99,11 @@ class Replica:
         self._streams = streams
         self._bridge = Bridge(unread=settings.unread)
         self._figures = Figures()
-        self._engine = Engine(session, settings, deliver=self._bridge.deliver)
+        self._engine: Engine | StepEngine
+        if is_language_model(session):
+            self._engine = Engine(session, settings, deliver=self._bridge.deliver)
+        else:
+            self._engine = StepEngine(session, settings)
         self._begun: set[asyncio.Task[dict[str, Any]]] = set()  # the loop itself keeps no task alive
         self._engine.start()
 
@@ -109,9 +118,10 @@ class Replica:
             ask = msgspec.convert(body, StreamRequest)
         except msgspec.ValidationError as error:
             raise RefusedError(decoding_error(error, StreamRequest)) from None
-        if bool(ask.text) == bool(ask.tokens):
+        if bool(ask.text) + bool(ask.tokens) + (ask.inputs is not None) != 1:
             raise RefusedError(
-                "give either text or tokens, and at least one character or token.", param="text"
+                "give either text or tokens, and at least one character or token; or the inputs of a step.",
+                param="text",
             )
         if not 0 <= ask.max_tokens <= MOST_TOKENS:
             raise RefusedError(
@@ -169,6 +179,12 @@ class Replica:
                 f"the stream {name} has had {before.position} tokens and the request says {ask.position}; "
                 "send the tokens from there, or begin another stream."
             )
+        if ask.inputs is not None:
+            if not isinstance(self._engine, StepEngine):
+                raise RefusedError("the model is a language model; give text or tokens.", param="inputs")
+            outputs, after = await self._engine.step(ask.inputs, before, "")
+            lists = {name: array.tolist() for name, array in outputs.items()}
+            return await self._kept(operation, asked, after, {"position": after.position, "outputs": lists})
         what = "text" if ask.text else "tokens"
         prompt = ask.text or ask.tokens or ""
         steps = encoding(self._session.vocab, prompt, what=what, param=what, limits=LIMITS)
@@ -195,12 +211,19 @@ class Replica:
             pieces = [one.log_probs for one in answers if isinstance(one, Fed) and one.log_probs is not None]
             known = np.concatenate(pieces).tolist()
             answer["log_probs"] = [None if value != value else value for value in known]
-        after = replace(ended.state, note=json.dumps({"asked": asked, "answer": answer}))
+        return await self._kept(operation, asked, ended.state, answer)
+
+    async def _kept(
+        self, operation: Operation, asked: str, state: StreamState, answer: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The answer, after it was written with the stream."""
+        after = replace(state, note=json.dumps({"asked": asked, "answer": answer}))
         await asyncio.to_thread(operation.commit, after)
         return answer
 
     async def _answers(self, task: Task) -> list[Answer]:
         """All answers to a task."""
+        assert isinstance(self._engine, Engine)
         collected: list[Answer] = []
         with Inbox(self._bridge, self._engine, self._figures) as inbox:
             inbox.submit(task)
