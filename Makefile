@@ -39,10 +39,11 @@ mutants: $(READY)
 test-arm: $(READY)
 	$(BIN)/python -m pytest tests/arm -m arm -n 0
 
-# the real Triton Inference Server with its Python backend; what it installs stays in build/triton and build/triton-client
+# the real Triton Inference Server with its Python backend, and Triton's client with our server; what it installs stays in build/triton and build/triton-client
 test-triton: $(READY)
-	test -d build/triton-client || $(INSTALL) --no-deps --target build/triton-client tritonclient python-rapidjson 'protobuf<7'
-	PYTHONPATH=build/triton-client $(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py -m slow -n 0
+	test -d build/triton-client/geventhttpclient || $(INSTALL) --target build/triton-client geventhttpclient
+	test -d build/triton-client/tritonclient || $(INSTALL) --no-deps --target build/triton-client tritonclient python-rapidjson 'protobuf<7'
+	PYTHONPATH=build/triton-client $(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py tests/serve/http/test_inference.py -m slow -n 0
 
 # ONNX Runtime's CUDA provider over stub libraries, without a GPU; what it installs (284 MB) stays in build/cuda
 test-cuda: $(READY)

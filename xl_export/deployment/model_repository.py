@@ -20,7 +20,7 @@ import onnx_ir as ir
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
-from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, refuse_ort_format
+from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_ort_format
 from runtimes.contract.vocabulary import VOCAB_FILES
 from xl_export.deployment import server_model
 from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config, session_config
@@ -62,12 +62,13 @@ def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Pat
     that the server cannot run. Nothing is written then.
     """
     out = model_folder(artefact, repository, force=force)
-    spec = load_language_model(artefact)
+    spec = load_spec(artefact)
+    most = 1 if "rows" in spec.without else ROWS
     with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
         graph = read_sequence_graph(artefact, spec)
         (folder / MODEL).parent.mkdir()
         save_model(graph.model, (folder / MODEL).parent, name=(folder / MODEL).name)
-        config = server_config(graph, name=out.name, backend="onnxruntime", most_rows=ROWS)
+        config = server_config(graph, name=out.name, backend="onnxruntime", most_rows=most)
         _finish(folder, artefact, spec, config)
     return out
 

@@ -1,9 +1,9 @@
 """The step graph for Triton Inference Server, which keeps the memory of every stream between its requests.
 
 The server feeds each state output back as a state input. The position of a stream is such a state here, so
-that a client sends tokens and nothing else. At the START of a sequence the graph itself sets the position to
-0. That is all a new text needs: what comes before position 0 is masked, or replaced by the initial memory. So
-what the server left in the memory of an earlier stream is never seen.
+that a client sends tokens, or the inputs of a step, and nothing else. At the START of a sequence the graph
+itself sets the position to 0. That is all a new text needs: what comes before position 0 is masked, or
+replaced by the initial memory. So what the server left in the memory of an earlier stream is never seen.
 
 The server pairs state inputs with state outputs by their places in alphabetical order, not by the pairs of
 its configuration (triton-inference-server/server#8586). Here both names of a pair are a constant prefix and
@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import TensorSpec
+from runtimes.contract.tensors import POSITIONS, TensorSpec
 from xl_export.graph.ops import TYPES, Ops, graph_input
 
 START = "START"  # the control input: 1 for the first request of a sequence
@@ -52,9 +52,11 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     """Returns the step graph of an artefact as a graph for the server; `model` itself is changed.
 
     The client's inputs are `input_ids` int64 [B, T] and, with a large vocabulary, `targets`. Its outputs are
-    the logits, [B, T, V] or with a large vocabulary [B, V] of the last token, and `log_probs`. A segment
-    longer than the artefact's is an error of the graph. Raises ConfigError for an artefact whose ring cannot
-    be written across its end, since a client does not know where that is, and for memory tensors of no size.
+    the logits, [B, T, V] or with a large vocabulary [B, V] of the last token, and `log_probs`. A step that is
+    no language model has its own inputs and outputs. A segment longer than the artefact's, or that begins
+    where the artefact does not promise it, is an error of the graph. Raises ConfigError for an artefact whose
+    ring cannot be written across its end, since a client does not know where that is, for memory tensors of
+    no size, and for other sizes that the server does not accept.
     """
     if spec.form == "ring" and spec.target == "tensorrt":
         raise ConfigError(
@@ -66,6 +68,19 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
             "the artefact has memory tensors of no tokens, which Triton Inference Server does not take; "
             "export it with --memory ring."
         )
+    if spec.fixed_rows is not None:
+        raise ConfigError(
+            f"the artefact was traced for exactly {spec.fixed_rows} rows, and Triton Inference Server steps "
+            "as many streams as wait; trace it without `rows`."
+        )
+    dropped = {POSITIONS, "logit_rows"}
+    inputs = [fact for fact in spec.signature[0] if fact.name not in dropped]
+    outputs = list(spec.signature[1])
+    if single := [fact.name for fact in (*inputs, *outputs) if len(fact.shape) == 1]:
+        raise ConfigError(
+            f"{single[0]} has one number for each stream, and Triton Inference Server demands a size; give "
+            "it one, such as constant(1)."
+        )
     graph = model.graph
     op = Ops()
     values = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
@@ -74,19 +89,21 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     start = graph_input(control)
     past_position = graph_input(position[0])
 
-    tokens = values["input_ids"]
+    tokens = values[next(fact.name for fact in spec.signature[0] if "tokens" in fact.shape)]
     length = op.Shape(tokens, start=1, end=2)
     begins = op.Cast(start, to=int(ir.DataType.BOOL))
     at = op.Where(begins, op.constant(np.array(0)), past_position)
     # There are as many offsets as a segment may have tokens, so the Reshape fails for a longer one. It would
     # overwrite memory that is still needed.
     offsets = op.constant(np.arange(spec.rule.segment), "offsets")
-    ids = op.Add(at, op.Reshape(op.Slice(offsets, op.constant(np.array([0])), length), length))
+    shape = length
+    if "cuts" in spec.without:  # the Reshape also fails for a step that does not begin with a segment
+        within = op.Mod(at, op.constant(np.array(spec.rule.segment)))
+        shape = op.Add(length, op.Reshape(op.ReduceMax(within, keepdims=0), op.constant(np.array([1]))))
+    ids = op.Add(at, op.Reshape(op.Slice(offsets, op.constant(np.array([0])), length), shape))
     following = op.Add(at, length)
     _typed(following, position[1])
-    values["position_ids"].replace_all_uses_with(ids)
-    inputs = [fact for fact in spec.inputs if fact.name in ("input_ids", "targets")]
-    outputs = [fact for fact in spec.outputs if fact.name in ("logits", "log_probs")]
+    values[POSITIONS].replace_all_uses_with(ids)
     if spec.model.selective:  # the last token of each row; other rows cannot be batched by the server
         one = op.constant(np.array(1))
         rows = op.Range(one, op.Add(op.Squeeze(op.Shape(tokens, start=0, end=1)), one), one)
@@ -102,7 +119,6 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
         values[str(state.present)].name = pair[1].name
         states.append(pair)
     _take_over(graph, op)
-    dropped = {"position_ids", "logit_rows"}
     kept = [value for value in graph.inputs if value.name not in dropped]
     clients = len(inputs)
     graph.inputs[:] = [*kept[:clients], start, *kept[clients:], past_position]

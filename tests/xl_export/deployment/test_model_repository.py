@@ -17,8 +17,11 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from tests.architectures import ARCHITECTURES
 from tests.commands import xl
+from tests.steps import observed
 from tests.triton_server import Server, read_config
+from tests.xl_export.tracing import modules
 from trainer.run.checkpoint import load_run
+from xl_export import trace
 from xl_export.artefact.export import export, finite_weights, make_spec
 from xl_export.deployment.model_repository import read_sequence_graph, write_model
 from xl_export.deployment.server_config import CONFIG
@@ -111,6 +114,47 @@ def test_the_server_gives_the_answers_of_the_session(
     leaking.end(1)
     assert compare(answers_of(leaking, tokens, selective=selective), found) < most
     onnx.checker.check_model(str(folder / "1" / "model.onnx"))
+
+
+def test_the_server_steps_streams_of_named_arrays(policy: Path, tmp_path: Path) -> None:
+    """Two sequences with requests of equal and of other lengths; the second one begins later, and again."""
+    server = Server(write_model(policy, tmp_path / "repository"))
+    session = open_session(policy)
+    memories: dict[int, Any] = {}
+    for number in range(12):
+        chosen = [1] if number < 2 else [1, 2]
+        requests = []
+        for sequence in chosen:
+            begins = sequence not in memories or (number, sequence) == (8, 2)
+            if begins:
+                memories[sequence] = session.start(1)
+            inputs = observed(1, 1 + (number * sequence) % 4, 100 * sequence + number)
+            requests.append((sequence, begins, inputs))
+        for (sequence, _, inputs), answer in zip(requests, server.infer(requests), strict=True):
+            expected, _ = session.step(inputs, memories[sequence])
+            assert answer.keys() == expected.keys()
+            assert all(np.abs(answer[name] - x).max() < 1e-5 for name, x in expected.items())
+    with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
+        server.infer([(1, False, observed(1, 5, 0))])
+
+
+@pytest.mark.slow
+def test_the_server_refuses_steps_that_are_not_promised(tmp_path: Path) -> None:
+    """Its streams may not be cut within a segment, and its rows change each other."""
+
+    class Both(modules.WholeSegments, modules.MixedRows):
+        pass
+
+    without = {"padding", "cuts", "rows"}
+    free = trace(Both(), tmp_path / "free", rule=modules.RULE, without=without)
+    server = Server(write_model(free, tmp_path / "repository"))
+    assert server.config["max_batch_size"] == [1]
+    server.infer([(1, True, observed(1, modules.T - 1, 0))])
+    with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
+        server.infer([(1, False, observed(1, 1, 0))])
+    fixed = trace(Both(), tmp_path / "fixed", rule=modules.RULE, without=without, rows=1)
+    with pytest.raises(ConfigError, match="exactly 1 rows"):
+        write_model(fixed, tmp_path / "repository")
 
 
 def next_request(tokens: np.ndarray, *, selective: bool) -> dict[str, np.ndarray]:
