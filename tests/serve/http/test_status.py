@@ -157,6 +157,14 @@ def test_every_endpoint_that_is_not_open_needs_a_key(keyed: Running) -> None:
             assert answer.headers.get("www-authenticate") == (None if endpoint.is_open else "Bearer")
 
 
+def test_the_guides_name_every_path() -> None:
+    guides = Path(__file__).parents[3] / "docs" / "guides"
+    text = "".join((guides / f"{name}.md").read_text("utf-8") for name in ("serve-api", "streams"))
+    paths = [each.path.replace("{name}", "NAME").replace("{id}", "ID") for each in ENDPOINTS if each.summary]
+    shown = [path if path in text else path.replace("/v1/streams/ID", "…") for path in paths]
+    assert [path for path in shown if f"{path}`" not in text] == []
+
+
 def test_keys_are_not_logged(keyed: Running) -> None:
     assert len(keyed.get("/v1/models", headers=bearer(ANNA)).json()["data"]) == 2
     assert comes_true(lambda: '"tenant":"anna"' in keyed.log.getvalue())
