@@ -182,7 +182,7 @@ class Replica:
         if ask.inputs is not None:
             if not isinstance(self._engine, StepEngine):
                 raise RefusedError("the model is a language model; give text or tokens.", param="inputs")
-            outputs, after = await self._engine.step(ask.inputs, before, "")
+            outputs, after, _ = await self._engine.step(ask.inputs, before, "")
             lists = {name: array.tolist() for name, array in outputs.items()}
             return await self._kept(operation, asked, after, {"position": after.position, "outputs": lists})
         what = "text" if ask.text else "tokens"

@@ -1,16 +1,19 @@
 """Where one stream is stored: in a folder of a server, or in a file that replicas share.
 
 A snapshot is as large as the memory of a stream, and an appended event may be one token. So in a folder most
-appends add a line of token ids to a journal. The snapshot and the journal together are the stream: fed again
-in the same pieces, the tokens give bit for bit the same state. A shared file is a snapshot.
+appends add a line to a journal: token ids, or the inputs of a step as a file of tensors in base64. The
+snapshot and the journal together are the stream: what was appended, fed again in the same pieces, gives bit
+for bit the same state. A shared file is a snapshot.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import fcntl
 import inspect
+import io
 import json
 import os
 import re
@@ -21,19 +24,21 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, write_json
 from runtimes.base.files import flush as flush_file
+from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import no_stream
 from xl_export.serve.streams.snapshot import SIGNATURE_AT, UNSIGNED, read_snapshot, write_snapshot
 
 FACTS = "facts.json"
+JOURNAL_BYTES = 1 << 15  # of a journal to which inputs of a step are added; they are in RAM, too
 SNAPSHOT = re.compile(r"(\d{6,18})@(\d{1,19})\.stream")
 # Of shared files.
 NOTE_BYTES = 1 << 25  # the most of the last request and its answer
@@ -44,6 +49,21 @@ NO_REFUSALS = (
     "without that condition; of two replicas that begin one stream at the same moment, the later one undoes "
     "the other."
 )
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What one step of a model that is no language model was fed; its length is the number of tokens."""
+
+    arrays: dict[str, np.ndarray]
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+# What one operation has fed to a stream: token ids int64 [N], or the inputs of a step.
+Appended: TypeAlias = np.ndarray | StepInputs
 
 
 class UnwritableError(UserError):
@@ -75,7 +95,7 @@ class StreamFolder:
     #: The position in the snapshot.
     begin: int
     #: The lines of the journal.
-    appended: list[np.ndarray]
+    appended: list[Appended]
     journal_bytes: int = 0
     snapshot_bytes: int = 0
     #: Whether what was written is on the disk, and not only with the system, when a method returns.
@@ -139,9 +159,15 @@ class StreamFolder:
         """The file of the snapshot, open for reading; it stays readable when it is replaced."""
         return open_file(self._snapshot)
 
-    def append(self, tokens: np.ndarray) -> None:
+    def has_room(self, fed: Appended, *, replayed: int) -> bool:
+        """Whether it can be added to the journal, which holds so many tokens, and of inputs so many bytes."""
+        size = sum(array.nbytes for array in fed.arrays.values()) if isinstance(fed, StepInputs) else 0
+        fits = size == 0 or self.journal_bytes + size <= JOURNAL_BYTES
+        return fits and self.num_appended + len(fed) <= replayed
+
+    def append(self, fed: Appended) -> None:
         """Adds a line to the journal: it is there as a whole, or the operation is refused."""
-        line = json.dumps(tokens.tolist(), separators=(",", ":")).encode() + b"\n"
+        line = _line(fed) + b"\n"
         with _written():
             file = os.open(self._journal, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
@@ -153,8 +179,8 @@ class StreamFolder:
             finally:
                 os.close(file)
         self.journal_bytes += len(line)
-        self.appended.append(tokens)
-        self.position += len(tokens)
+        self.appended.append(fed)
+        self.position += len(fed)
 
     def _flush(self, file: int) -> None:
         """Brings the journal to the disk; if that fails, the line that was written last is taken back."""
@@ -224,7 +250,7 @@ class StreamFolder:
             return
         lines: Sequence[bytes] = read_bytes(self._journal).split(b"\n")[:-1]
         try:
-            self.appended = [np.array(json.loads(line), np.int64) for line in lines]
+            self.appended = [_fed(line) for line in lines]
         except ValueError as error:
             raise ArtefactError(f"{self._journal} is damaged; remove the stream's folder.") from error
         self.journal_bytes = sum(len(line) + 1 for line in lines)
@@ -251,7 +277,7 @@ class SharedFile:
     """
 
     #: There is no journal.
-    appended: Sequence[np.ndarray] = ()
+    appended: Sequence[Appended] = ()
     num_appended = 0
     snapshot_bytes = 0
     journal_bytes = 0
@@ -384,6 +410,23 @@ def flush_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _line(fed: Appended) -> bytes:
+    """What was fed as a line of a journal, without its end."""
+    if not isinstance(fed, StepInputs):
+        return json.dumps(fed.tolist(), separators=(",", ":")).encode()
+    file = io.BytesIO()
+    write_tensors(file, fed.arrays, {"tokens": str(fed.tokens)})
+    return base64.b64encode(file.getvalue())
+
+
+def _fed(line: bytes) -> Appended:
+    """What a line of a journal says; raises ValueError for a damaged one."""
+    if line.startswith(b"["):
+        return np.array(json.loads(line), np.int64)
+    arrays, texts = tensors_in_bytes(base64.b64decode(line, validate=True), Path("the journal"))
+    return StepInputs(arrays, int(texts.get("tokens", "")))
 
 
 def _name(version: int, position: int) -> str:

@@ -12,8 +12,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-import numpy as np
-
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
@@ -29,7 +27,7 @@ from xl_export.serve.streams.facts import (
     UnreadableError,
     no_stream,
 )
-from xl_export.serve.streams.files import SharedFile, StreamFolder
+from xl_export.serve.streams.files import Appended, SharedFile, StreamFolder
 
 LOG = logging.getLogger(__name__)
 
@@ -216,7 +214,7 @@ class Operation:
                 self._index.in_ram(self.stream.id, state)
         return state
 
-    def load(self) -> tuple[StreamState, list[np.ndarray]]:
+    def load(self) -> tuple[StreamState, list[Appended]]:
         """A state of the stream, and the appends that have to be fed to it, each as one task, to get the
         stream as it is now; uses the disk. Call `caught_up` after them. Raises DamagedStreamError.
         """
@@ -248,11 +246,11 @@ class Operation:
             self._hold(state)
         self._index.make_room()
 
-    def commit(self, state: StreamState, *, appended: np.ndarray | None = None) -> None:
+    def commit(self, state: StreamState, *, appended: Appended | None = None) -> None:
         """The stream is now in this state, and the disk has it when this returns; uses the disk.
 
-        appended: int64 [N], if the operation fed these tokens to the state before, as one task, and did
-        nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
+        appended: what the operation fed to the state before, as one task or step, if it did nothing else.
+        Raises UnwritableError for a full disk; the stream is then as it was before.
         """
         index = self._index
         files = self.stream.files
@@ -262,7 +260,7 @@ class Operation:
             if (
                 appended is not None
                 and isinstance(files, StreamFolder)
-                and files.num_appended + len(appended) <= most
+                and files.has_room(appended, replayed=most)
             ):
                 if len(appended):
                     files.append(appended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.streams.conftest import LIMITS, created, restored
 from tests.steps import observed
 from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult
+from xl_export.serve.streams.files import JOURNAL_BYTES
 
 FILE = {"content-type": SAFETENSORS}
 
@@ -83,15 +85,29 @@ def test_streams_of_steps_are_saved_forked_rewound_and_deleted(
     assert server.get(fork.path).status_code == 404
 
 
-def test_streams_of_steps_continue_after_a_restart(policy: Path, tmp_path: Path) -> None:
-    inputs = lists(observed(1, 2, 0))
-    with running(sources(("policy", policy)), state=tmp_path) as server:
+def test_streams_of_steps_continue_after_a_kill(policy: Path, tmp_path: Path) -> None:
+    """The steps are fed again from a journal, whose beginning became a snapshot."""
+    inputs = lists(observed(1, 4, 0))
+    with running(sources(("policy", policy)), state=tmp_path / "state") as server:
         stream = created(server)
-        stream.post("step", {"inputs": inputs})
+        for number in range(90):
+            stream.post("step", {"inputs": lists(observed(1, 1 + number % 4, number))})
         fork = stream.fork()
+        copy = shutil.copytree(tmp_path / "state", tmp_path / "killed")
         expected = stream.post("step", {"inputs": inputs})["outputs"]
-    with running(sources(("policy", policy)), state=tmp_path) as server:
-        assert fork.on(server).post("step", {"inputs": inputs})["outputs"] == expected
+    assert all(file.stat().st_size <= 2 * JOURNAL_BYTES for file in copy.rglob("*.journal"))
+    with running(sources(("policy", policy)), state=copy) as server:
+        for each in (stream, fork):
+            assert each.on(server).post("step", {"inputs": inputs})["outputs"] == expected
+
+
+def test_a_step_that_overflows_leaves_the_stream(server: Running) -> None:
+    stream = created(server)
+    inputs = lists(observed(1, 1, 0))
+    answer = server.post(f"{stream.path}/step", {"inputs": inputs | {"observation": [[[1e39] * 5]]}})
+    assert answer.status_code == 400
+    assert "the step has made numbers that are not finite" in answer.json()["error"]["message"]
+    assert stream.post("step", {"inputs": inputs})["stream"]["position"] == 1
 
 
 def test_a_step_over_a_websocket_answers_as_over_http(server: Running) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError
+from runtimes.contract.checks import as_array
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
@@ -20,6 +21,7 @@ from xl_export.serve.core.admission import Admission, StoppedError
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.workers import Workers
+from xl_export.serve.streams.files import StepInputs
 
 Arrays = dict[str, np.ndarray]
 STEPS = Workers("steps", os.cpu_count() or 1)  # of all models
@@ -65,11 +67,11 @@ class StepEngine:
 
     async def step(
         self, inputs: Mapping[str, Any], state: StreamState, tenant: str
-    ) -> tuple[Arrays, StreamState]:
-        """Outputs by name, and the stream after the step; `state` stays as it was.
+    ) -> tuple[Arrays, StreamState, StepInputs]:
+        """Outputs by name, the stream after the step, and what was fed; `state` stays as it was.
 
-        inputs: arrays or nested lists, with a batch of one. Raises StreamError for inputs that do not fit,
-        and what `refuse_more` raises.
+        inputs: arrays or nested lists, with a batch of one. Raises StreamError for inputs that do not fit or
+        whose numbers overflow, and what `refuse_more` raises.
         """
         if not self.alive:
             raise StoppedError
@@ -77,13 +79,13 @@ class StepEngine:
             self._running += 1
             began = time.monotonic()
             try:
-                outputs, after = await STEPS.run(tenant, self._stepped, inputs, state)
+                outputs, after, fed = await STEPS.run(tenant, self._stepped, inputs, state)
             finally:
                 self._running -= 1
                 self._seconds += time.monotonic() - began
         self._steps += 1
-        self._tokens += after.position - state.position
-        return outputs, after
+        self._tokens += len(fed)
+        return outputs, after, fed
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
@@ -92,12 +94,23 @@ class StepEngine:
         yield "engine_tokens_fed_total", "Tokens that were fed.", self._tokens
         yield "step_seconds_total", "Seconds in steps, with the wait for a thread.", self._seconds
 
-    def _stepped(self, inputs: Mapping[str, Any], state: StreamState) -> tuple[Arrays, StreamState]:
+    def _stepped(
+        self, inputs: Mapping[str, Any], state: StreamState
+    ) -> tuple[Arrays, StreamState, StepInputs]:
         before = state.memory  # forks share it, so it is read without its lock
         tensors = {name: array.copy() for name, array in before.tensors.items()}
         memory = Memory(before.positions.copy(), tensors, before.owner)
         memory.unsure = before.unsure
-        outputs, memory = self._session.step(dict(inputs), memory)
+        with np.errstate(over="ignore"):  # a number that float32 does not hold is refused below
+            outputs, memory = self._session.step(dict(inputs), memory)
         memory.binding = None  # it would keep a second memory next to each state
-        written = max(state.written, int(memory.positions[0]))
-        return outputs, StreamState(memory=memory, logits=None, tail=state.tail, written=written)
+        if memory.unsure and not all(np.isfinite(array).all() for array in memory.tensors.values()):
+            raise StreamError(
+                "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
+                "inputs, or train the model again."
+            )
+        kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
+        arrays = {name: np.array(as_array(given), kinds[name]) for name, given in inputs.items()}
+        position = int(memory.positions[0])
+        after = StreamState(memory=memory, logits=None, tail=state.tail, written=position)
+        return outputs, after, StepInputs(arrays, position - state.position)

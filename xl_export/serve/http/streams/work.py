@@ -32,6 +32,7 @@ from xl_export.serve.http.streams.documents import (
     tokens_of,
 )
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
+from xl_export.serve.streams.files import StepInputs
 from xl_export.serve.streams.index import Operation
 from xl_export.serve.streams.unserved import Holds
 
@@ -173,9 +174,9 @@ class StreamWork:
         """Computes one step of a stream whose model is no language model; the outputs are arrays."""
         engine = self._model.steps
         with self._operation(name, position) as operation:
-            outputs, state = await engine.step(inputs, await self._state(operation), self.tenant)
+            outputs, state, fed = await engine.step(inputs, await self._state(operation), self.tenant)
             self._refuse_left()
-            await DISK.run(self.tenant, operation.commit, state)
+            await DISK.run(self.tenant, operation.commit, state, appended=fed)
             return {
                 "object": "stream.step",
                 "stream": self._facts(operation.facts, state),
@@ -201,19 +202,19 @@ class StreamWork:
                 ) from None
             with self._store.unwritten.one(self.tenant):
                 self._store.refuse_more(self.tenant)
-                outputs, state = await engine.step(inputs, begin, self.tenant)
+                outputs, state, _ = await engine.step(inputs, begin, self.tenant)
                 self._refuse_left()
                 if not end:
                     await DISK.run(self.tenant, self._store.create, self.tenant, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
                 before = begin if start else await self._state(operation)
-                outputs, state = await engine.step(inputs, before, self.tenant)
+                outputs, state, fed = await engine.step(inputs, before, self.tenant)
                 self._refuse_left()
                 if end:
                     await DISK.run(self.tenant, self._store.remove, operation)
                 else:
-                    await DISK.run(self.tenant, operation.commit, state)
+                    await DISK.run(self.tenant, operation.commit, state, appended=None if start else fed)
         return {"position": state.position, "outputs": outputs}
 
     async def rewind(self, name: str, count: int) -> Document:
@@ -276,8 +277,11 @@ class StreamWork:
             return ready
         state: StreamState
         state, appended = await DISK.run(self.tenant, operation.load)
-        for tokens in appended:
-            state = whole(await self._perform(self._appending(state, tokens)))
+        for fed in appended:
+            if isinstance(fed, StepInputs):
+                _, state, _ = await self._model.steps.step(fed.arrays, state, self.tenant)
+            else:
+                state = whole(await self._perform(self._appending(state, fed)))
         if appended:
             await DISK.run(self.tenant, operation.caught_up, state)
         return state
