@@ -24,7 +24,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.body import decoded, decoding_error, too_large
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
-from xl_export.serve.http.base.encoding import encoding
+from xl_export.serve.http.base.encoding import encoding, json_steps
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
@@ -183,7 +183,7 @@ class Replica:
             if not isinstance(self._engine, StepEngine):
                 raise RefusedError("the model is a language model; give text or tokens.", param="inputs")
             outputs, after, _ = await self._engine.step(ask.inputs, before, "")
-            lists = {name: array.tolist() for name, array in outputs.items()}
+            lists = msgspec.json.decode(finished(json_steps(outputs)))  # what is no number is null
             return await self._kept(operation, asked, after, {"position": after.position, "outputs": lists})
         what = "text" if ask.text else "tokens"
         prompt = ask.text or ask.tokens or ""

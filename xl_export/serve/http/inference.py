@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 from starlette.responses import Response
 
-from runtimes.contract.checks import as_array
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import MAX_AXES, POSITIONS, TensorSpec
 from xl_export.serve.http.base.body import decoded
@@ -26,8 +25,10 @@ from xl_export.serve.http.base.endpoint import BINARY, Endpoint, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.steps import as_numbers
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.status import Ready, ready
+from xl_export.serve.http.streams.documents import LONGEST_NUMBER
 from xl_export.serve.http.streams.work import StreamWork
 
 TYPES = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
@@ -173,7 +174,7 @@ class InferResult(_Inferred, total=False):
 def inference(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[Inference]:
     """The body of a step; raises RefusedError for arrays that do not have their shape."""
     length = headers.get(HEADER, str(len(body)))
-    if not length.isdecimal() or int(length) > len(body):
+    if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > len(body):
         raise RefusedError(f"{HEADER} is {length!r:.40}; expected the bytes of the JSON, 0 to {len(body)}.")
     rest = memoryview(body)[int(length) :]
     document: InferBody = yield from decoded(body[: int(length)], INFER, limits)
@@ -202,7 +203,7 @@ def _array(given: InputArray, content: memoryview) -> np.ndarray:
     if (given.data is None) == (given.parameters.binary_data_size is None):
         raise RefusedError(f"{name} needs either data or binary_data_size; give one of them.", param="inputs")
     if given.data is not None:
-        array = as_array(given.data)
+        array = as_numbers(name, given.data)
     elif len(content) == given.parameters.binary_data_size and not len(content) % dtype.itemsize:
         array = np.frombuffer(content, dtype).copy()
     else:

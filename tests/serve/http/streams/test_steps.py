@@ -123,6 +123,10 @@ def test_a_step_over_a_websocket_answers_as_over_http(server: Running) -> None:
     assert answer["outputs"] == twin.post("step", {"inputs": inputs})["outputs"]
 
 
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 0.5
+
+
 def test_inputs_that_do_not_fit_leave_the_stream(server: Running) -> None:
     stream = created(server)
     inputs = lists(observed(1, 2, 0))
@@ -137,11 +141,14 @@ def test_inputs_that_do_not_fit_leave_the_stream(server: Running) -> None:
     assert "observation is object [0]; expected float32 [1, tokens, 5]" in refused(observation=[[1], [1, 2]])
     assert "previous is float64 [1, 2]; expected int64 [1, 2]" in refused(previous=[[0.5, 1]])
     assert "previous has the id 3; expected 0 to 2" in refused(previous=[[0, 3]])
-    assert "goal is <U1 [1, 2]; expected float32 [1, 2]" in refused(goal=[["a", "b"]])
+    assert "previous is object [1, 2]; expected int64 [1, 2]" in refused(previous=[[0, 1 << 70]])
+    for wrong in ([["a", "b"]], [[0, None]], [[0, True]], [[0, [1]]], {"a": 1}, nested(20), nested(500)):
+        assert "goal is no array of numbers" in refused(goal=wrong)
     for content, sentence in (
         (b"\x05\0\0\0\0\0\0\0hello", "the body is not a readable file of tensors"),
         (save(observed(1, 2, 0))[:-4], "the body is not a readable file of tensors"),
         (save(observed(1, 2, 0), {"position": "x"}), "position is 'x'; expected a number"),
+        (save(observed(1, 2, 0), {"position": "1" * 5000}), "expected a number"),
         (save({"goal": np.zeros((1, 2))}), "the body is not a readable file of tensors"),
     ):
         answer = server.post(f"{stream.path}/step", content, headers=FILE)

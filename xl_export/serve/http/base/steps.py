@@ -5,6 +5,7 @@ A step is computed for its stream alone, so its outputs never depend on other st
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.checks import as_array
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from runtimes.contract.tensors import row_bytes
+from runtimes.contract.tensors import MAX_AXES, row_bytes
 from xl_export.serve.core.admission import Admission, StoppedError
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
@@ -25,6 +26,23 @@ from xl_export.serve.streams.files import StepInputs
 
 Arrays = dict[str, np.ndarray]
 STEPS = Workers("steps", os.cpu_count() or 1)  # of all models
+
+
+def as_numbers(name: str, given: Any) -> np.ndarray:
+    """Nested lists of numbers as an array; raises StreamError for anything else. NumPy would make arrays of
+    texts, too, in which each takes the memory of the longest.
+    """
+    if isinstance(given, np.ndarray):
+        return given
+    values = [given]
+    for _ in range(MAX_AXES + 1):
+        kinds = set(map(type, values))
+        if kinds <= {int, float}:
+            return as_array(given)
+        if kinds != {list}:
+            break
+        values = list(itertools.chain.from_iterable(values))
+    raise StreamError(f"{name:.60} is no array of numbers; give numbers in nested lists of equal length.")
 
 
 class StepEngine:
@@ -95,22 +113,25 @@ class StepEngine:
         yield "step_seconds_total", "Seconds in steps, with the wait for a thread.", self._seconds
 
     def _stepped(
-        self, inputs: Mapping[str, Any], state: StreamState
+        self, given: Mapping[str, Any], state: StreamState
     ) -> tuple[Arrays, StreamState, StepInputs]:
+        inputs = {name: as_numbers(name, each) for name, each in given.items()}
         before = state.memory  # forks share it, so it is read without its lock
         tensors = {name: array.copy() for name, array in before.tensors.items()}
         memory = Memory(before.positions.copy(), tensors, before.owner)
         memory.unsure = before.unsure
+        kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
         with np.errstate(over="ignore"):  # a number that float32 does not hold is refused below
-            outputs, memory = self._session.step(dict(inputs), memory)
-        memory.binding = None  # it would keep a second memory next to each state
+            outputs, memory = self._session.step(inputs, memory)
+            arrays = {name: array.astype(kinds[name]) for name, array in inputs.items()}
         if memory.unsure and not all(np.isfinite(array).all() for array in memory.tensors.values()):
             raise StreamError(
                 "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
                 "inputs, or train the model again."
             )
-        kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
-        arrays = {name: np.array(as_array(given), kinds[name]) for name, given in inputs.items()}
+        # Without what the session keeps with a memory, which would take as much again for each state.
+        kept = Memory(memory.positions, memory.tensors, memory.owner)
+        kept.unsure = False
         position = int(memory.positions[0])
-        after = StreamState(memory=memory, logits=None, tail=state.tail, written=position)
+        after = StreamState(memory=kept, logits=None, tail=state.tail, written=position)
         return outputs, after, StepInputs(arrays, position - state.position)

@@ -24,6 +24,7 @@ from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 from xl_export.serve.streams.facts import StreamFacts
 
+LONGEST_NUMBER = 18  # digits
 SAFETENSORS = "application/safetensors"  # the content type of a file of arrays
 # The fields that both `Fields` and `ContinueBody` have; a msgspec.Struct cannot have two bases with fields.
 Text = Annotated[str | None, doc("A text to append, which is encoded with the vocabulary of the model.")]
@@ -92,7 +93,7 @@ def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> St
         return (yield from decoded(body, STEP, limits))
     arrays, texts = tensors_in_bytes(body, Path("the body"))
     position = texts.get("position")
-    if position is not None and not position.isdecimal():
+    if position is not None and not (position.isdecimal() and len(position) <= LONGEST_NUMBER):
         raise RefusedError(f"position is {position!r:.40}; expected a number.", param="position")
     inputs = {name: array.copy() for name, array in arrays.items()}
     return StepBody(inputs=inputs, position=None if position is None else int(position))
