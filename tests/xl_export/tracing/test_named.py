@@ -33,11 +33,6 @@ pytestmark = pytest.mark.usefixtures("fast_traces")
 Inputs = dict[str, np.ndarray]
 
 
-@pytest.fixture
-def policy(module_artefact: Callable[[str], Path]) -> Path:
-    return module_artefact("policy")
-
-
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A module that keeps every promise, although its author declines some."""
