@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +31,6 @@ with contextlib.suppress(ImportError):  # the edge part of the suite runs withou
     hypothesis.settings.register_profile("busy", deadline=None)  # no example is too slow on a busy machine
     hypothesis.settings.load_profile("busy")
 
-gc.disable()  # while thousands of tests are collected, which stay
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()  # collections during the tests skip modules and collected tests
-    gc.enable()
-
-
 prepare_libraries()  # before any test module imports ONNX Runtime: no test reports to its maker
 RULE = MemoryRule(mem_len=16, segment=8)
 
@@ -48,6 +40,21 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # the same under `nohup`
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Garbage collections would read thousands of collected tests and all modules again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries report objects that are left at the end as leaks
 
 
 @pytest.fixture(scope="session")

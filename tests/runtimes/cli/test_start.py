@@ -204,18 +204,6 @@ def test_a_script_beside_a_file_called_trainer_traces_modules(script: str, tmp_p
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.slow  # another word in the script above
-def test_a_lower_precision_beside_a_file_called_trainer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").write_text("raise SystemError('this is the file of the user')")
-    (tmp_path / "script.py").write_text(
-        "import xl_export\n"
-        "rule = xl_export.MemoryRule(mem_len=1, segment=1)\n"
-        "xl_export.trace(None, 'artefact', rule=rule, precision='fp16')\n"
-    )
-    ended = python("script.py", folder=tmp_path)
-    assert "has the name of xl-export's package trainer" in ended.stderr.splitlines()[-1]
-
-
 def test_a_script_beside_a_file_called_trainer_opens_no_run(run: Path, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("")
     (tmp_path / "script.py").write_text(f"import runtimes\nruntimes.open_session({str(run)!r})\n")
