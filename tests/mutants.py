@@ -133,7 +133,7 @@ def nearest_tests(name: str, tests: dict[str, str]) -> list[str]:
     for test, text in tests.items():
         place, folder = Path(test).parent.parts[1:], path.parent.parts
         near = sum(part in folder for part in place) - sum(part not in folder for part in place)
-        mirrors = near > 0 and re.match(rf"test_{path.stem.strip('_')}(_|$)", Path(test).stem)
+        mirrors = near > 0 and re.match(rf"test_(\w+_)?{path.stem.strip('_')}(_|$)", Path(test).stem)
         rank = 0 if mirrors else 1 if imports.search(text) else 2
         if rank < 2 or near > 0:
             ranked.append((rank, -near, -len(text), test))
