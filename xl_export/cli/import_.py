@@ -10,16 +10,38 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.cli.options import json_option, show
+from xl_export.importers import FILES
 
-NAMES = (
-    "kimiyoung",
-    "nvidia",
-    "fairseq",
-    "huggingface",
-    "adaptive-span",
-    "tensorflow",
-    "xl-export",
-)  # importers/formats.py, without torch
+HELP = """Import SOURCE, a checkpoint of another project, as a run.
+
+\b
+The formats are:
+FORMATS
+
+A file may hold only the state dict of one of these models; what its tensors do not show comes from
+--settings. Checkpoints, weights, shards and the projects' own vocabularies may be compressed with gzip,
+bz2 or xz; JSON files, TensorFlow checkpoints and runs may not.
+
+A TensorFlow checkpoint is read if TensorFlow is installed. There, these lines make an .npz file of it,
+which can be read everywhere:
+
+\b
+import numpy, tensorflow
+variables = tensorflow.train.load_checkpoint("model.ckpt-0")
+names = [name for name in variables.get_variable_to_shape_map() if "/Adam" not in name]
+numpy.savez("model.npz", **{name: variables.get_tensor(name) for name in names})
+
+Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they
+have in the project of the checkpoint. Where an option is missing, the value that the project published
+is used, and every value is printed with its origin. No code in SOURCE is executed.
+
+Before the run appears, the model scores random tokens in two ways of this project, which must agree. This
+cannot find a setting that is wrong in both: compare a few losses with your project's
+(docs/guides/own-checkpoint.md).
+
+A setting or module of the checkpoint that is unknown, or that this project does not compute, is refused
+by its name.
+""".replace("FORMATS", "\n".join(f"{name:<15}{files}" for name, files in FILES.items()))
 
 
 def _vocabulary_path(given: str | None) -> Path | None:
@@ -29,7 +51,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
     return Path(given).absolute()
 
 
-@click.command("import")
+@click.command("import", help=HELP)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The folder of the run to write.")
 @click.option(
@@ -40,7 +62,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
 @click.option(
     "--from",
     "wanted",
-    type=click.Choice(["auto", *NAMES]),
+    type=click.Choice(["auto", *FILES]),
     default="auto",
     show_default=True,
     help="The format that SOURCE must have.",
@@ -103,42 +125,7 @@ def import_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Import SOURCE, a checkpoint of another project, as a run.
-
-    \b
-    The formats are:
-    kimiyoung      model.pt of kimiyoung/transformer-xl, with its cache.pt
-    nvidia         checkpoint_*.pt of NVIDIA DeepLearningExamples
-    fairseq        checkpoint_*.pt of fairseq's examples/truncated_bptt, with its dict.txt
-    huggingface    the folder of a TransfoXL model, whose weights may be shards
-    adaptive-span  checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt
-    tensorflow     a checkpoint of the original TensorFlow release, or an .npz file of its variables
-    xl-export      a run of this project
-
-    A file may hold only the state dict of one of these models; what its tensors do not show comes from
-    --settings. Checkpoints, weights, shards and the projects' own vocabularies may be compressed with gzip,
-    bz2 or xz; JSON files, TensorFlow checkpoints and runs may not.
-
-    A TensorFlow checkpoint is read if TensorFlow is installed. There, these lines make an .npz file of it,
-    which can be read everywhere:
-
-    \b
-    import numpy, tensorflow
-    variables = tensorflow.train.load_checkpoint("model.ckpt-0")
-    names = [name for name in variables.get_variable_to_shape_map() if "/Adam" not in name]
-    numpy.savez("model.npz", **{name: variables.get_tensor(name) for name in names})
-
-    Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they
-    have in the project of the checkpoint. Where an option is missing, the value that the project published
-    is used, and every value is printed with its origin. No code in SOURCE is executed.
-
-    Before the run appears, the model scores random tokens in two ways of this project, which must agree. This
-    cannot find a setting that is wrong in both: compare a few losses with your project's
-    (docs/guides/own-checkpoint.md).
-
-    A setting or module of the checkpoint that is unknown, or that this project does not compute, is refused
-    by its name.
-    """
+    """What `xl-export import` does, see `HELP`."""
     if out is None and not describe:
         raise UserError("give --out RUN to write a run, or --describe to print what SOURCE holds.")
     if out is not None and describe:
@@ -166,7 +153,7 @@ def import_command(
     checkpoint = FORMATS[name].read(
         opened, ImportOptions(overrides=Overrides(*given), vocab=vocab, allow_nonfinite=allow_nonfinite)
     )
-    record = import_record(checkpoint, name=name, project=FORMATS[name].project)
+    record = import_record(checkpoint, name=name, project=FORMATS[name].PROJECT)
     difference = None
     if out is not None:
         difference = check_import(checkpoint) if checkpoint.finite else None

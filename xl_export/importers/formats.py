@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
 from trainer.data.archives import SUFFIXES
 from xl_export.importers import (
+    FILES,
     adaptive_span,
     fairseq,
     huggingface,
@@ -34,40 +34,29 @@ CONFIG = "config.json"
 IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")
 
 
-@dataclass(frozen=True)
-class Format:
-    """The checkpoints of one project."""
+class Format(Protocol):
+    """The module of one project's checkpoints."""
 
-    project: str
-    files: str  # a description of the files for messages
-    recognises: Callable[[Source], bool]
-    read: Callable[[Source, ImportOptions], Checkpoint]
+    #: Its name, for messages and for the record of an import.
+    PROJECT: str
+
+    def recognises(self, opened: Source, /) -> bool:
+        """Whether the content is a checkpoint of the project."""
+        ...
+
+    def read(self, opened: Source, options: ImportOptions, /) -> Checkpoint:
+        """The model, its rule and its vocabulary."""
+        ...
 
 
-FORMATS = {
-    "kimiyoung": Format(
-        kimiyoung.PROJECT,
-        "model.pt, a pickled module or its state dict",
-        kimiyoung.recognises,
-        kimiyoung.read,
-    ),
-    "nvidia": Format(nvidia.PROJECT, "checkpoint_*.pt", nvidia.recognises, nvidia.read),
-    "fairseq": Format(
-        fairseq.PROJECT, "checkpoint_*.pt of examples/truncated_bptt", fairseq.recognises, fairseq.read
-    ),
-    "huggingface": Format(
-        huggingface.PROJECT, "a folder with config.json", huggingface.recognises, huggingface.read
-    ),
-    "adaptive-span": Format(
-        adaptive_span.PROJECT, "checkpoint.pt", adaptive_span.recognises, adaptive_span.read
-    ),
-    "tensorflow": Format(
-        tensorflow.PROJECT,
-        "a checkpoint, or an .npz of its variables",
-        tensorflow.recognises,
-        tensorflow.read,
-    ),
-    "xl-export": Format(own_run.PROJECT, "a run", own_run.recognises, own_run.read),
+FORMATS: dict[str, Format] = {
+    "kimiyoung": kimiyoung,
+    "nvidia": nvidia,
+    "fairseq": fairseq,
+    "huggingface": huggingface,
+    "adaptive-span": adaptive_span,
+    "tensorflow": tensorflow,
+    "xl-export": own_run,
 }
 
 
@@ -80,7 +69,7 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
     if found is None:
         content = opened.content
-        known = "; ".join(f"{name}: {about.files}" for name, about in FORMATS.items())
+        known = "; ".join(f"{name}: {files}" for name, files in FILES.items())
         if (state := state_in(content)) and inner_suffix(opened.path) != ".npz":
             raise ArtefactError(
                 f"{opened.path} holds the tensors of a model that is not known here, such as "
@@ -95,7 +84,7 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
     if wanted not in ("auto", found):
         raise ArtefactError(
-            f"{opened.path} is a checkpoint of {FORMATS[found].project}; leave out --from {wanted}."
+            f"{opened.path} is a checkpoint of {FORMATS[found].PROJECT}; leave out --from {wanted}."
         )
     return found
 

@@ -24,8 +24,7 @@ from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
 from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
-from xl_export.cli import import_ as cli_import
-from xl_export.importers import formats, huggingface, kimiyoung, nvidia, self_check, tensorflow
+from xl_export.importers import FILES, formats, huggingface, kimiyoung, nvidia, self_check, tensorflow
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
 from xl_export.importers.shared.settings import SIZES, size_notes
 
@@ -42,7 +41,7 @@ BYTES = DATA / "kimiyoung-enwik8"
 
 
 def test_the_command_offers_the_formats_that_there_are() -> None:
-    assert list(cli_import.NAMES) == list(formats.FORMATS)
+    assert list(FILES) == list(formats.FORMATS)
 
 
 @pytest.mark.parametrize("name", NAMES)
