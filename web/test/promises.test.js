@@ -20,6 +20,6 @@ async function stepWithout(promise, positions) {
 
 test("a step that relies on a declined promise is refused", async () => {
   await assert.rejects(stepWithout("rows", [0n, 0n]), /promise `rows`/);
-  await assert.rejects(stepWithout("padding", [-1n]), /promise `padding`: a row is at position -1/);
+  await assert.rejects(stepWithout("padding", [-1n]), /promise `padding`, and a row is at position -1/);
   await assert.rejects(stepWithout("cuts", [5n]), /`cuts`.*a step begins at a multiple of 4 tokens/);
 });
