@@ -3,7 +3,8 @@ import { Speed, drawMemory, drawSpeed } from "./plots.js";
 import { inBytes } from "./tokens.js";
 
 const FAR = [10_000, 1_000_000]; // positions at which the meter compares
-const SHOWN = /** @type {const} */ (["temperature", "top_p", "top_k"]);
+/** The settings that have a field, with their values if the artefact recommends none. */
+const SHOWN = { temperature: 1, top_p: 1, top_k: 0 };
 
 /**
  * An element of the page by its id.
@@ -26,14 +27,13 @@ let others = {};
 
 /** Starts from the artefact's own sampling. @param {Record<string, any>} sampling */
 export function useDefaults(sampling) {
-  const { temperature = 1, top_p = 1, top_k = 0, ...more } = sampling;
-  useSettings({ temperature, top_p, top_k });
-  others = more;
+  useSettings({ ...SHOWN, ...sampling });
+  others = Object.fromEntries(Object.entries(sampling).filter(([id]) => !(id in SHOWN)));
 }
 
 /** Puts settings into the fields that show them. @param {Record<string, any>} settings */
 export function useSettings(settings) {
-  for (const id of SHOWN) if (settings[id] !== undefined) field(id).value = String(settings[id] ?? 0);
+  for (const id of Object.keys(SHOWN)) if (settings[id] !== undefined) field(id).value = String(settings[id] ?? 0);
 }
 
 /** What a link says: settings that are not set are left out. @param {Record<string, any>} given */
@@ -48,7 +48,7 @@ export function linkOf(given) {
 export function settings() {
   const number = (/** @type {string} */ id) => Math.max(0, Math.floor(Number(field(id).value) || 0));
   const seed = field("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : number("seed");
-  const filled = ["temperature", "top_p"].filter((id) => field(id).value !== "");
+  const filled = Object.keys(SHOWN).filter((id) => field(id).value !== "");
   return {
     ...others,
     ...Object.fromEntries(filled.map((id) => [id, Number(field(id).value)])),
