@@ -56,6 +56,6 @@ def _x86(name: str, features: tuple[str, ...]) -> Variant:
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "x86_64": (_x86("sse4", _SSE4), _x86("avx2", _AVX2), _x86("avx512", _AVX512)),
     # With half precision and dot products (armv8.2-a+fp16+dotprod) GCC writes the very same code: every
-    # 64-bit ARM processor converts halves, and everything is computed in floats.
+    # 64-bit ARM processor converts halves, and products are of floats or of 16-bit integers.
     "aarch64": (Variant("neon", ("asimd",), ("-march=armv8-a",)),),
 }
