@@ -167,7 +167,7 @@ def test_a_kept_stream_continues_bitwise(session: Session) -> None:
 
 def test_half_a_character_waits_for_its_other_half(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [byte for byte in range(256) if byte not in "€".encode()]
-    monkeypatch.setattr(session, "_vocab", ByteVocab([*"€".encode(), *others][: session.vocab.size]))
+    monkeypatch.setattr(session, "vocab", ByteVocab([*"€".encode(), *others][: session.vocab.size]))
     driver, state, texts = Driver(session, rows=1), None, []
     for token, keep in ((0, True), (1, True), (2, True), (0, False)):
         drawing = Drawing(max_tokens=1, sampler=Sampler(temperature=0), bias={token: 100.0})
