@@ -205,8 +205,9 @@ class GraphSession(ABC):
             memory.positions += step.counts
             if not step.is_finite():
                 memory.unsure = True
-            memory.step = step if step.kept else None
-            step.held = memory.objects()
+            if step is not memory.step or not self.spec.in_place:  # or else its arrays are as before
+                memory.step = step if step.kept else None
+                step.held = memory.objects()
             return step.answers()
 
     def _new_step(
