@@ -20,7 +20,7 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, save_vocab
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
-from tests.cuda.stubs import Event, Stubs
+from tests.cuda.stubs import Event, Stubs, load_all
 
 LAYERS = 2
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "devices.md"
@@ -161,7 +161,7 @@ def count_all(folder: Path) -> dict[str, Counts]:
     run = folder / "run"
     run.mkdir()
     make_run(run)
-    stubs = Stubs(folder)
+    stubs = load_all(folder)
     counts = {
         name: counted(export(run, folder / f"artefact-{number}", **options), stubs)
         for number, (name, options) in enumerate(CASES.items())

@@ -33,28 +33,40 @@ class Event:
 
 
 class Stubs:
-    """The loaded libraries."""
+    """The loaded libraries. path: of the one that holds the log."""
 
-    def __init__(self, folder: Path) -> None:
-        """Builds in `folder` what the installed CUDA provider of ONNX Runtime needs, and loads it."""
-        import onnxruntime
-
-        provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
-        libraries = build(provider, folder)
-        self._whole = ctypes.CDLL(str(libraries[WHOLE]), mode=ctypes.RTLD_GLOBAL)
-        self._others = [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in libraries.values()]
-        self._whole.cuda_log.restype = ctypes.c_char_p
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.cuda_log.restype = ctypes.c_char_p
 
     def forget(self) -> None:
         """Empties the log."""
-        self._whole.cuda_forget()
+        self._library.cuda_forget()
 
     def events(self) -> list[Event]:
         """The log since `forget`."""
-        rows = [line.split("\t") for line in self._whole.cuda_log().decode().splitlines()]
+        rows = [line.split("\t") for line in self._library.cuda_log().decode().splitlines()]
         return [
-            Event(kind, name, *map(int, numbers), captured == "1") for kind, name, *numbers, captured in rows
+            Event(kind, name, int(num_bytes), int(source), int(target), captured == "1")
+            for kind, name, num_bytes, source, target, captured in rows
         ]
+
+
+def load_all(folder: Path) -> Stubs:
+    """Builds in `folder` what the installed CUDA provider of ONNX Runtime needs, and loads it for all."""
+    import onnxruntime
+
+    provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    libraries = build(provider, folder)
+    for path in (libraries[WHOLE], *libraries.values()):  # the others need that one
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return Stubs(libraries[WHOLE])
+
+
+def load_driver(path: Path) -> Stubs:
+    """Builds a library with NVIDIA's driver at `path`, and loads it for who opens it by that path."""
+    _compile(path, [], str(SOURCE))
+    return Stubs(path)
 
 
 def build(provider: Path, folder: Path) -> dict[str, Path]:

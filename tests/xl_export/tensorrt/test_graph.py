@@ -16,7 +16,7 @@ from onnx import inliner
 
 from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.precision import PRESETS
+from runtimes.contract.precision import MIN_TOKENS, PRESETS
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
@@ -127,6 +127,15 @@ def test_the_graph_is_valid_and_small(artefact: Path) -> None:
     }
     assert set(attributes) == {*RING_ATTRIBUTES, "heads", "slots"}
     assert onnx.AttributeProto.FLOAT not in attributes.values()
+
+
+def test_float16_loses_less_than_its_limit_on_text(run: Path, text: str, tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text(text[: 2 * MIN_TOKENS])
+    measured = load_spec(export(run, tmp_path / "a", target="tensorrt", text=held_out)).measured
+    assert measured is not None
+    assert measured.tokens >= MIN_TOKENS
+    assert abs(measured.bits_lost) <= PRESETS["fp16"].limit
 
 
 def test_streams_are_saved_and_continued_in_float16(
