@@ -334,7 +334,7 @@ class StreamWork:
     def _facts(self, facts: StreamFacts, state: StreamState | None = None) -> Document:
         document = facts_document(facts, self._model.name)
         if state is not None:
-            document["rewindable"] = most_rewound(state, self._model.session)
+            document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
         return document
 
     def _refuse_left(self) -> None:
