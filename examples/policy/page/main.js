@@ -62,7 +62,7 @@ function draw(world, past) {
   const ghosts = element("ghosts").children;
   for (let age = 0; age < REMEMBERED; age++) {
     const seen = past[past.length - 1 - age];
-    ghosts[age].setAttribute("opacity", seen ? 0.3 * (1 - age / REMEMBERED) : 0);
+    ghosts[age].setAttribute("stroke-opacity", seen ? 0.3 * (1 - age / REMEMBERED) : 0);
     if (seen) {
       ghosts[age].setAttribute("transform", `translate(${seen.x} 0) rotate(${(seen.theta * 180) / Math.PI})`);
     }
