@@ -64,7 +64,8 @@ class Policy(nn.Module):
     def __init__(self, config: ModelConfig, mem_len: int) -> None:
         super().__init__()
         self.mem_len = mem_len
-        self.layers = nn.ModuleList(_Layer(config, mem_len) for _ in range(config.layers))
+        self.layers = [_Layer(config, mem_len) for _ in range(config.layers)]
+        self.registered = nn.ModuleList(self.layers)  # for their parameters
         self.encoder = nn.Linear(OBSERVATION, config.d_model)
         self.action = nn.Linear(config.d_model, ACTIONS)
         self.row = (config.heads, mem_len, config.d_model // config.heads)  # of one tensor of the memory
@@ -105,7 +106,8 @@ class _Layer(nn.Module):
     def after(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         answer = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = x + self.out(answer.transpose(1, 2).flatten(2))
-        return x + self.feed_forward(self.norms[1](x))
+        x = x + self.feed_forward(self.norms[1](x))
+        return x
 
     def forward(
         self, x: Tensor, key: Tensor, value: Tensor, distance: Tensor, hidden: Tensor
@@ -151,7 +153,7 @@ class _Cpp:
     """The program cpp/examples/control.cpp, which checks the artefact by its reference when it starts."""
 
     def __init__(self, artefact: Path, folder: Path) -> None:
-        command = [compiled("control", folder), artefact, str(HZ)]
+        command = [str(compiled("control", folder)), str(artefact), str(HZ)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
