@@ -33,7 +33,9 @@ export function useDefaults(sampling) {
 
 /** Puts settings into the fields that show them. @param {Record<string, any>} settings */
 export function useSettings(settings) {
-  for (const id of Object.keys(SHOWN)) if (settings[id] !== undefined) field(id).value = String(settings[id] ?? 0);
+  for (const id of Object.keys(SHOWN)) {
+    if (settings[id] !== undefined) field(id).value = String(settings[id] ?? 0);
+  }
 }
 
 /** What a link says: settings that are not set are left out. @param {Record<string, any>} given */
