@@ -214,11 +214,12 @@ class _Step:
     def _bound(self, turn: int, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:
         if turn not in self._bindings:
             with _refusals("bind the arrays of a step"):
-                self._bindings[turn] = io = self.session.io_binding()
+                io = self.session.io_binding()
                 self._bind(io)
                 for state in self.session.spec.state:
                     io.bind_ortvalue_input(state.name, past[state.name].value)
                     io.bind_ortvalue_output(state.present, present[state.name].value)
+                self._bindings[turn] = io
         return self._bindings[turn]
 
     def _bind(self, io: Any) -> None:
