@@ -7,6 +7,7 @@ support, raise an error that names them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,7 +74,7 @@ class OrtGpuSession(GraphSession):
         # captured step would be compared with nothing. What cannot be checked is not used.
         checked = spec.rule.mask == "same-length"
         self.captures = self.stream is not None and fixed and checked
-        self.place = self.provider.place(self._ort, device)
+        self.place: Mapping[str, Any] = self.provider.place(self._ort, device)
         self._options = self._ort.RunOptions()
         if self.stream is not None:
             for name, value in ON_OUR_STREAM.items():
