@@ -19,6 +19,7 @@ from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.tensors_file import read_metadata, write_tensors
 
 MAX_POSITION = 1 << 62
+FAR = 1 << 33  # a position that 32 bits cannot hold, at which graphs are compared
 MAX_BATCH = 1 << 16  # rows
 STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
 MOST_PARTS = 256  # of a memory, kept with their bindings

@@ -6,13 +6,15 @@ In fp32 nothing here imports the package `trainer`: a user's folder may have a `
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.folders import refuse_existing
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
@@ -49,6 +51,20 @@ from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.verify import check_module
 
 
+@contextmanager
+def _python_names() -> Iterator[None]:
+    """Errors that name options of a command name the arguments of `trace`."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error).replace("--force", "force=True").replace("--target tensorrt", 'target="tensorrt"')
+        text = re.sub(r"--(precision|memory-precision) (\w+)", r'\1="\2"', text).replace("--out", "`out`")
+        if text == str(error):
+            raise
+        raise type(error)(text.replace("memory-precision", "memory_precision")) from error
+
+
+@_python_names()
 def trace(
     module: Any,
     out: Path | str,

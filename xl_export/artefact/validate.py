@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import are_log_probs, differences, log_sum_exp, output_differences
+from runtimes.contract.memory import FAR
 from runtimes.contract.precision import named
 from runtimes.contract.reference import Reference, StepReference, replay, replay_step
 from runtimes.contract.rule import MemoryRule
@@ -28,7 +29,6 @@ ROWS = 3  # the largest batch of the validation
 ANOTHER_MODEL = 0.5
 SHORTEST_PERIOD = 13  # tokens after which the inputs of a reference may repeat
 LARGEST_INPUTS = 1 << 20  # numbers; more inputs than these repeat
-FAR = 1 << 33  # a position that 32 bits cannot hold
 
 
 class FailingCheckWarning(UserWarning):

@@ -16,6 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 import numpy as np
 import onnx_ir as ir
 import torch
+from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
@@ -45,7 +46,9 @@ def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
     """
     with needs("trace", "onnxscript"):
         import onnxscript  # noqa: F401
-    with torch.no_grad(), _quiet():
+    shown = tqdm(bar_format="{desc} ({elapsed})", leave=False, disable=None)
+    with shown, torch.no_grad(), _quiet():
+        shown.set_description_str(f"tracing {step.name}")
         program = _exported(GraphStep(step, spec), spec)
         model = _as_onnx(program, spec)
     _forget_this_machine(model)
@@ -101,7 +104,9 @@ def _why(error: Exception) -> str:
         )
     else:
         reason = "change what that names"
-    return f"PyTorch could not trace the step ({name}: {first_line(error):.300}): {reason}."
+    # The first line of a violated constraint refers to a log; the next ones name the size and the condition.
+    found = next((line.strip(" -.") for line in text.splitlines() if line.startswith("  - ")), None)
+    return f"PyTorch could not trace the step ({name}: {found or first_line(error):.300}): {reason}."
 
 
 def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from runtimes.base.errors import ArtefactError, DivergedError
+from runtimes.base.errors import ArtefactError, DivergedError, first_line
+from runtimes.contract.memory import FAR
 from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import AnyForm
@@ -33,28 +35,30 @@ def check_module(
 ) -> tuple[Promise, ...]:
     """The promises among `without` that a module does not keep.
 
-    Raises ArtefactError for anything else that is wrong with it, and for any other promise that it does not
-    keep. If the module does not hide its old memory from a row that starts again, the step does so from now
-    on (`ModuleStep.restart_rows`), except in a ring.
+    Raises ArtefactError for anything else that is wrong with it, and one for all other promises that it does
+    not keep. If the module does not hide its old memory from a row that starts again, the step does so from
+    now on (`ModuleStep.restart_rows`), except in a ring.
     """
     unkept: list[Promise] = []
+    broken: list[str] = []  # a sentence for each promise that is not kept and not in `without`
+
+    shown = tqdm(bar_format="{desc} ({elapsed})", leave=False, disable=None)
 
     def keeps(promise: Promise, check: Callable[[_Streams], None], streams: _Streams) -> bool:
+        shown.set_description_str(f"comparing {step.name} with itself: {promise}")
         try:
             check(streams)
         except ArtefactError as error:
-            if promise not in without:
-                sentence = str(error).rstrip(".")
-                raise ArtefactError(
-                    f'{sentence}; or trace it without this promise: without={{"{promise}"}}.'
-                ) from error
             unkept.append(promise)
+            if promise not in without:
+                broken.append(str(error).rstrip("."))
         return promise not in unkept
 
-    with torch.no_grad():
+    with shown, torch.no_grad():
+        shown.set_description_str(f"comparing {step.name} with itself")
         has_memory = any(tensor.numel() for tensor in step.start(1))
         streams = _Streams(step, rule, form)
-        for check in (_shapes, _numbers, _log_probs, _repeats):
+        for check in (_shapes, _positions_have_no_end, _numbers, _log_probs, _repeats):
             check(streams)
         if has_memory:
             _restarts(streams)
@@ -70,6 +74,10 @@ def check_module(
             keeps("cuts", _cuts_agree, streams)
         if form == "ring" and rule.segment > 1:
             keeps("unequal", _uneven_rows, streams)
+        if broken:
+            names = ", ".join(f'"{promise}"' for promise in unkept)
+            these = "this promise" if len(unkept) == 1 else "these promises"
+            raise ArtefactError(f"{'; '.join(broken)}; or trace it without {these}: without={{{names}}}.")
         # A memory that moves a segment at a time has no reach by distance.
         if "cuts" not in unkept and "rows" not in unkept and step.moves_every is None:
             _looks_back(streams)
@@ -280,6 +288,20 @@ def _shapes(streams: _Streams) -> None:
         )
 
 
+def _positions_have_no_end(streams: _Streams) -> None:
+    T = streams.rule.segment
+    far = FAR // T * T
+    try:
+        streams.step(streams.tokens[ALL, :T], far + torch.arange(T).expand(ROWS, -1), streams.start())
+    except ArtefactError as error:
+        reason = first_line(error.__cause__ or error)
+        raise ArtefactError(
+            f"{streams.name} works at position 0 and not at position {far:,} ({reason}), "
+            "as with a table that has a row for each position; a stream has no end: use distances, "
+            "`positions % N`, or `positions.clamp(max=N - 1)`."
+        ) from error
+
+
 def _numbers(streams: _Streams) -> None:
     text = streams.tokens
     lengths = streams.cut(len(text))
@@ -438,7 +460,7 @@ def _cuts_agree(streams: _Streams) -> None:
                 ones,
                 what="in segments and token by token",
                 mend="show every token the M tokens before it and no others, in the segment too, or give a "
-                'rule with mask="full"',
+                'rule with mask="full", or with segment=1 for a step of one token',
             )
 
 

@@ -287,9 +287,35 @@ def test_a_broken_promise_names_the_argument_that_declines_it(
     kind: type[nn.Module], promise: str, tmp_path: Path
 ) -> None:
     others = {"padding", "cuts", "rows"} - {promise}
-    with pytest.raises(UserError, match=rf"gives other answers .*without=\{{\"{promise}\"\}}"):
+    with pytest.raises(UserError, match=rf"gives other answers .*without=\{{.*\"{promise}\".*\}}"):
         trace(kind(), tmp_path / "artefact", rule=RULE, without=others)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_error_names_all_broken_promises(tmp_path: Path) -> None:
+    class Both(modules.WholeSegments, modules.MixedRows):
+        pass
+
+    message = (
+        r"at position \d+ beside texts .*; .* after padding .*; .* token by token.*; "
+        r'or trace it without these promises: without=\{"rows", "padding", "cuts"\}'
+    )
+    with pytest.raises(UserError, match=message):
+        trace(Both(), tmp_path / "artefact", rule=RULE)
+
+
+def test_a_table_with_a_row_for_each_position_is_refused(tmp_path: Path) -> None:
+    class Table(modules.Frames):
+        def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
+            return super().step(inputs + torch.zeros(99)[positions][..., None, None, None], positions, memory)
+
+    with pytest.raises(UserError, match=r"works at position 0 and not at position 8,589,934,592 .*a table"):
+        trace(Table(), tmp_path / "artefact", rule=RULE)
+
+
+def test_errors_of_trace_name_its_arguments(policy: Path) -> None:
+    with pytest.raises(UserError, match="exists already; give another `out`, or force=True to replace it"):
+        trace(modules.Policy(), policy, rule=RULE)
 
 
 def test_a_step_that_relies_on_a_declined_promise_is_refused(segments: Path) -> None:
