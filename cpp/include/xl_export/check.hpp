@@ -83,7 +83,8 @@ inline void read_tokens(Reference& reference, const json::Value& document, const
     StoredArray answers = read_array(document.at(named->name), *named, content, reference.rows);
     if (answers.values != (named == &last ? 1 : reference.count))
       throw json::Value::wrong("its answers have another shape than its tokens");
-    for (const float number : answers.array.floats)  // -inf: a token that cannot occur, as in a padded vocabulary
+    // -inf is the answer for a token that cannot occur, as in a padded vocabulary.
+    for (const float number : answers.array.floats)
       if (!(number < INFINITY)) throw json::Value::wrong("one of its answers is not a log-probability");
     reference.arrays[named->name] = std::move(answers);
   }
@@ -152,8 +153,8 @@ class Differences {
 
 // Feeds the tokens of one step, from `at` on, to a language model. The last step is fed twice: it is scored,
 // then predicted from.
-inline void compare_tokens(const Session& session, const Reference& reference, std::size_t step, std::size_t at,
-                           Memory& memory, Differences& found) {
+inline void compare_tokens(const Session& session, const Reference& reference, std::size_t step,
+                           std::size_t at, Memory& memory, Differences& found) {
   const std::size_t length = reference.segments[step];
   std::vector<std::int64_t> tokens, targets;
   for (const std::vector<std::int64_t>& row : reference.tokens) {
@@ -199,8 +200,8 @@ inline Array part_of(const StoredArray& stored, const Named& named, std::size_t 
 }
 
 // The same for a step that is no language model: its outputs are compared.
-inline void compare_outputs(const Session& session, const Reference& reference, std::size_t step, std::size_t at,
-                            Memory& memory, Differences& found) {
+inline void compare_outputs(const Session& session, const Reference& reference, std::size_t step,
+                            std::size_t at, Memory& memory, Differences& found) {
   const auto part = [&](const Named& named, std::size_t number) {
     const std::size_t length = named.timed ? reference.segments[step] : 1;
     return part_of(reference.arrays.at(named.name), named, reference.rows, named.timed ? at : number, length);

@@ -251,7 +251,8 @@ class Session {
       std::vector<std::int64_t> shape = {B};
       if (named.timed) shape.push_back(T);
       shape.insert(shape.end(), named.sizes.begin(), named.sizes.end());
-      return named.integers ? detail::ort::tensor(array.integers, shape) : detail::ort::tensor(array.floats, shape);
+      return named.integers ? detail::ort::tensor(array.integers, shape)
+                            : detail::ort::tensor(array.floats, shape);
     };
     std::vector<detail::ort::Value> fed, returned;
     for (const Named& named : spec().inputs) fed.push_back(value_of(named, inputs[named.name]));
@@ -282,7 +283,7 @@ class Session {
     return places;
   }
 
-  // Runs the graph once, whose other inputs and outputs are the memory's, and advances the memory by T tokens.
+  // Runs the graph once, whose other inputs and outputs are the memory's. The memory advances by T tokens.
   void run(const std::vector<detail::ort::Value>& inputs, const std::vector<detail::ort::Value>& outputs,
            Memory& memory, std::int64_t T) const {
     memory.clear_restarted_rows();
@@ -293,9 +294,9 @@ class Session {
     for (const auto& value : outputs) returned.push_back(value.get());
     for (const auto& state : memory.present()) returned.push_back(state.value.get());
     try {
-      detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(), fed.data(),
-                                                fed.size(), output_names_.data(), returned.size(),
-                                                returned.data()));
+      detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(),
+                                                fed.data(), fed.size(), output_names_.data(),
+                                                returned.size(), returned.data()));
     } catch (const detail::ort::Failure& failure) {
       throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
                                        failure.what() +
