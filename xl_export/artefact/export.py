@@ -57,6 +57,7 @@ def export(
     memory_precision: MemoryPrecision | None = None,
     text: Path | None = None,
     storage: Storage = "external",
+    rows: int | None = None,
     force: bool = False,
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
@@ -77,6 +78,8 @@ def export(
       too.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
       in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
+    - rows: with exporter `trace`, the graph gets no sizes that vary, as engines of phones need: every step
+      has so many rows, and `rule.segment` tokens in each. None lets both vary.
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
     The graph is compared with PyTorch before the folder appears, and PyTorch's answers become its reference.
@@ -115,7 +118,16 @@ def export(
 
         refuse_precisions(target, precision, memory_precision)
         model = TracedRun(trained)
-        spec = model.traced(spec)
+        spec = model.traced(spec, rows)
+        if rows is not None and spec.model.selective:
+            raise ConfigError(
+                f"--rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose "
+                "sizes vary; leave --rows out."
+            )
+    elif rows is not None:
+        raise ConfigError(
+            f"--rows is {rows}, and only a traced graph has fixed sizes; give --exporter trace."
+        )
     refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None

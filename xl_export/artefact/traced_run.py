@@ -26,12 +26,18 @@ class TracedRun:
         self.vocab = run.vocab
         self._graphs = Graphs()
 
-    def traced(self, spec: Spec) -> Spec:
+    def traced(self, spec: Spec, rows: int | None = None) -> Spec:
         """The spec of the traced artefact: every head has the whole memory, even if it learned a shorter
         span.
+
+        rows: of each step of a graph of fixed sizes.
         """
         spec = dataclasses.replace(
-            spec, model=traced_facts(self.run.model), opset=OPSETS[spec.form], exporter="trace"
+            spec,
+            model=traced_facts(self.run.model),
+            opset=OPSETS[spec.form],
+            exporter="trace",
+            fixed_rows=rows,
         )
         return spec.completed()
 

@@ -70,12 +70,14 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
         )
     if any(len(tensor.shape) == 4 for tensor in exported.state):  # hidden states do not depend on positions
         _compare(
-            _far_on(exported), _far_on(torch), tolerance=tolerance, what=f"a stream beyond token {FAR:,}"
+            *(_far_on(session, _rows(exported), _whole(exported)) for session in (exported, torch)),
+            tolerance=tolerance,
+            what=f"a stream beyond token {FAR:,}",
         )
     traced = exported.spec is not None and exported.spec.exporter == "trace"
     if traced:
         _compare(
-            *(_moved_on(session) for session in (exported, torch)),
+            *(_moved_on(session, _rows(exported), _whole(exported)) for session in (exported, torch)),
             tolerance=tolerance,
             what=f"a text that goes on beyond token {FAR:,}",
         )
@@ -341,17 +343,17 @@ def chained_segments(rule: MemoryRule, *, whole: bool = False) -> np.ndarray:
     return np.array(lengths)
 
 
-def _far_on(session: Session) -> np.ndarray:
-    """Returns log p of the next tokens [2, N] of two streams, with all memory zero.
+def _far_on(session: Session, rows: int, whole: bool) -> np.ndarray:
+    """Returns log p of the next tokens [rows, N] of streams, with all memory zero.
 
-    The first stream is beyond token `FAR`, so that its memory is visible.
+    whole: whether steps are whole segments. The first stream is beyond token `FAR`, so that its memory is
+    visible.
     """
     rule = session.rule
-    rows = _rows(session)
     memory = session.start(rows)
     segments = []
-    memory.positions[0] = FAR // rule.segment * rule.segment if _whole(session) else FAR
-    odd = [] if _whole(session) else [1, min(7, rule.segment)]
+    memory.positions[0] = FAR // rule.segment * rule.segment if whole else FAR
+    odd = [] if whole else [1, min(7, rule.segment)]
     for length in (rule.segment, *odd, rule.segment):
         tokens = np.arange(rows * (length + 1)).reshape(rows, -1) % session.vocab.size
         log_probs, memory = session.score(tokens[:, :-1], tokens[:, 1:], memory)
@@ -359,15 +361,14 @@ def _far_on(session: Session) -> np.ndarray:
     return np.concatenate(segments, axis=1)
 
 
-def _moved_on(session: Session) -> np.ndarray:
-    """Returns log p [2, N] of tokens that follow a full memory, in a stream that is moved beyond `FAR`."""
+def _moved_on(session: Session, rows: int, whole: bool) -> np.ndarray:
+    """Returns log p [rows, N] of tokens that follow a full memory, in a stream that is moved beyond `FAR`."""
     rule = session.rule
     V = session.vocab.size
-    rows = _rows(session)
     memory = session.start(rows)
     before = rule.slots + FAR % rule.slots  # so that the slot of `FAR` is the one that is written next
     jump = FAR - before
-    if _whole(session):
+    if whole:
         before = (rule.slots // rule.segment + 1) * rule.segment
         jump = FAR // rule.segment * rule.segment
     for at in range(0, before, rule.segment):

@@ -14,6 +14,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.options import json_option, show
 from runtimes.contract.engine import Attention
+from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import (
     MemoryPrecision,
     Precision,
@@ -46,7 +47,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     sections={
         "Main options": "--out --precision --text --target --force",
         "Memory": "--mem-len --segment --memory --memory-precision --mask --clamp-len --initial-memory",
-        "Form of the graph": "--single-file --ort --exporter --attention-as",
+        "Form of the graph": "--single-file --ort --exporter --rows --attention-as",
         "Triton Inference Server": "--triton --triton-backend",
     },
 )
@@ -147,6 +148,12 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     help="Write the graph and its weights as step.ort, in ONNX Runtime's own format for mobile, and the "
     "operators that it needs as required_operators.config.",
 )
+@click.option(
+    "--rows",
+    type=click.IntRange(1, MAX_BATCH),
+    help="With --exporter trace: write a graph without sizes that vary, as the engines of phones need. Every "
+    "step has so many rows, and exactly --segment tokens in each.",
+)
 @triton_option
 @triton_backend_option
 @force_option
@@ -164,6 +171,7 @@ def export_command(
     text: Path | None,
     single_file: bool,
     ort: bool,
+    rows: int | None,
     triton: Path | None,
     triton_backend: str,
     force: bool,
@@ -227,6 +235,7 @@ def export_command(
             memory_precision=memory_precision,
             text=text,
             storage=storage,
+            rows=rows,
             force=force,
         )
     report = check(out, device="cpu")

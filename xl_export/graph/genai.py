@@ -26,10 +26,10 @@ def takes(spec: Spec) -> bool:
     """Whether genai can run the artefact.
 
     It needs a ring of one shape for all layers, in float32, and a graph that gives its logits for all
-    positions.
+    positions, with sizes that vary.
     """
     one_shape = len({state.shape for state in spec.state}) == 1
-    in_a_ring = spec.in_place and not spec.linear_ring and spec.storage != "ort"
+    in_a_ring = spec.in_place and not spec.linear_ring and spec.storage != "ort" and spec.fixed_rows is None
     return in_a_ring and not spec.model.selective and one_shape and spec.state_dtype == "float32"
 
 

@@ -129,6 +129,7 @@ EXPORT = [
         ("--target tensorrt --memory ring --exporter trace", "--exporter trace writes across the end"),
         ("--attention-as operators", "--attention-as is for --target tensorrt"),
         ("--exporter trace --target tensorrt --attention-as node", "is for a graph that is written"),
+        ("--rows 1", "only a traced graph has fixed sizes; give --exporter trace"),
         *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")
           for p in ("int8", "int4", "fp8")),
         # memory in int8

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+from onnxruntime.tools.mobile_helpers.usability_checker import check_coreml_partitions
 
 from runtimes import check, open_session
 from runtimes.base.errors import UserError
 from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
-from runtimes.contract.tensors import FORMS
+from runtimes.contract.tensors import FORMS, Form
 from tests.architectures import ARCHITECTURES
 from tests.commands import refused, xl
 from tests.streams import feed, rows
@@ -52,6 +55,24 @@ def compare_answers(run: Path, traced: Path, written: Path, tokens: np.ndarray) 
     assert load_spec(written).exporter == "graph"
     assert load_spec(written).identity != spec.identity
     assert check(traced).max_difference < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "share"), [("shift", 0.85), ("ring", 0.75)])
+def test_engines_of_phones_accept_a_graph_of_fixed_sizes(
+    run: Path, form: Form, share: float, tmp_path: Path
+) -> None:
+    """As `python -m onnxruntime.tools.check_onnx_model_mobile_usability` counts for CoreML."""
+    rule = dataclasses.replace(load_run(run).config.evaluation, segment=1)
+    artefact = export(run, tmp_path / "a", exporter="trace", memory=form, rule=rule, rows=1)
+    assert check(artefact).passed
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(artefact / "optimised.onnx")
+    onnxruntime.InferenceSession(artefact / GRAPH, options, providers=["CPUExecutionProvider"])
+    graph = onnx.shape_inference.infer_shapes(onnx.load(artefact / "optimised.onnx"))
+    found = check_coreml_partitions(graph, True, "coreml_supported_mlprogram_ops.md")
+    assert found.num_supported_nodes >= share * found.num_nodes
 
 
 @pytest.mark.slow
