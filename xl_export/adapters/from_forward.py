@@ -81,6 +81,8 @@ class _FromForward(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
+        given = inputs if sizes is None else ids(sizes.vocab_size)
+        self._named: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"": given}
         if sizes is None:
             self.inputs = inputs
         else:
@@ -91,11 +93,11 @@ class _FromForward(nn.Module):
         self._memory_name = memory_name
         self._mask_name = mask_name
         self.moves_every = moves_every
-        self._named = inputs if isinstance(inputs, Mapping) else {"": inputs or ids(sizes.vocab_size)}
 
     def start(self, batch: int) -> list[Tensor]:
-        held = [(self.moves_every, *each.sizes) for each in self._named.values() if each.timed]
-        shapes = self._shapes if self.moves_every is None else [*self._shapes, *held]
+        shapes = list(self._shapes)
+        if self.moves_every is not None:
+            shapes += [(self.moves_every, *each.sizes) for each in self._named.values() if each.timed]
         return [torch.zeros(batch, *shape) for shape in shapes]
 
     def step(self, inputs: Any, positions: Tensor, memory: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:

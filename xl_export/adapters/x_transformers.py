@@ -73,7 +73,12 @@ def without_einx(module: str) -> Any:
 
     einx turns sizes into numbers, so the graph would fit only the batch and the segment of the trace.
     """
-    operations = {"add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "where": torch.where}
+    operations: dict[str, Any] = {
+        "add": torch.add,
+        "subtract": torch.sub,
+        "multiply": torch.mul,
+        "where": torch.where,
+    }
     plain = {name: _broadcasting(operation) for name, operation in operations.items()}
     return mock.patch.object(sys.modules[module], "einx", SimpleNamespace(**plain))
 

@@ -58,7 +58,7 @@ def check_module(
         shown.set_description_str(f"comparing {step.name} with itself")
         has_memory = any(tensor.numel() for tensor in step.start(1))
         streams = _Streams(step, rule, form)
-        for check in (_shapes, _positions_have_no_end, _numbers, _log_probs, _repeats):
+        for check in (_shapes, _numbers, _positions_have_no_end, _log_probs, _repeats):
             check(streams)
         if has_memory:
             _restarts(streams)
