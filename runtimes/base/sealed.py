@@ -6,20 +6,22 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
+
+import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import Content, atomic_file, open_file, read_bytes, read_json, reading, sha256
 from runtimes.base.records import from_json, to_json
 
 Record = TypeVar("Record")
+BLOCK = 1 << 23  # bytes that are read at a time
 LAST_LINE = re.compile(rb'\s*:\s*"[0-9a-f]{64}"\s*}\s*')  # of a sealed file, after the key "digest"
 
 
@@ -104,32 +106,39 @@ def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> b
 def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> Iterator[memoryview]:
     """The content of a large file, which another thread hashes while the body of the `with` statement runs.
 
-    The file is mapped, because filling new memory with its bytes takes longer than everything else. Raises
-    ArtefactError at the end of the body, also instead of the body's own Exception, if the file is not the one
-    that `record` lists, or was written to meanwhile. Until then the body must not pass on anything that it
-    made from the content, and it may keep copies only. Other errors of the body, such as KeyboardInterrupt,
-    pass at once.
+    Raises ArtefactError at the end of the body, also instead of the body's own Exception, if the file is not
+    the one that `record` lists. Until then the body must not pass on anything that it made from the content.
+    Other errors of the body, such as KeyboardInterrupt, pass at once.
     """
-    _refuse_other_size(path, facts, again=again)
+    _refuse_other_size(path, facts, again=again)  # before memory is taken for it
+    # NumPy asks for huge pages, and the first use of their memory takes less time.
+    content = memoryview(np.empty(facts.num_bytes, np.uint8))
     digest = hashlib.sha256()
-    with reading(path):
-        stream = open_file(path)
-    with stream:
-        before = os.fstat(stream.fileno())
-        if before.st_size != facts.num_bytes:
-            raise _other_size(path, before.st_size, facts, again=again)
-        content = memoryview(mmap(stream.fileno(), 0, access=ACCESS_READ) if before.st_size else b"")
-        hasher = Thread(target=digest.update, args=[content], daemon=True)
-        hasher.start()
-        failure: Exception | None = None
+    parts: SimpleQueue[memoryview | None] = SimpleQueue()
+
+    def hash_parts() -> None:
+        while (part := parts.get()) is not None:
+            digest.update(part)
+
+    hasher = Thread(target=hash_parts, daemon=True)
+    hasher.start()
+    failure: Exception | None = None
+    try:
+        with reading(path), open_file(path) as stream:
+            at = 0
+            while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
+                parts.put(content[at : at + length])
+                at += length
+        if at < len(content):  # it was cut since its size was read, and the rest was never filled
+            raise _other_size(path, at, facts, again=again)
         try:
             yield content
         except Exception as error:  # perhaps because the file was altered, which is reported first
             failure = error
-        hasher.join()
-        _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
-        if os.fstat(stream.fileno()).st_mtime_ns != before.st_mtime_ns:
-            raise ArtefactError(f"{path} was altered while it was read; open it again when it is whole.")
+    finally:
+        parts.put(None)
+    hasher.join()
+    _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
     if failure:
         raise failure
 

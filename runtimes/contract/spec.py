@@ -305,9 +305,8 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
     """The spec of an artefact folder as `load_spec` verifies it, and the content of some of its files.
 
     wanted: names of files. Their content is exactly what was verified, whatever happens to the folder since.
-    The weights are a map of their file. They are hashed by another thread while the body of the `with`
-    statement runs, and verified at its end; until then it must give nothing away that it made of them, and
-    afterwards it must only use copies. All other files are verified before.
+    The weights are hashed by another thread while the body of the `with` statement runs, and verified at its
+    end; until then it must give nothing away that it made of them. All other files are verified before.
     Raises ArtefactError that names the file at fault and says how to mend it.
     """
     path = folder / SPEC

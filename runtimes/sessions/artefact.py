@@ -50,7 +50,6 @@ class ArtefactOpener:
                 if device == AUTO and (fault := fault_of_both()):
                     say_once(f"computing on the CPU, because {fault}")
                 return OrtSession.of(folder, spec, contents, threads=threads)
-            contents = {name: bytes(content) for name, content in contents.items()}  # used when verified
         if device != AUTO:
             return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
         if fault := PROVIDERS[BEST.kind].fault(load_onnxruntime()):

@@ -39,6 +39,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is returned has the hash of the record, or an error is raised: there is no gap between the two."""
+    monkeypatch.setattr("runtimes.base.sealed.BLOCK", 1000)
     path, content = tmp_path / "file", os.urandom(10_500)
     path.write_bytes(content)
     facts = file_facts(path)
@@ -60,23 +61,11 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
             return self.digest.hexdigest()
 
     monkeypatch.setattr("runtimes.base.sealed.hashlib.sha256", Meddling)
-    for _ in range(2):  # with the right content and with another
-        with (
-            pytest.raises(ArtefactError, match="was altered"),
-            reading_verified(path, facts, record="spec.json", again="make it again"),
-        ):
-            pass
-
-
-def test_a_map_of_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"content")
-    os.utime(path, (1, 1))
-    with (
-        pytest.raises(ArtefactError, match="was altered while it was read"),
-        reading_verified(path, file_facts(path), record="spec.json", again="make it again"),
-    ):
-        path.write_bytes(b"content")  # even if nobody can see which bytes were used
+    try:
+        with reading_verified(path, facts, record="spec.json", again="make it again") as read:
+            assert read == content
+    except ArtefactError as error:
+        assert "was altered" in str(error)  # noqa: PT017 (either end is right, by which thread was first)
 
 
 @pytest.mark.parametrize("altered", [False, True])
@@ -109,8 +98,8 @@ def test_a_stated_size_is_refused_before_memory_is_taken(
         open_session(artefact)
 
 
-def test_a_file_truncated_before_reading_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is given out, although the hash is that of the part."""
+def test_a_file_truncated_during_reading_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given out: the rest of the memory was never read, although the hash is that of the part."""
     path, part = tmp_path / "file", os.urandom(50)
     facts = FileFacts(sha256=hashlib.sha256(part).hexdigest(), num_bytes=100_000)
 
