@@ -125,16 +125,21 @@ class Episodic(nn.Module):
         super().__init__()
         self.pos_embedding = nn.Parameter(torch.randn(EPISODE, DIM))
         self.transformer_layers = nn.ModuleList(nn.Linear(DIM, 3 * DIM) for _ in range(LAYERS))
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(LAYERS))
 
     def forward(self, x: Tensor, memories: Tensor, mask: Tensor, memory_indices: Tensor) -> Any:
         memories = memories + self.pos_embedding[memory_indices].unsqueeze(2)
         kept = []
         for number, layer in enumerate(self.transformer_layers):
             kept.append(x)
+            layer_norm = self.norms[number]
             query = layer(x)[:, :DIM].unsqueeze(1)
             key, value = layer(memories[:, :, number])[..., DIM:].chunk(2, -1)
             energy = (query @ key.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, -1e20)
-            x = x + F.relu(energy.softmax(-1) @ value).squeeze()
+            x = layer_norm(x.unsqueeze(1) + F.relu(energy.softmax(-1) @ value))
+            x = x.squeeze()  # these lines are CleanRL's: a batch of one row loses an axis too many
+            if len(x.shape) == 1:
+                x = x.unsqueeze(0)
         return x, torch.stack(kept, dim=1)
 
 
@@ -230,6 +235,56 @@ def test_a_memory_that_moves_by_segment_agrees_over_fifty_steps(tmp_path: Path) 
     rule = MemoryRule(mem_len=M, segment=T + 1)
     with pytest.raises(UserError, match=f"moves every {T} tokens; give a rule with segment={T} or less"):
         xl_export.trace(module, tmp_path / "b", vocab=IdsVocab(V), rule=rule)
+
+
+class Running(nn.Module):
+    """Sums of ids, whose mean over a short memory counts too."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(count, 4)
+        self.out = nn.Linear(4, count)
+
+    def forward(self, x: Tensor, mems: list[Tensor]) -> Any:
+        hidden = self.embedding(x).cumsum(1) + mems[0].mean(1, keepdim=True)
+        return self.out(hidden), [torch.cat([mems[0], hidden.tanh()], 1)]
+
+
+def test_long_segments_restart_and_keep_large_ids(tmp_path: Path) -> None:
+    """The memory is shorter than the segment, and float16 does not hold the ids."""
+    torch.manual_seed(0)
+    every, count = 12, 2600
+    sizes = xl_export.Sizes(vocab_size=count, layers=1, d_model=4)
+    module = from_forward(Running(count), memory=[(2, 4)], sizes=sizes, moves_every=every)
+    options: dict[str, Any] = {"vocab": IdsVocab(count), "rule": MemoryRule(mem_len=2, segment=1)}
+    session = open_session(xl_export.trace(module, tmp_path / "a", memory_precision="fp16", **options))
+    memory = session.start(1)
+    ids = np.arange(count - every - 1, count)
+    for token in ids:
+        session.step(token.reshape(1, 1), memory)
+    for again in (memory, session.start(1)):
+        again.positions[:] = 0
+        for token in ids[-3:]:
+            answer, _ = session.step(token.reshape(1, 1), again)
+        right, _ = module.module(torch.from_numpy(ids[None, -3:]), [torch.zeros(1, 2, 4)])
+        assert np.abs(answer - right[:, -1:].detach().numpy()).max() < 1e-4
+
+
+def test_a_step_that_shifts_its_own_tokens_is_refused(tmp_path: Path) -> None:
+    class Shifted(nn.Module):
+        moves_every = 4
+        inputs = xl_export.features(2)
+
+        def start(self, batch: int) -> list[Tensor]:
+            return [torch.zeros(batch, 2)]
+
+        def step(self, x: Tensor, positions: Tensor, memory: list[Tensor]) -> Any:
+            after = memory[0] * 0.5 + x.mean(1)
+            return x + F.pad(x, (0, 0, 1, 0))[:, :-1] + memory[0][:, None], [after]
+
+    rule = MemoryRule(mem_len=4, segment=1)
+    with pytest.raises(UserError, match="gives other answers in segments and token by token"):
+        xl_export.trace(Shifted(), tmp_path / "a", rule=rule, without={"padding"})
 
 
 def test_an_episodic_memory_agrees_over_fifty_steps(tmp_path: Path) -> None:
@@ -347,6 +402,7 @@ def test_a_policy_agrees_over_fifty_steps_with_forks_and_files(
         ({"mask_name": "mask"}, "forward has no argument 'mask'"),
         ({"sizes": None}, "give `inputs`, or `sizes`"),
         ({"memory": []}, "expected shapes of one row"),
+        ({"moves_every": 1}, "moves_every is 1; expected 2 tokens or more"),
         ({"memory": [(M, DIM), (2, DIM)], "mask_name": "mem_mask"}, "a mask needs one length"),
     ],
 )

@@ -38,7 +38,7 @@ def from_forward(
       memory of zeros, which is attended to, as in policies that start their episodes so.
     - moves_every: the memory moves when so many tokens are complete, and not with every step. The artefact
       also remembers the inputs of the unfinished segment, and computes the whole segment again in every step:
-      forward is called with `moves_every` tokens, whatever a step feeds. It must be causal.
+      forward is called with `moves_every` tokens, whatever a step feeds. It must be causal. At least 2.
 
     Such a module knows nothing of positions, so it usually needs `trace(…, without={"padding"})`, unless its
     rule has `segment=1`. Raises ConfigError for arguments that forward does not have.
@@ -55,6 +55,11 @@ def from_forward(
         )
     if (inputs is None) == (sizes is None):
         raise ConfigError("give `inputs`, or `sizes` for a language model; expected one of them.")
+    if moves_every is not None and moves_every < 2:
+        raise ConfigError(
+            f"moves_every is {moves_every}; expected 2 tokens or more, or None for a memory that moves with "
+            "every step."
+        )
     one = all(isinstance(size, int) for size in memory)
     shapes: list[Any] = [tuple(memory)] if one else [tuple(shape) for shape in memory]  # type: ignore[arg-type]
     if not all(shape and all(isinstance(size, int) and size > 0 for size in shape) for shape in shapes):
@@ -97,7 +102,7 @@ class _FromForward(nn.Module):
     def start(self, batch: int) -> list[Tensor]:
         shapes = list(self._shapes)
         if self.moves_every is not None:
-            shapes += [(self.moves_every, *each.sizes) for each in self._named.values() if each.timed]
+            shapes += [(self.moves_every, *_held_sizes(each)) for each in self._named.values() if each.timed]
         return [torch.zeros(batch, *shape) for shape in shapes]
 
     def step(self, inputs: Any, positions: Tensor, memory: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
@@ -121,10 +126,13 @@ class _FromForward(nn.Module):
         for name, past in held.items():
             x = given[name]
             is_new = ((token >= 0) & (token < T)).reshape(B, 2 * S, *[1] * (x.ndim - 2))
+            if self._named[name].ids is not None:
+                past = _joined(past)
             both = torch.where(is_new, x[row, token.clamp(0, T - 1)], torch.cat([past, past], 1).to(x.dtype))
             halves[0][name] = both[:, :S]
             halves[1][name] = both[:, S:]
-            held[name] = _where(complete, both[:, S:], both[:, :S]).float()
+            kept = _where(complete, both[:, S:], both[:, :S])
+            held[name] = kept if self._named[name].ids is None else _halves(kept)
         bare = not isinstance(inputs, Mapping)
         begin = positions[:, :1].clamp(min=0) - first + torch.arange(S)
         before = memory[: len(self._shapes)]
@@ -175,6 +183,23 @@ class _FromForward(nn.Module):
                     "`torch.cat([mem, new], 1)`."
                 )
         return y, [x[:, x.shape[1] - shape[0] :] for x, shape in zip(news, self._shapes, strict=True)]
+
+
+HALF = 1024  # float16 holds whole numbers up to 2,048, and so ids up to two million as two numbers
+
+
+def _held_sizes(each: Input) -> tuple[int, ...]:
+    """The sizes of a token of an input in the memory."""
+    return each.sizes if each.ids is None else (*each.sizes, 2)
+
+
+def _halves(ids: Tensor) -> Tensor:
+    """Ids as two numbers [..., 2] that every memory precision holds exactly."""
+    return torch.stack([ids // HALF, ids % HALF], dim=-1).float()
+
+
+def _joined(halves: Tensor) -> Tensor:
+    return halves[..., 0] * HALF + halves[..., 1]
 
 
 def _where(row: Tensor, yes: Tensor, no: Tensor) -> Tensor:

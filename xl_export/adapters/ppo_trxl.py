@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,13 @@ def from_ppo_trxl(agent: Any, memory_length: int) -> nn.Module:
     `max_episode_steps`; a longer episode goes on with the last one.
     """
     return Trxl(agent, memory_length)
+
+
+def _squeezed(x: Tensor, axis: int = 1) -> Tensor:
+    """Without its axis of time. CleanRL removes all axes of size 1, so also that of a batch of one row, which
+    it then puts back; a graph for any number of rows cannot do so.
+    """
+    return torch.squeeze(x, axis)
 
 
 class Trxl(nn.Module):
@@ -48,7 +56,8 @@ class Trxl(nn.Module):
             indices = torch.where(age <= p, p - age, p - age + M).clamp(max=agent.max_episode_steps - 1)
             mask = age <= p.clamp(max=M - 1)
             x = agent.encoder(x.permute(0, 3, 1, 2) / 255.0 if len(agent.obs_shape) > 1 else x)
-            x, new = agent.transformer(x, window, mask, indices)
+            with mock.patch.object(Tensor, "squeeze", _squeezed):
+                x, new = agent.transformer(x, window, mask, indices)
             x = agent.hidden_post_trxl(x)
             window = torch.cat([window[:, 1:], new[:, None]], 1)
             for number, branch in enumerate(agent.actor_branches):

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from runtimes.base.errors import ConfigError
 from xl_export.adapters.from_forward import from_forward
 from xl_export.tracing.module import Sizes
 
@@ -15,8 +16,13 @@ def from_recurrent_memory(model: Any) -> nn.Module:
 
     The memory moves when `seq_len` tokens are complete, as in `RecurrentMemoryTransformerWrapper.generate`.
     Trace it with `MemoryRule(mem_len=model.seq_len, segment=…)`, with a segment up to `seq_len`, and
-    `without={"padding"}`.
+    `without={"padding"}`. Raises ConfigError for a model without `always_have_read_memories`.
     """
+    if not model.always_have_read_memories:
+        raise ConfigError(
+            "the model has always_have_read_memories=False, so its first segment reads no memories, and a "
+            "step always reads some; give a model that was trained with always_have_read_memories=True."
+        )
     head = model.layers[0][0].branch
     memory: list[tuple[int, ...]] = [(model.num_memory_tokens, model.memory_tokens.shape[1])]
     if model.use_xl_memories:

@@ -142,8 +142,8 @@ ALL = slice(None)
 class _Streams:
     """Feeds random texts to a module.
 
-    before [rows, P] are whole segments that fill the memory and pass the end of a ring. `full` is the memory
-    after them. tokens [rows, 2 T + 1] follow, from position P on.
+    before [rows, P] are whole segments that fill the memory, move it, and pass the end of a ring. `full` is
+    the memory after them. tokens [rows, 2 T + 1] follow, from position P on.
     """
 
     def __init__(self, step: ModuleStep, rule: MemoryRule, form: AnyForm, *, rows: int = ROWS) -> None:
@@ -154,7 +154,7 @@ class _Streams:
         self.rows = rows
         self.name = step.name
         T = rule.segment
-        count = math.ceil((rule.mem_len + 2 * T) / T)
+        count = math.ceil((max(rule.mem_len, step.moves_every or 0) + 2 * T) / T)
         text = self.random_text(rows, count * T + 2 * T + 1)
         self.before = text[ALL, : count * T]
         self.tokens = text[ALL, count * T :]
@@ -451,9 +451,12 @@ def _padding(streams: _Streams) -> None:
 def _cuts_agree(streams: _Streams) -> None:
     """Under same-length, a text in segments and token by token has the same answers, from 0 on and later."""
     N = len(streams.tokens)
+    cuts = [streams.cut(N), [1, *streams.cut(N - 1)]]
+    if streams.step_of.moves_every and streams.rule.segment == 1:  # the original project feeds whole segments
+        cuts = [[2, 1], [1, 2]]
     for memory, first in ((None, 0), (streams.full, streams.follows)):
         ones, _ = streams.feed(streams.tokens, [1] * N, memory, first)
-        for lengths in (streams.cut(N), [1, *streams.cut(N - 1)]):
+        for lengths in cuts:
             segments, _ = streams.feed(streams.tokens, lengths, memory, first)
             streams.refuse_difference(
                 segments,
