@@ -183,7 +183,13 @@ def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) ->
             if lowest < 0 or highest >= tensor.ids:
                 outside = highest if highest >= tensor.ids else lowest
                 raise StreamError(f"{tensor.name} has the id {outside}; expected 0 to {tensor.ids - 1}.")
-        arrays[tensor.name] = np.ascontiguousarray(array, tensor.dtype)
+        with np.errstate(over="ignore"):
+            arrays[tensor.name] = np.ascontiguousarray(array, tensor.dtype)
+        if tensor.ids is None and not np.isfinite(arrays[tensor.name]).all():
+            raise StreamError(
+                f"{tensor.name} has a number that is not finite in float32, and every later answer of the "
+                "stream would be NaN; replace it, or leave the step out."
+            )
     assert segment is not None, "`refuse_signature` demands an input with a value for each token"
     _refuse_unfit(session, memory, memory.batch, segment)
     return arrays

@@ -158,7 +158,9 @@ class Memory:
         return self.positions.base is whole.positions and self._unsure.base is whole._unsure
 
     def objects(self) -> list[object]:
-        """All that a caller may exchange, in a fixed order. What is the same object was checked before."""
+        """All that a caller may exchange, in a fixed order. Objects that were there at the last step need no
+        check.
+        """
         tensors = self.tensors if isinstance(self.tensors, dict) else {}
         own = [self.positions, self.owner, self._unsure, *tensors, *tensors.values()]
         return own if self.whole is None else own + self.whole.objects()

@@ -237,7 +237,7 @@ class GraphSession(ABC):
                 inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
                 axes["rows"] = len(inputs["logit_rows"])
         outputs = {x.name: np.empty(x.sizes(**axes), x.dtype) for x in spec.signature[1]}
-        return Step(self, given, inputs, outputs, memory, lengths, logits_of)
+        return Step(self, given, inputs, outputs, memory, lengths, logits_of, length=length)
 
     def _run_whole(
         self,
@@ -308,12 +308,14 @@ class Step:
         memory: Memory,
         lengths: np.ndarray | None,
         logits_of: Positions,
+        *,
+        length: int,
     ) -> None:
         spec = session.spec
         #: How many tokens of each row are not padding, int64 [B]; None if all are.
         self.lengths = lengths
         #: Tokens of each row.
-        self.length = next(inputs[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
+        self.length = length
         #: By how many tokens each row advances, int64 [B].
         self.counts = np.full(memory.batch, self.length) if lengths is None else lengths
         #: Whether the arrays are kept for the next step.
@@ -344,7 +346,7 @@ class Step:
             self._answers["logits"] = outputs["logits"].reshape(*shape, spec.model.vocab_size)
         elif logits_of == "last" and lengths is None:
             self._answers["logits"] = outputs["logits"][:, -1]
-        # What shows whether the numbers are finite, if these are always the same places.
+        # The outputs that `is_finite` checks; None if they differ from step to step.
         self._shown = self._last_outputs() if lengths is None and logits_of != "none" else None
 
     def repeats(
@@ -370,7 +372,10 @@ class Step:
                 lowest, highest = value_range(values)
                 if lowest < 0 or highest >= ids:
                     return False
-            array[...] = values
+            with np.errstate(over="ignore"):
+                array[...] = values
+            if ids is None and not _is_finite(array):
+                return False
         first, last = value_range(memory.positions)
         if first < -MAX_POSITION or last > MAX_POSITION or (first <= 0 and memory.unsure):
             return False

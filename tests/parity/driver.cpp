@@ -118,7 +118,7 @@ class Driver {
         if (number.text.find_first_of(".e") == std::string::npos)
           array.integers.push_back(number.integer(INT64_MIN, INT64_MAX));
         else
-          array.floats.push_back(std::stof(number.text));
+          array.floats.push_back(std::strtof(number.text.c_str(), nullptr));
       }
     std::string outputs;
     for (const auto& [name, array] : session().step(fed, stream().memory))

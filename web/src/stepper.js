@@ -98,7 +98,15 @@ function checkedNumbers(given, name, ids) {
       `${name} is ${shown(given)}; expected ${wanted}, or an object of it and its shape.`,
     );
   }
-  if (ids === undefined) return new Float32Array(given); // a copy: the step may have to wait for others
+  if (ids === undefined) {
+    const numbers = new Float32Array(given); // a copy: the step may have to wait for others
+    if (!numbers.every(Number.isFinite))
+      throw new XLExportError(
+        `${name} has a number that is not finite, and every later answer of the stream would be NaN; ` +
+          "replace it, or leave the step out.",
+      );
+    return numbers;
+  }
   const outside = given.find((/** @type {any} */ id) => !Number.isInteger(Number(id)) || id < 0 || id >= ids);
   if (outside !== undefined)
     throw new XLExportError(`${name} has the id ${outside}; expected 0 to ${ids - 1}.`);

@@ -243,6 +243,10 @@ class Session {
         if (named.integers && (id < 0 || id >= named.ids))
           throw Error(Fault::stream, named.name + " has the id " + std::to_string(id) + "; expected 0 to " +
                                          std::to_string(named.ids - 1) + ".");
+      for (const float number : found->second.floats)
+        if (!named.integers && !std::isfinite(number))
+          throw Error(Fault::stream, named.name + " has a number that is not finite, and every later answer of "
+                                                  "the stream would be NaN; replace it, or leave the step out.");
       if (named.timed) length = values, known = true;
     }
     refuse_unfit(length, memory);

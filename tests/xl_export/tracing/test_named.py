@@ -174,7 +174,7 @@ def test_a_row_restarts_clean_although_only_ids_come_out(module_artefact: Callab
     draw = np.random.default_rng(0)
     clean = draw.standard_normal((1, T, 4), np.float32)
     memory = session.start(1)
-    session.step(np.full((1, T, 4), np.nan), memory)
+    session.step(np.full((1, T, 4), 3e38, np.float32), memory)
     memory.positions[:] = 0
     outputs = [session.step(clean, each)[0].tolist() for each in (memory, session.start(1))]
     assert outputs[0] == outputs[1]
@@ -255,6 +255,8 @@ WRONG: list[tuple[Any, str]] = [
     (observed(1, 2) | {"previous": np.zeros((1, 3), int)}, r"previous is .*\[1, 3\]; expected .*\[1, 2\]"),
     (observed(1, 2) | {"previous": np.full((1, 2), 3)}, "previous has the id 3; expected 0 to 2"),
     (observed(1, 2) | {"goal": np.full((1, 2), "x")}, "goal is"),
+    (observed(1, 2) | {"goal": np.array([[0, np.nan]])}, "goal has a number that is not finite in float32"),
+    (observed(1, 2) | {"goal": np.array([[0, 1e39]])}, "goal has a number that is not finite in float32"),
     (observed(2, 2), r"observation is .*\[2, 2, 5\]; expected .*\[1, "),
     (observed(1, T + 1), "the segment has 5 tokens"),
     (observed(1, 0), "the segment has 0 tokens"),
@@ -272,6 +274,12 @@ def test_inputs_that_do_not_fit_leave_the_memory_alone(policy: Path, inputs: Any
     with pytest.raises(UserError, match="only the step of a language model takes them"):
         session.step(observed(1, 2), memory, lengths=np.array([1]))
     assert memory.positions.tolist() == [0]
+    assert all(np.array_equal(memory.tensors[name], x) for name, x in before.tensors.items())
+    for _ in range(2):  # the next step of this kind fills kept arrays
+        session.step(observed(1, 2), memory)
+    before = memory.copy()
+    with pytest.raises(UserError, match=message):
+        session.step(inputs, memory)
     assert all(np.array_equal(memory.tensors[name], x) for name, x in before.tensors.items())
 
 
