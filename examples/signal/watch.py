@@ -2,8 +2,8 @@
 
     python stream.py --faults | python watch.py ARTEFACT STREAM [--threshold NATS]
 
-It reads a sample per line and prints the surprising ones. At the end it saves the stream to the file STREAM,
-and the next call continues from there, bit by bit as if it had never stopped.
+It reads a sample per line and prints the surprising ones. At the end, or at Ctrl-C, it saves the stream to
+the file STREAM, and the next call continues from there, bit by bit as if it had never stopped.
 """
 
 import argparse
@@ -24,11 +24,15 @@ given = parser.parse_args()
 session = runtimes.open_session(given.artefact, threads=1)
 (channels,) = session.spec.inputs[0].shape[2:]
 memory = runtimes.load_memory(given.stream, session) if given.stream.exists() else session.start(1)
-for line in sys.stdin:
-    sample = np.array(line.split()[:channels], np.float32)
-    at = memory.positions[0]
-    outputs, memory = session.step({"sample": sample[None, None]}, memory)
-    surprise = outputs["surprise"].item()
-    if given.all or surprise > given.threshold:
-        print(f"sample {at}: {surprise:.6g} nats", flush=True)
-runtimes.save_memory(memory, given.stream)
+try:
+    for line in filter(str.strip, sys.stdin):
+        sample = np.array(line.split()[:channels], np.float32)
+        at = memory.positions[0]
+        outputs, memory = session.step({"sample": sample[None, None]}, memory)
+        surprise = outputs["surprise"].item()
+        if given.all or surprise > given.threshold:
+            print(f"sample {at}: {surprise:.6g} nats", flush=True)
+except KeyboardInterrupt:
+    pass
+finally:
+    runtimes.save_memory(memory, given.stream)
