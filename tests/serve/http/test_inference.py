@@ -1,8 +1,9 @@
-"""The Open Inference Protocol: sequences of a step that is no language model."""
+"""The Open Inference Protocol: sequences of models with named inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from runtimes import Session, open_session
 from tests.serve.http.conftest import Running, running, sources
 from tests.steps import observed
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.http import inference
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
 from xl_export.serve.streams.facts import StoreSettings
@@ -93,6 +96,32 @@ def test_a_sequence_is_a_stream(server: Running, session: Session) -> None:
     for name in (fork, state["stream"]):
         server.client.delete(f"{server.at}/v1/streams/{name}")
     assert asked(server, listed(inputs), parameters={"sequence_id": 9}).status_code == 400
+
+
+def test_a_later_step_makes_no_new_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = listed(observed(1, 1, 0))
+    asked(server, inputs, parameters={"sequence_id": 1, "sequence_start": True})
+    monkeypatch.setattr(StreamState, "begin", None)
+    assert asked(server, inputs, parameters={"sequence_id": 1, "sequence_end": True}).is_success
+
+
+def test_sequences_of_a_replaced_artefact_stay_apart(
+    policy: Path, module_artefact: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The same sequence begins again after a reload; deleting its stream keeps the earlier one."""
+    images = {"input": np.zeros((1, 1, 2, 4, 4), np.float32)}
+    start = {"sequence_id": 1, "sequence_start": True}
+    served = shutil.copytree(policy, tmp_path / "served")
+    with running(sources(("policy", served))) as server:
+        before = asked(server, listed(observed(1, 2, 0)), parameters=start).json()["parameters"]["stream"]
+        shutil.rmtree(served)
+        shutil.copytree(module_artefact("frames"), served)
+        assert server.post("/admin/models/policy/reload").is_success
+        refused = asked(server, listed(images), parameters={"sequence_id": 1})
+        assert "or the model has been replaced" in refused.json()["error"]
+        after = asked(server, listed(images), parameters=start).json()["parameters"]["stream"]
+        server.client.delete(f"{server.at}/v1/streams/{after}")
+        assert [each["id"] for each in server.get("/v1/streams").json()["data"]] == [before]
 
 
 def test_sequences_are_bounded_like_streams(server: Running) -> None:
@@ -185,6 +214,13 @@ def test_what_does_not_fit_is_refused(server: Running, inputs: list[dict[str, An
     assert server.get("/v1/streams").json()["data"] == []
 
 
+def test_the_axes_of_a_shape_are_counted_first(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "math", None)  # a product would fail
+    answer = asked(server, refused_step(shape=[1] * 100), parameters={"sequence_id": 1})
+    assert answer.status_code == 400
+    assert "which do not make the shape" in answer.json()["error"]
+
+
 def test_requests_that_cannot_be_served_are_refused(server: Running) -> None:
     inputs = listed(observed(1, 1, 0))
     start = {"sequence_id": 1, "sequence_start": True}
@@ -196,6 +232,7 @@ def test_requests_that_cannot_be_served_are_refused(server: Running) -> None:
             {"parameters": start, "outputs": [{"name": "x"}]},
             "the model has no output 'x'; expected some of action",
         ),
+        ({"parameters": start | {"position": 7}}, "position is 7 with sequence_start, which begins at 0"),
         ({"parameters": start | {"priority": 1}}, "the field 'priority' of parameters is not known"),
     ):
         answer = asked(server, inputs, **fields)

@@ -520,5 +520,8 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "policy": (Policy, {"without": {"padding"}}),
     "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
     "signs": (_overflowing, {}),  # large inputs overflow
+    # It keeps every promise, although its author declines some; its outputs stay finite when its memory
+    # overflows.
+    "frames": (Frames, {"without": {"padding", "cuts", "rows", "unequal"}}),
 }
 """Modules that several files of tests use as artefacts, and options of `trace`."""

@@ -34,11 +34,8 @@ Inputs = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A module that keeps every promise, although its author declines some."""
-    without = {"padding", "cuts", "rows", "unequal"}
-    folder = tmp_path_factory.mktemp("named") / "frames"
-    return trace(modules.Frames(), folder, rule=RULE, without=without)  # type: ignore[arg-type]
+def frames(module_artefact: Callable[[str], Path]) -> Path:
+    return module_artefact("frames")
 
 
 @pytest.fixture(scope="module")

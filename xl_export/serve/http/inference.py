@@ -1,4 +1,4 @@
-"""`/v2`: the Open Inference Protocol for models that are no language models. A sequence is a stream.
+"""`/v2`: the Open Inference Protocol for models with named inputs. A sequence is a stream.
 
 Arrays are in JSON, or in the binary form of the clients of Triton Inference Server: first the JSON, whose
 length is in the header `Inference-Header-Content-Length`, and then the bytes of each array.
@@ -25,6 +25,7 @@ from xl_export.serve.http.base.endpoint import BINARY, Endpoint, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.steps import as_numbers
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.status import Ready, ready
@@ -132,7 +133,7 @@ class TensorMetadata(TypedDict):
 
 
 class ModelMetadata(TypedDict):
-    """A model that is no language model."""
+    """A model with named inputs."""
 
     name: Annotated[str, doc("The name of the model.")]
     platform: Annotated[str, doc("What computes it.")]
@@ -212,8 +213,9 @@ def _array(given: InputArray, content: memoryview) -> np.ndarray:
             f"follow; expected {dtype.itemsize} for each number.",
             param="inputs",
         )
-    shaped = array.size == math.prod(given.shape) and min(given.shape, default=1) > 0
-    if array.dtype.kind not in "fiu" or not shaped or len(given.shape) > MAX_AXES:
+    # The axes are counted first: the product of a long list takes minutes.
+    shaped = len(given.shape) <= MAX_AXES and min(given.shape, default=1) > 0
+    if array.dtype.kind not in "fiu" or not shaped or array.size != math.prod(given.shape):
         raise RefusedError(
             f"{name} has {array.size} numbers of the type {array.dtype}, which do not make the shape "
             f"{given.shape!s:.80}; give {given.datatype} in that shape.",
@@ -264,7 +266,7 @@ async def infer(exchange: Exchange, asked: Inference) -> None:
             param="outputs",
         )
     parameters = body.parameters
-    name = _stream(exchange.tenant.name, model.name, parameters.sequence_id)
+    name = _stream(exchange.tenant.name, model, parameters.sequence_id)
     work = StreamWork(model, exchange.tenant.name, exchange.server.limits)
 
     async def run() -> None:
@@ -318,15 +320,15 @@ def _encoded(
     return head, b"".join(contents)
 
 
-def _stream(tenant: str, model: str, sequence: int | str) -> str:
-    """The name of the stream of a sequence, which no other tenant or model has."""
+def _stream(tenant: str, model: Model, sequence: int | str) -> str:
+    """The name of the stream of a sequence, which no other tenant, model or artefact has."""
     if sequence in (0, "") or len(str(sequence)) > LONGEST_ID:
         raise RefusedError(
             f"sequence_id is {sequence!r:.40}; expected a number other than 0, or a name of at most "
             f"{LONGEST_ID} characters, because each step continues the memory of a sequence.",
             param="sequence_id",
         )
-    named = msgspec.json.encode([tenant, model, sequence])
+    named = msgspec.json.encode([tenant, model.name, model.session.identity, sequence])
     return f"sequence-{hashlib.sha256(named).hexdigest()[:24]}"
 
 
@@ -366,7 +368,7 @@ ENDPOINTS = [
         method="GET",
         path=MODEL,
         handler=metadata,
-        summary="The inputs and outputs of a model that is no language model.",
+        summary="The inputs and outputs of a model with named inputs.",
         answer=ModelMetadata,
         refused=(400, 404, 503),
         plain_errors=True,

@@ -39,7 +39,7 @@ from xl_export.serve.streams.unserved import Holds
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
-# What a step that is no language model has been fed when its stream is created.
+# What a stream of a model with named inputs has been fed when it is created.
 NOTHING_FED: Document = {
     "object": "stream.append",
     "total_bits": 0.0,
@@ -171,7 +171,7 @@ class StreamWork:
             }
 
     async def step(self, name: str, inputs: Mapping[str, Any], position: int | None = None) -> Document:
-        """Computes one step of a stream whose model is no language model; the outputs are arrays."""
+        """Computes one step of a stream whose model has named inputs; the outputs are arrays."""
         engine = self._model.steps
         with self._operation(name, position) as operation:
             outputs, state, fed = await engine.step(inputs, await self._state(operation), self.tenant)
@@ -190,25 +190,30 @@ class StreamWork:
         and is made if there is none. end: whether it is deleted afterwards.
         """
         engine = self._model.steps
-        begin = StreamState.begin(self._model.session)
+        if start and position:
+            raise RefusedError(
+                f"position is {position} with sequence_start, which begins at 0; leave one of them out.",
+                param="position",
+            )
         try:
             self._store.facts(name, self.tenant)
         except NoStreamError:
             if not start:
                 raise RefusedError(
-                    "the sequence has no stream here: it never began, or it has ended; send sequence_start "
-                    "with its first request.",
+                    "the sequence has no stream here: it never began, it has ended, or the model has been "
+                    "replaced; send sequence_start with its first request.",
                     param="sequence_id",
                 ) from None
             with self._store.unwritten.one(self.tenant):
                 self._store.refuse_more(self.tenant)
-                outputs, state, _ = await engine.step(inputs, begin, self.tenant)
+                begun = StreamState.begin(self._model.session)
+                outputs, state, _ = await engine.step(inputs, begun, self.tenant)
                 self._refuse_left()
                 if not end:
                     await DISK.run(self.tenant, self._store.create, self.tenant, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
-                before = begin if start else await self._state(operation)
+                before = StreamState.begin(self._model.session) if start else await self._state(operation)
                 outputs, state, fed = await engine.step(inputs, before, self.tenant)
                 self._refuse_left()
                 if end:
