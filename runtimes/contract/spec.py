@@ -234,14 +234,27 @@ class Spec:
         return bytes_saved(self.model, self.rule, self.form, self.state_dtype)
 
 
+class NoLanguageModelError(StreamError):
+    """The artefact has named inputs, and was used as a language model."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(step)
+        #: What its step reads and returns.
+        self.step = step
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step}; use `session.step`, or /v1/streams/ID/step of a server, because everything else "
+            "needs token ids in and logits of the next token out."
+        )
+
+
 def refuse_no_language_model(spec: Spec) -> None:
-    """Raises StreamError unless the step of an artefact is a language model's."""
+    """Raises NoLanguageModelError unless the step of an artefact is a language model's."""
     if not spec.language_model:
         inputs, outputs = (_names(tensors) for tensors in spec.signature)
-        raise StreamError(
-            f"this artefact is no language model: its step reads {inputs} and returns {outputs}; use "
-            "`session.step`, or /v1/streams/ID/step of a server, because everything else needs token ids in "
-            "and logits of the next token out."
+        raise NoLanguageModelError(
+            f"this artefact is no language model: its step reads {inputs} and returns {outputs}"
         )
 
 

@@ -1,10 +1,10 @@
-"""Streams of a step that is no language model: named arrays as JSON and as safetensors."""
+"""Streams of models with named inputs: arrays as JSON and as safetensors."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from runtimes import Session, open_session
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.streams.conftest import LIMITS, created, restored
 from tests.steps import observed
-from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.workers import finished
+from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult, step_body
 from xl_export.serve.streams.files import JOURNAL_BYTES
 
 FILE = {"content-type": SAFETENSORS}
@@ -110,6 +112,26 @@ def test_a_step_that_overflows_leaves_the_stream(server: Running) -> None:
     assert stream.post("step", {"inputs": inputs})["stream"]["position"] == 1
 
 
+def test_a_memory_that_overflows_is_refused_despite_finite_outputs(
+    module_artefact: Callable[[str], Path],
+) -> None:
+    from tests.xl_export.tracing.modules import Frames
+
+    with running(sources(("frames", module_artefact("frames"))), limits=LIMITS) as server:
+        stream = created(server)
+        inputs = 3e38 * Frames().encoder.weight[:1, None].sign().detach().numpy()  # all terms add up
+        answer = server.post(f"{stream.path}/step", save({"input": inputs}), headers=FILE)
+        assert answer.status_code == 400
+        assert "the step has made numbers that are not finite" in answer.json()["error"]["message"]
+        assert server.get(stream.path).json()["position"] == 0
+
+
+def test_a_safetensors_file_of_too_many_arrays_is_refused() -> None:
+    body = bytearray(save({f"{number:020}": np.empty(0, np.float32) for number in range(3000)}))
+    with pytest.raises(RefusedError, match="which no request needs here"):
+        finished(step_body(body, FILE, LIMITS))
+
+
 def test_a_step_over_a_websocket_answers_as_over_http(server: Running) -> None:
     from websockets.sync.client import connect
 
@@ -138,18 +160,19 @@ def test_inputs_that_do_not_fit_leave_the_stream(server: Running) -> None:
         return message
 
     assert "the inputs are ['goal', 'observation', 'other'" in refused(other=1)
-    assert "observation is object [0]; expected float32 [1, tokens, 5]" in refused(observation=[[1], [1, 2]])
+    assert "observation is no array of numbers; give" in refused(observation=[[1], [1, 2]])
     assert "previous is float64 [1, 2]; expected int64 [1, 2]" in refused(previous=[[0.5, 1]])
     assert "previous has the id 3; expected 0 to 2" in refused(previous=[[0, 3]])
     assert "previous is object [1, 2]; expected int64 [1, 2]" in refused(previous=[[0, 1 << 70]])
     for wrong in ([["a", "b"]], [[0, None]], [[0, True]], [[0, [1]]], {"a": 1}, nested(20), nested(500)):
         assert "goal is no array of numbers" in refused(goal=wrong)
     for content, sentence in (
-        (b"\x05\0\0\0\0\0\0\0hello", "the body is not a readable file of tensors"),
-        (save(observed(1, 2, 0))[:-4], "the body is not a readable file of tensors"),
+        (b"", "the body is not a safetensors file of arrays of int64"),
+        (b"\x05\0\0\0\0\0\0\0hello", "the body is not a safetensors file"),
+        (save(observed(1, 2, 0))[:-4], "the body is not a safetensors file"),
         (save(observed(1, 2, 0), {"position": "x"}), "position is 'x'; expected a number"),
         (save(observed(1, 2, 0), {"position": "1" * 5000}), "expected a number"),
-        (save({"goal": np.zeros((1, 2))}), "the body is not a readable file of tensors"),
+        (save({"goal": np.zeros((1, 2))}), "the body is not a safetensors file"),
     ):
         answer = server.post(f"{stream.path}/step", content, headers=FILE)
         assert answer.status_code == 400
@@ -169,7 +192,9 @@ def test_what_needs_a_language_model_says_so(server: Running, keeping: Any) -> N
     ):
         answer = server.post(path, body)
         assert answer.status_code == 400
-        assert "this artefact is no language model: its step reads" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert "this artefact is no language model: its step reads" in message
+        assert message.endswith("; send its inputs to /v1/streams/ID/step.")
     assert server.get("/v1/models").json()["data"][0]["xl_export"]["vocabulary"] is None
     assert "xl_export_engine_steps_total" in server.get("/metrics").text
     with keeping(None) as language:

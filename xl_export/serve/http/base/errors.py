@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
+from runtimes.contract.spec import NoLanguageModelError
 from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.task import Ended
 from xl_export.serve.streams.facts import (
@@ -101,6 +102,8 @@ def refusal_of(error: RefusedError | UserError) -> RefusedError:
     """The answer to a request that ended with this error."""
     if isinstance(error, RefusedError):
         return error
+    if isinstance(error, NoLanguageModelError):
+        return RefusedError(f"{error.step}; send its inputs to /v1/streams/ID/step.")
     for kind, status, code, after in ANSWERS:
         if isinstance(error, kind):
             after = error.retry_after if isinstance(error, Busy) else after

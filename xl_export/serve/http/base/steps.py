@@ -1,6 +1,6 @@
-"""The engine of a step that is no language model: named arrays in, named arrays out, one stream at a time.
+"""The engine of a model with named inputs: named arrays in, named arrays out.
 
-A step is computed for its stream alone, so its outputs never depend on other streams or on the load.
+Each step runs one stream, so its outputs never depend on other streams or on the load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.checks import as_array
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import MAX_AXES, row_bytes
@@ -38,7 +37,10 @@ def as_numbers(name: str, given: Any) -> np.ndarray:
     for _ in range(MAX_AXES + 1):
         kinds = set(map(type, values))
         if kinds <= {int, float}:
-            return as_array(given)
+            try:
+                return np.asarray(given)
+            except ValueError:  # lists of unequal length
+                break
         if kinds != {list}:
             break
         values = list(itertools.chain.from_iterable(values))
@@ -124,7 +126,7 @@ class StepEngine:
         with np.errstate(over="ignore"):  # a number that float32 does not hold is refused below
             outputs, memory = self._session.step(inputs, memory)
             arrays = {name: array.astype(kinds[name]) for name, array in inputs.items()}
-        if memory.unsure and not all(np.isfinite(array).all() for array in memory.tensors.values()):
+        if not all(np.isfinite(array).all() for array in memory.tensors.values()):
             raise StreamError(
                 "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
                 "inputs, or train the model again."

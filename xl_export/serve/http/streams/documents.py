@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import numpy as np
 
-from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
+from runtimes.base.errors import ArtefactError
+from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing, Drawn, Fed, Likeliest, Reason
-from xl_export.serve.http.base.body import decoded
+from xl_export.serve.http.base.body import decoded, refuse_many_values
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
@@ -78,7 +79,7 @@ class RewindBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StepBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A step of a stream whose model is no language model."""
+    """A step of a stream whose model has named inputs."""
 
     inputs: Annotated[
         dict[str, Any],
@@ -91,7 +92,15 @@ def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> St
     """The body of a step, in JSON or as a file of safetensors, whose metadata may have the position."""
     if headers.get("content-type") != SAFETENSORS:
         return (yield from decoded(body, STEP, limits))
-    arrays, texts = tensors_in_bytes(body, Path("the body"))
+    header = body[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")]
+    yield from refuse_many_values(header, limits)
+    try:
+        arrays, texts = tensors_in_bytes(body, Path("the body"))
+    except ArtefactError as error:
+        raise RefusedError(
+            "the body is not a safetensors file of arrays of int64, float32, float16 or int8; send one that "
+            "has an array for each input."
+        ) from error
     position = texts.get("position")
     if position is not None and not (position.isdecimal() and len(position) <= LONGEST_NUMBER):
         raise RefusedError(f"position is {position!r:.40}; expected a number.", param="position")
