@@ -63,7 +63,7 @@ class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     text: Annotated[str | None, doc("A text that is fed next.")] = None
     tokens: Annotated[list[int] | None, doc("Token ids that are fed next.")] = None
     inputs: Annotated[
-        dict[str, Any] | None, doc("The inputs of a step that is no language model, as nested lists.")
+        dict[str, Any] | None, doc("The inputs of a model with named inputs, as nested lists.")
     ] = None
     score: Annotated[bool, doc("Whether the log-probability of each fed token is returned.")] = False
     max_tokens: Annotated[int, doc("How many tokens are drawn then, and fed.")] = 0

@@ -17,11 +17,11 @@ class StreamState:
 
     #: One row, owned by this state and never stepped: the engine copies it into a row.
     memory: Memory = field(repr=False)
-    #: float32 [V], of the token after the last one; None at the start of a stream, after a rewind, and if the
-    #: step is no language model.
+    #: float32 [V], of the token after the last one; None at the start of a stream, after a rewind, and for a
+    #: model with named inputs.
     logits: np.ndarray | None = field(repr=False)
     #: int64 [0..T + 1], the ids of the last fed tokens, the newest last: a decoder continues from them, and a
-    #: rewind feeds one of them again. Empty if the step is no language model.
+    #: rewind feeds one of them again. Empty for a model with named inputs.
     tail: np.ndarray = field(repr=False)
     #: One more than the highest stream position whose slot was ever written. Padding on the right is written
     #: too, so this may be more than `position`; it bounds how far the stream can be rewound.

@@ -60,7 +60,7 @@ class ModelFacts(TypedDict):
     mask: Annotated[str, doc("Which positions a token sees.")]
     vocabulary: Annotated[
         VocabularyFacts | None,
-        doc("What tokens are, and which are special; null if the model is no language model."),
+        doc("What tokens are, and which are special; null for a model with named inputs."),
     ]
     parameters: Annotated[int | None, doc("How many parameters the model has; null if unknown.")]
     precision: Annotated[str, doc("The number format of the weights.")]

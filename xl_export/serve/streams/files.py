@@ -53,7 +53,7 @@ NO_REFUSALS = (
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What one step of a model that is no language model was fed; its length is the number of tokens."""
+    """What one step of a model with named inputs was fed; its length is the number of tokens."""
 
     arrays: dict[str, np.ndarray]
     tokens: int

@@ -171,7 +171,7 @@ def _most_header_bytes(session: Session) -> int:
 
 
 def _logits_bytes(session: Session) -> int:
-    """The bytes of the logits of one token; 0 if the step is no language model."""
+    """The bytes of the logits of one token; 0 for a model with named inputs."""
     return 4 * session.vocab.size if is_language_model(session) else 0
 
 

@@ -120,7 +120,7 @@ class Model:
 
     @property
     def steps(self) -> StepEngine:
-        """The engine of a model that is no language model; raises RefusedError for any other."""
+        """The engine of a model with named inputs; raises RefusedError for a language model."""
         if not isinstance(self.engine, StepEngine):
             raise RefusedError(
                 f"{self.name} is a language model; send text or tokens to /v1/completions or /v1/streams."
