@@ -108,7 +108,7 @@ def test_a_step_that_overflows_leaves_the_stream(server: Running) -> None:
     inputs = lists(observed(1, 1, 0))
     answer = server.post(f"{stream.path}/step", {"inputs": inputs | {"observation": [[[1e39] * 5]]}})
     assert answer.status_code == 400
-    assert "the step has made numbers that are not finite" in answer.json()["error"]["message"]
+    assert "observation has a number that is not finite" in answer.json()["error"]["message"]
     assert stream.post("step", {"inputs": inputs})["stream"]["position"] == 1
 
 

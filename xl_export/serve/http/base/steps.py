@@ -123,9 +123,8 @@ class StepEngine:
         memory = Memory(before.positions.copy(), tensors, before.owner)
         memory.unsure = before.unsure
         kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
-        with np.errstate(over="ignore"):  # a number that float32 does not hold is refused below
-            outputs, memory = self._session.step(inputs, memory)
-            arrays = {name: array.astype(kinds[name]) for name, array in inputs.items()}
+        outputs, memory = self._session.step(inputs, memory)
+        arrays = {name: array.astype(kinds[name]) for name, array in inputs.items()}
         if not all(np.isfinite(array).all() for array in memory.tensors.values()):
             raise StreamError(
                 "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
