@@ -220,7 +220,7 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
     if segment > session.rule.segment:
         raise StreamError(
             f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
-            "feed them in several pieces, or export it with a larger --segment."
+            "feed them in several pieces, or export it with a larger segment."
         )
     if session.spec is None:
         return

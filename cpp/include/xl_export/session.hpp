@@ -181,7 +181,7 @@ class Session {
     if (length < 1 || length > static_cast<std::size_t>(spec().segment))
       throw Error(Fault::stream, "the segment has " + std::to_string(length) +
                                      " tokens; this artefact takes 1 to " + std::to_string(spec().segment) +
-                                     ": feed them in several pieces, or export it with a larger --segment.");
+                                     ": feed them in several pieces, or export it with a larger segment.");
     const auto segment = static_cast<std::size_t>(spec().segment);
     if (spec().fixed_rows && (memory.batch() != spec().fixed_rows || length != segment))
       throw Error(Fault::stream, "the step has " + std::to_string(batch) + " rows of " + std::to_string(length) +

@@ -333,7 +333,8 @@ def _stream(tenant: str, model: Model, sequence: int | str) -> str:
 
 
 def _tensor(spec: Spec, tensor: TensorSpec) -> TensorMetadata:
-    tokens = -1 if spec.fixed_rows is None else spec.rule.segment
+    T = spec.rule.segment
+    tokens = -1 if spec.fixed_rows is None and T > 1 else T
     shape = list(tensor.sizes(batch=1, tokens=tokens))
     return {"name": tensor.name, "datatype": NAMES[np.dtype(tensor.dtype)], "shape": shape}
 
