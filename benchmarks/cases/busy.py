@@ -181,6 +181,7 @@ CASE = Case(
     run=run,
     keys=("others", "side", "precision"),
     columns=(
+        Column("size", lambda row, run: run.document["config"]),
         Column("other processes", whole("others")),
         Column("threads", words("side")),
         Column("mean, ms", lambda row, run: number(row["mean"])),
@@ -195,5 +196,5 @@ CASE = Case(
         repeats_option,
         option("--precision", "The precision of the weights.", default="int8-stored", show_default=True),
     ),
-    published=lambda history: [history.newest("busy", "tales")],
+    published=lambda history: [history.newest("busy", size) for size in ("tales", "enwik8-base")],
 )

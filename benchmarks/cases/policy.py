@@ -367,4 +367,5 @@ CASE = Case(
     ),
     notes=_notes,
     options=(config_option, repeats_option, mem_len_option),
+    published=lambda history: [run for run in history.runs if run.document["case"] == "policy"][-1:],
 )
