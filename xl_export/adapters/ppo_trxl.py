@@ -23,8 +23,8 @@ def from_ppo_trxl(agent: Any, memory_length: int) -> nn.Module:
 
 
 def _squeezed(x: Tensor, axis: int = 1) -> Tensor:
-    """Without its axis of time. CleanRL removes all axes of size 1, so also that of a batch of one row, which
-    it then puts back; a graph for any number of rows cannot do so.
+    """Without its axis of time. CleanRL removes every axis of size 1. From a batch of one row it removes too
+    many, and puts one back; a graph for any number of rows cannot do so.
     """
     return torch.squeeze(x, axis)
 

@@ -452,6 +452,14 @@ def _cuts_agree(streams: _Streams) -> None:
     """Under same-length, a text in segments and token by token has the same answers, from 0 on and later."""
     N = len(streams.tokens)
     cuts = [streams.cut(N), [1, *streams.cut(N - 1)]]
+    mend = (
+        "show every token the M tokens before it and no others, in the segment too, or give a rule with "
+        'mask="full", or with segment=1 for a step of one token'
+    )
+    if streams.step_of.moves_every:
+        mend = (
+            "let a token use the earlier tokens of its segment in the same way from the memory and the step"
+        )
     if streams.step_of.moves_every and streams.rule.segment == 1:  # the original project feeds whole segments
         cuts = [[2, 1], [1, 2]]
     for memory, first in ((None, 0), (streams.full, streams.follows)):
@@ -462,8 +470,7 @@ def _cuts_agree(streams: _Streams) -> None:
                 segments,
                 ones,
                 what="in segments and token by token",
-                mend="show every token the M tokens before it and no others, in the segment too, or give a "
-                'rule with mask="full", or with segment=1 for a step of one token',
+                mend=mend,
             )
 
 
