@@ -281,7 +281,7 @@ def test_a_step_that_shifts_its_own_tokens_is_refused(tmp_path: Path) -> None:
             return x + F.pad(x, (0, 0, 1, 0))[:, :-1] + memory[0][:, None], [after]
 
     rule = MemoryRule(mem_len=4, segment=1)
-    with pytest.raises(UserError, match="in segments and token by token.*let a token use the earlier"):
+    with pytest.raises(UserError, match=r"in segments and token by token.*let a token use the earlier"):
         xl_export.trace(Shifted(), tmp_path / "a", rule=rule, without={"padding"})
 
 

@@ -457,11 +457,9 @@ def _cuts_agree(streams: _Streams) -> None:
         'mask="full", or with segment=1 for a step of one token'
     )
     if streams.step_of.moves_every:
-        mend = (
-            "let a token use the earlier tokens of its segment in the same way from the memory and the step"
-        )
-    if streams.step_of.moves_every and streams.rule.segment == 1:  # the original project feeds whole segments
-        cuts = [[2, 1], [1, 2]]
+        mend = "let a token use the earlier tokens of its segment alike, from the memory and from the step"
+        if streams.rule.segment == 1:  # the original project feeds whole segments
+            cuts = [[2, 1], [1, 2]]
     for memory, first in ((None, 0), (streams.full, streams.follows)):
         ones, _ = streams.feed(streams.tokens, [1] * N, memory, first)
         for lengths in cuts:
