@@ -75,7 +75,7 @@ def tensors_in(stream: BinaryIO, path: Path) -> tuple[dict[str, np.ndarray], dic
     size = _size(header, os.fstat(stream.fileno()).st_size - begin, path)
     data = memoryview(stream.read(size))
     if len(data) != size or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
-        raise _damaged(path, "its numbers are not those of its SHA-256")
+        raise _damaged(path, "its numbers do not match its SHA-256")
     return _arrays(header, data), metadata
 
 

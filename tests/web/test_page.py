@@ -302,7 +302,7 @@ def test_a_visitor_finds_a_text_and_is_surprised_by_others(open_page: Open) -> N
     page.page.click("#surprise")
     page.until("!page.work.running && page.work.stream.ids.length === 201")
     assert page.do("page.work.stream.text") != found
-    assert page.do("page.work.streams.all.length") == 1, "it replaces a text that nobody typed in"
+    assert page.do("page.work.streams.all.length") == 1, "it replaces a text that was never edited"
 
 
 @worker_only
@@ -386,7 +386,7 @@ def test_escape_stops_where_the_server_is(kept: Running, page: Page) -> None:
 
 
 @server_only
-def test_a_stream_that_nobody_typed_in_or_renamed_is_deleted(kept: Running, open_page: Open) -> None:
+def test_a_stream_that_was_never_used_is_deleted(kept: Running, open_page: Open) -> None:
     named, other = (open_page(link=link) for link in ("text=The cat&tokens=5&seed=1", ""))
     assert other.do("page.work.stream.ids.length") > 100
     ids = [page.do("page.work.stream.handle.id") for page in (named, other)]

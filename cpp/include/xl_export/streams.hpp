@@ -66,7 +66,7 @@ class StreamFile {
     const json::Value& metadata = header.at("__metadata__");
     if (metadata.at("format").string() != stream_format) throw json::Value::wrong("it holds no streams");
     if (metadata.at("sha256").string() != sha256(bytes.data() + begin_, bytes.size() - begin_))
-      throw json::Value::wrong("its numbers are not those of its SHA-256");
+      throw json::Value::wrong("its numbers do not match its SHA-256");
     owner_ = metadata.at("owner").string();
     for (std::size_t index = 0; index < header.keys.size(); ++index)
       if (header.keys[index] != "__metadata__") add(header.keys[index], header.items[index]);

@@ -196,7 +196,7 @@ def test_any_reader_and_writer_of_safetensors_will_do(path: Path, session: Sessi
         ({}, None),
         ({"owner": "0" * 64}, "holds the memory of artefact 000000000000"),
         ({"format": "another"}, "holds no stream memory"),
-        ({"sha256": "0" * 64}, "its numbers are not those of its SHA-256"),
+        ({"sha256": "0" * 64}, "its numbers do not match its SHA-256"),
     ):
         facts = header["__metadata__"] | {"sha256": hashlib.sha256(data).hexdigest()} | change
         path.write_bytes(joined({"__metadata__": facts, **other}, data))

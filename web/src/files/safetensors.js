@@ -79,7 +79,7 @@ export async function readTensors(file, where) {
     at = end;
   }
   if (at !== numbers.length || (await sha256(numbers)) !== metadata.sha256) {
-    throw damaged("its numbers are not those of its SHA-256");
+    throw damaged("its numbers do not match its SHA-256");
   }
   return { arrays, metadata };
 }
