@@ -1,6 +1,6 @@
 """What a single token asks of a GPU, counted: ONNX Runtime's real CUDA provider over stub libraries.
 
-`python -m tests.cuda.counts` writes the table of docs/guides/devices.md again.
+`python -m tests.cuda.counts` writes the table of counts.md again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests.cuda.stubs import Event, Stubs, load_all
 
 LAYERS = 2
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "devices.md"
+DOCUMENT = Path(__file__).with_name("counts.md")
 BEGIN = "<!-- counted: python -m tests.cuda.counts -->\n"
 END = "<!-- end of counted -->"
 # The options of `xl-export export` that matter to a GPU.
