@@ -28,7 +28,6 @@ from benchmarks.case import (
     option,
     repeats_option,
     whole,
-    words,
 )
 from benchmarks.configs import BenchmarkConfig, checked_repeats
 from benchmarks.models import random_weights, write_run
@@ -153,11 +152,9 @@ def _refuse_different(sessions: Mapping[str, Session]) -> None:
 
 
 def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:
-    """Cells with a time of the default, divided by the better of one thread and all threads."""
+    """Cells with a time of the default divided by the better of one thread and all threads."""
 
     def cell(row: Figures, measured: Measured) -> str:
-        if row["side"] != DEFAULT:
-            return ""
         fixed = [
             other[name]
             for other in measured.rows
@@ -170,8 +167,8 @@ def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:
 
 def _notes(lines: Sequence[Line]) -> list[str]:
     return [
-        "Wall-clock time of one token. Sessions were opened on the idle machine. *Of the better* divides "
-        "the default by the better of one thread and all threads in the same state."
+        "Wall-clock time of one token with the default number of threads. Sessions were opened on the idle "
+        "machine. *Of the better* divides by the better of one thread and all threads in the same state."
     ]
 
 
@@ -183,7 +180,6 @@ CASE = Case(
     columns=(
         Column("size", lambda row, run: run.document["config"]),
         Column("other processes", whole("others")),
-        Column("threads", words("side")),
         Column("mean, ms", lambda row, run: number(row["mean"])),
         Column("median, ms", lambda row, run: number(row["median"])),
         Column("p99, ms", lambda row, run: number(row["p99"])),
@@ -191,6 +187,7 @@ CASE = Case(
         Column("p99 of the better", _against_the_better("p99")),
     ),
     notes=_notes,
+    summarized=lambda lines: [line for line in lines if line.row["side"] == DEFAULT],
     options=(
         config_option,
         repeats_option,
