@@ -1,9 +1,10 @@
-/** Feeds tokens of any number to a stream, in segments. */
-import { refuseStopped } from "./errors.js";
-import { pauses } from "./pause.js";
+/** Feeds tokens of any number to a stream, in segments; and how surprising each of them was. */
+import { XLExportError, refuseStopped, shown } from "./errors.js";
+import { logSumExp } from "./text/sampler.js";
 
 const FIRST = 16; // tokens of the first segment of a long text, from which its speed is known
 const LONGEST = 40; // milliseconds of a segment, so that a signal is heard in time
+const PAUSE_AFTER = 12; // milliseconds of work, so that a page stays responsive
 
 /**
  * Feeds tokens to the one stream of a memory. Under the mask `same-length` segments are as long as they can
@@ -45,4 +46,63 @@ export async function feed(stepper, tokens, memory, { signal, targets, each } = 
 function nextLength(length, milliseconds, longest) {
   if (milliseconds > LONGEST && length > 1) return Math.ceil(length / 2);
   return milliseconds < LONGEST / 4 ? Math.min(2 * length, longest) : length;
+}
+
+/** A function to call between steps: now and then it waits one turn of the event loop, to hear a signal. */
+export function pauses() {
+  let last = performance.now();
+  return async () => {
+    if (performance.now() - last < PAUSE_AFTER) return;
+    await turn();
+    last = performance.now();
+  };
+}
+
+/** Waits one turn of the event loop. Timers of a page wait 4 ms or more, and messages do not. */
+function turn() {
+  return new Promise((/** @type {(value?: unknown) => void} */ resolve) => {
+    if (typeof setImmediate === "function") return void setImmediate(resolve);
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+}
+
+/**
+ * The surprisals of tokens in nats; not a number for a token before which nothing is known.
+ * @param {import("./stepper.js").Stepper} stepper @param {number[]} tokens
+ * @param {import("./memory.js").Memory} memory of one stream, which has seen the tokens afterwards
+ * @param {{signal?: AbortSignal, onProgress?: (fed: number, total: number) => void}} options
+ */
+export async function surprisals(stepper, tokens, memory, { signal, onProgress }) {
+  const size = stepper.spec.model.vocab_size;
+  const nats = new Float64Array(tokens.length).fill(NaN);
+  const { last } = memory;
+  if (last && tokens.length) nats[0] = logSumExp(last) - last[tokens[0]];
+  await feed(stepper, tokens, memory, {
+    signal,
+    targets: [...tokens.slice(1), -1],
+    each({ logits, logProbs }, from, length) {
+      for (let t = 0; t < length && from + t + 1 < tokens.length; t++) {
+        nats[from + t + 1] = logProbs
+          ? -logProbs[t]
+          : logSumExp(logits, t * size, size) - logits[t * size + tokens[from + t + 1]];
+      }
+      onProgress?.(from + length, tokens.length);
+    },
+  });
+  return nats;
+}
+
+/**
+ * The factor that makes a unit of nats.
+ * @param {unknown} unit
+ */
+export function unitFactor(unit) {
+  if (unit === "bits") return 1 / Math.LN2;
+  if (unit === "nats") return 1;
+  throw new XLExportError(`the unit is ${shown(unit)}; expected "bits" or "nats".`);
 }

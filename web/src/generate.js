@@ -1,11 +1,9 @@
 /** Generating text. Every token costs the same, however long the text becomes. */
 import { XLExportError, refuseStopped, shown } from "./errors.js";
-import { feed } from "./feed.js";
-import { pauses } from "./pause.js";
+import { feed, pauses } from "./feed.js";
 import { GrowingText } from "./text/growing.js";
-import { logSumExp } from "./text/logits.js";
 import { Random } from "./text/random.js";
-import { Sampler } from "./text/sampler.js";
+import { Sampler, logSumExp } from "./text/sampler.js";
 import { wholeTokens } from "./vocabulary/base.js";
 
 /**

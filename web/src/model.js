@@ -1,13 +1,11 @@
 /** A model that was opened: it starts streams, feeds them, scores and continues texts, and checks itself. */
 import { XLExportError, refuseStopped, shown } from "./errors.js";
-import { feed } from "./feed.js";
+import { feed, pauses, surprisals, unitFactor } from "./feed.js";
 import { checkedOptions, pieces } from "./generate.js";
 import { newMemory, refuseForeign } from "./memory.js";
-import { pauses } from "./pause.js";
 import { replay } from "./reference.js";
 import { plain } from "./files/source.js";
 import { loadMemory, saveMemory } from "./saved.js";
-import { surprisals, unitFactor } from "./score.js";
 import { Stepper, checkedInputs, checkedSegment } from "./stepper.js";
 import { isLanguageModel, refuseNoLanguageModel } from "./spec.js";
 import { checkedIds } from "./vocabulary/base.js";
@@ -92,9 +90,10 @@ export class Model {
   async score(prompt, { memory, unit = "bits", signal, onProgress } = {}) {
     const factor = unitFactor(unit);
     const tokens = this.tokens(prompt);
-    const values = await this.#with(memory, (used) =>
-      surprisals(this.stepper, tokens, used, { signal, onProgress }),
-    );
+    const values = await this.#with(memory, (used) => {
+      refuseSeveral(used);
+      return surprisals(this.stepper, tokens, used, { signal, onProgress });
+    });
     return { tokens, unit, surprisals: values.map((nats) => nats * factor) };
   }
 

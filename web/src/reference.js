@@ -5,7 +5,7 @@ import { typeOf } from "./engine/session.js";
 import { XLExportError, refuseStopped, shown } from "./errors.js";
 import { parseJson } from "./files/json.js";
 import { isLanguageModel, isTimed, namedInputs, signature } from "./spec.js";
-import { logSumExp } from "./text/logits.js";
+import { logSumExp } from "./text/sampler.js";
 
 /**
  * @typedef {import("../index.js").Spec} Spec

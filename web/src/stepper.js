@@ -141,32 +141,6 @@ function refuseUnpromised(spec, memory) {
   }
 }
 
-/**
- * Targets of the shape of a segment; -1 means that none is wanted.
- * @param {unknown} targets @param {Segment} segment @param {number} size @returns {number[][]}
- */
-export function checkedTargets(targets, segment, size) {
-  const given = /** @type {any} */ (targets);
-  const rows = segment.batch === 1 && typeof given?.[0] !== "object" ? [given] : given;
-  const fits =
-    Array.isArray(rows) &&
-    rows.length === segment.batch &&
-    rows.every((row) => row?.length === segment.length);
-  if (!fits) {
-    throw new XLExportError(
-      `the targets are ${shown(targets)}; expected ${segment.batch} rows of ${segment.length}.`,
-    );
-  }
-  const numbers = rows.map((/** @type {any} */ row) => Array.from(row, Number));
-  const wrong = numbers.flat().find((target) => !Number.isInteger(target) || target < -1 || target >= size);
-  if (wrong !== undefined) {
-    throw new XLExportError(
-      `the target ${wrong} is outside the vocabulary; expected -1 (not wanted) to ${size - 1}.`,
-    );
-  }
-  return numbers;
-}
-
 export class Stepper {
   /** @param {Engine} engine @param {import("../index.js").Spec} spec */
   constructor(engine, spec) {

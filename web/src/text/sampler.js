@@ -83,3 +83,15 @@ function runningSums(weights) {
   let sum = 0;
   return weights.map((weight) => (sum += weight));
 }
+
+/**
+ * The log of the sum of exponentials of `count` logits from an offset on.
+ * @param {Float32Array} logits @param {number} [from] @param {number} [count]
+ */
+export function logSumExp(logits, from = 0, count = logits.length - from) {
+  let top = -Infinity;
+  for (let i = from; i < from + count; i++) if (logits[i] > top) top = logits[i];
+  let sum = 0;
+  for (let i = from; i < from + count; i++) sum += Math.exp(logits[i] - top);
+  return top + Math.log(sum);
+}
