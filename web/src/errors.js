@@ -10,9 +10,6 @@ export class XLExportError extends Error {
   }
 }
 
-/** The error of a file that is not the one that `spec.json` describes. */
-export class AlteredError extends XLExportError {}
-
 /** The error of a file that does not exist. */
 export class MissingError extends XLExportError {}
 

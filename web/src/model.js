@@ -18,7 +18,7 @@ import { checkedIds } from "./vocabulary/base.js";
  *   vocabulary: import("../index.js").Vocabulary | null,
  *   sampling: import("../index.js").SamplingOptions,
  *   engine: import("./engine/session.js").Engine, facts: import("../index.js").Facts,
- *   reference: () => Promise<import("./reference.js").Reference>,
+ *   reference: import("./reference.js").Reference,
  *   vocabularyFiles: Record<string, Uint8Array>,
  * }} Parts of a model
  */
@@ -26,11 +26,6 @@ import { checkedIds } from "./vocabulary/base.js";
 export class Model {
   /** @param {Parts} parts */
   constructor({ spec, identity, sampling, vocabulary, engine, facts, reference, vocabularyFiles }) {
-    if (vocabulary && vocabulary.size !== spec.model.vocab_size) {
-      throw new XLExportError(
-        `vocab.json has ${vocabulary.size} symbols and the model ${spec.model.vocab_size}; export it again.`,
-      );
-    }
     this.spec = spec;
     this.identity = identity;
     this.sampling = sampling;
@@ -189,7 +184,7 @@ export class Model {
    */
   async check({ signal } = {}) {
     refuseStopped(signal);
-    const reference = await this.reference();
+    const { reference } = this;
     const memory = await this.start(reference.batch);
     const began = performance.now();
     try {

@@ -3,7 +3,7 @@ import { GpuEngine, gpuOptions, missingGpu } from "./engine/gpu.js";
 import { chooseEngine, refuseDifferent } from "./engine/self-check.js";
 import { loadLibrary, loadRuntime } from "./engine/runtime.js";
 import { createSession } from "./engine/session.js";
-import { AlteredError, MissingError, XLExportError, firstLine, shown } from "./errors.js";
+import { MissingError, XLExportError, firstLine, shown } from "./errors.js";
 import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
@@ -21,10 +21,16 @@ import {
 import { readVocabulary } from "./vocabulary/index.js";
 
 /** @typedef {import("../index.js").OpenOptions} OpenOptions */
-/** @typedef {{
- *   engine: import("./engine/session.js").Engine, reason: string | null,
- *   device: string, deviceReason: string | null, threads: number, note: string | null, computedBy: string,
- * }} Opened an engine, and what is to be known about it
+/** @typedef {import("../index.js").Facts} Facts */
+/** @typedef {import("./engine/runtime.js").Runtime} Runtime */
+/** @typedef {import("./reference.js").Reference} Reference */
+/**
+ * @typedef {{
+ *   spec: import("../index.js").Spec, files: Record<string, Uint8Array>, reference: Reference,
+ * }} Contents of an artefact
+ * @typedef {{
+ *   engine: import("./engine/session.js").Engine, facts: Omit<Facts, "memory" | "bytesPerStream">,
+ * }} Opened
  */
 
 const MOST_SPEC_BYTES = 2 ** 24;
@@ -36,7 +42,7 @@ const DEVICES = ["auto", "wasm", "webgpu", "native"];
  * @returns {Promise<Model>}
  */
 export async function openHere(address, options = {}) {
-  const { device = "auto", threads = 1, signal } = options;
+  const { device = "auto", threads = 1, onProgress, signal, vendor } = options;
   if (!DEVICES.includes(device)) {
     throw new XLExportError(
       `device is ${shown(device)}; expected ${DEVICES.slice(0, -1).join(", ")} or native.`,
@@ -47,38 +53,17 @@ export async function openHere(address, options = {}) {
   }
   const source = sourceOf(address);
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
-  try {
-    return await openFrom(source, head, options);
-  } catch (error) {
-    if (!(error instanceof AlteredError)) throw error;
-    // The browser may have kept the spec.json of an earlier artefact at the same address.
-    const now = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal, fresh: true });
-    if (now.length === head.length && now.every((byte, i) => byte === head[i])) throw error;
-    return openFrom(source, now, options);
-  }
-}
-
-/**
- * The model over the files of a source.
- * @param {import("./files/source.js").Source} source @param {Uint8Array} head the bytes of its `spec.json`
- * @param {OpenOptions} options @returns {Promise<Model>}
- */
-async function openFrom(source, head, options) {
-  const { device = "auto", threads = 1, onProgress, signal, vendor } = options;
   const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
   const read = verifiedFiles(source, spec, { counter, signal });
   const needed = [GRAPH, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
-  /** @type {Promise<import("./reference.js").Reference> | null} */
-  let known = null;
-  const reference = () => (known ??= loadReference(spec, verifiedFiles(source, spec, { signal })));
   const chosen = await chooseDevice(device, spec);
   const kind = chosen.device === "webgpu" ? "webgpu" : "wasm";
   // All downloads run at once; the first that fails is told, and the others end by themselves.
   const loading = chosen.native
     ? Promise.resolve(null)
     : loadRuntime(kind, { vendor, threads, counter, signal });
-  const contents = Promise.all(
+  const files = Promise.all(
     needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])),
   );
   /** @type {Record<string, Uint8Array>} */
@@ -87,40 +72,30 @@ async function openFrom(source, head, options) {
   const symbols = isLanguageModel(spec)
     ? readVocabulary(readKept, (name) => loadLibrary(name, vendor))
     : null;
-  const [runtime, entries, vocabulary, answers, sampling] = await Promise.all([
+  const [runtime, entries, vocabulary, reference, sampling] = await Promise.all([
     loading,
-    contents,
+    files,
     symbols,
-    reference(),
+    loadReference(spec, verifiedFiles(source, spec, { signal })),
     symbols ? recommended(source, signal) : {},
   ]);
-  const files = Object.fromEntries(entries);
-  const opened = await openEngine(chosen, runtime, { spec, files, reference: answers }, options);
-  const { engine } = opened;
-  try {
-    return new Model({
-      spec,
-      identity,
-      sampling,
-      vocabulary,
-      engine,
-      reference,
-      vocabularyFiles,
-      facts: {
-        device: opened.device,
-        deviceReason: opened.deviceReason,
-        memory: engine.memory,
-        memoryReason: opened.reason,
-        threads: opened.threads,
-        threadsReason: opened.note,
-        computedBy: opened.computedBy,
-        bytesPerStream: bytesPerStream(spec),
-      },
-    });
-  } catch (error) {
-    await engine.close();
-    throw error;
+  if (vocabulary && vocabulary.size !== spec.model.vocab_size) {
+    throw new XLExportError(
+      `vocab.json has ${vocabulary.size} symbols and the model ${spec.model.vocab_size}; export it again.`,
+    );
   }
+  const contents = { spec, files: Object.fromEntries(entries), reference };
+  const { engine, facts } = await openEngine(chosen, runtime, contents, options);
+  return new Model({
+    spec,
+    identity,
+    sampling,
+    vocabulary,
+    engine,
+    reference,
+    vocabularyFiles,
+    facts: { ...facts, memory: engine.memory, bytesPerStream: bytesPerStream(spec) },
+  });
 }
 
 /**
@@ -138,13 +113,8 @@ async function recommended(source, signal) {
   return readSampling(bytes, `${SAMPLING} of ${source.name}`);
 }
 
-/** @typedef {import("./engine/runtime.js").Runtime} Runtime */
 /**
  * @typedef {{device: string, native: any, reason: string | null}} Chosen a device, and why it is not another
- */
-/**
- * @typedef {{spec: import("../index.js").Spec, files: Record<string, Uint8Array>, reference:
- * import("./reference.js").Reference}} Contents
  */
 
 /**
@@ -175,25 +145,44 @@ async function chooseDevice(device, spec) {
 }
 
 /**
- * The engine of the chosen device. Where WebGPU fails, it is WebAssembly, and says so.
- * @param {Chosen} chosen @param {Runtime | null} runtime @param {Contents} contents
- * @param {OpenOptions} options
- * @returns {Promise<Opened>}
+ * The engine of the chosen device. If WebGPU fails, it is WebAssembly's, and the facts say so.
+ * @param {Chosen} chosen @param {Runtime | null} runtime null of a native device
+ * @param {Contents} contents @param {OpenOptions} options @returns {Promise<Opened>}
  */
-async function openEngine(chosen, runtime, contents, options) {
-  if (chosen.native) return { ...(await openNative(chosen.native, contents, options)), deviceReason: null };
-  const loaded = /** @type {Runtime} */ (runtime);
-  if (chosen.device !== "webgpu")
-    return { ...(await openWasm(loaded, contents, options)), deviceReason: chosen.reason };
-  try {
-    return { ...(await openGpu(loaded, contents)), deviceReason: null };
-  } catch (error) {
-    const wasm = await openWasm(await loadRuntime("wasm", options), contents, options);
-    return { ...wasm, deviceReason: `WebGPU failed: ${firstLine(error)}` };
+async function openEngine({ device, native, reason }, runtime, contents, options) {
+  const { threads = 1, inPlace = true } = options;
+  if (!runtime) {
+    const settings = { executionProviders: ["cpu"], intraOpNumThreads: threads };
+    const session = await createSession(native, contents.spec, contents.files, settings);
+    const { versions } = native.env;
+    const computedBy = `ONNX Runtime ${versions.node ?? versions.common} of Node`;
+    const facts = { device, deviceReason: null, threads, threadsReason: null, computedBy };
+    const found = await chooseEngine(native, session, contents, { native: true, inPlace });
+    return { engine: found.engine, facts: { ...facts, memoryReason: found.reason } };
   }
+  if (device === "webgpu") {
+    try {
+      return await openGpu(runtime, contents);
+    } catch (error) {
+      runtime = await loadRuntime("wasm", options);
+      reason = `WebGPU failed: ${firstLine(error)}`;
+    }
+  }
+  const settings = { executionProviders: ["wasm"] };
+  const session = await createSession(runtime.ort, contents.spec, contents.files, settings);
+  const facts = {
+    device: "wasm",
+    deviceReason: reason,
+    threads: runtime.threads,
+    threadsReason: runtime.note,
+    computedBy: `ONNX Runtime ${runtime.version} in WebAssembly`,
+  };
+  const { module } = runtime;
+  const found = await chooseEngine(runtime.ort, session, contents, { module, inPlace });
+  return { engine: found.engine, facts: { ...facts, memoryReason: found.reason } };
 }
 
-/** @param {Runtime} runtime @param {Contents} contents @returns {Promise<Omit<Opened, "deviceReason">>} */
+/** @param {Runtime} runtime @param {Contents} contents @returns {Promise<Opened>} */
 async function openGpu({ ort, version, note }, { spec, files, reference }) {
   const session = await createSession(ort, spec, files, gpuOptions(spec));
   try {
@@ -201,42 +190,10 @@ async function openGpu({ ort, version, note }, { spec, files, reference }) {
     const engine = new GpuEngine(ort, session, device, spec);
     await refuseDifferent(engine, spec, reference);
     const computedBy = `ONNX Runtime ${version} on WebGPU`;
-    return { engine, reason: null, device: "webgpu", threads: 1, note, computedBy };
+    const reasons = { deviceReason: null, memoryReason: null, threadsReason: note };
+    return { engine, facts: { device: "webgpu", threads: 1, computedBy, ...reasons } };
   } catch (error) {
     await session.release();
     throw error;
   }
-}
-
-/**
- * @param {Runtime} runtime @param {Contents} contents
- * @param {OpenOptions} options @returns {Promise<Omit<Opened, "deviceReason">>}
- */
-async function openWasm(runtime, { spec, files, reference }, { inPlace = true }) {
-  const { ort, version, threads, note } = runtime;
-  const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
-  const { module } = runtime;
-  const { engine, reason } = await chooseEngine(ort, session, spec, reference, {
-    module,
-    inPlace,
-  });
-  const computedBy = `ONNX Runtime ${version} in WebAssembly`;
-  return { engine, reason, device: "wasm", threads, note, computedBy };
-}
-
-/**
- * @param {any} ort @param {Contents} contents
- * @param {OpenOptions} options @returns {Promise<Omit<Opened, "deviceReason">>}
- */
-async function openNative(ort, { spec, files, reference }, { threads = 1, inPlace = true }) {
-  const session = await createSession(ort, spec, files, {
-    executionProviders: ["cpu"],
-    intraOpNumThreads: threads,
-  });
-  const { engine, reason } = await chooseEngine(ort, session, spec, reference, {
-    native: true,
-    inPlace,
-  });
-  const computedBy = `ONNX Runtime ${ort.env.versions.node ?? ort.env.versions.common} of Node`;
-  return { engine, reason, device: "native", threads, note: null, computedBy };
 }

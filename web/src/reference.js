@@ -19,11 +19,13 @@ import { logSumExp } from "./text/sampler.js";
  *   differences: (stepper: Stepper, memory: Memory, piece: Piece) => Promise<Float64Array>,
  * }} Reference `compared` and `unit`: of the differences, in words. `cuts`: whether a part of a segment has
  * the same answers
- * @typedef {{data: Float32Array | BigInt64Array, shape: number[]}} Loaded
- * @typedef {(facts: any, where: string) => Promise<Loaded>} Load reads an array of the reference
+ * @typedef {(holds: unknown, what: string) => void} Need raises an XLExportError unless it holds
+ * @typedef {(stored: any, name: string, dtype: "float32" | "int64", wanted: (number | null)[]) => any} Load
+ * the numbers of an array of this type and shape; null is any size
  */
 
 const JSON_FILE = "reference.json";
+const BINARY = "reference.bin";
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 /**
@@ -32,56 +34,63 @@ const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
  * @returns {Promise<Reference>}
  */
 export async function loadReference(spec, read) {
-  const fail = (/** @type {string} */ why) =>
-    new XLExportError(
-      `the reference of the artefact does not hold answers of this model (${why}); export it again.`,
+  /** @type {Need} */
+  const need = (holds, what) => {
+    if (holds) return;
+    throw new XLExportError(
+      `the reference of the artefact does not hold answers of this model (${what}); export it again.`,
     );
-  if (!Object.hasOwn(spec.files, JSON_FILE)) throw fail("it has no reference.json");
-  const data = /** @type {any} */ (parseJson(await read(JSON_FILE), JSON_FILE)) ?? {};
+  };
+  const [text, content] = await Promise.all([read(JSON_FILE), read(BINARY)]);
+  const data = /** @type {any} */ (parseJson(text, JSON_FILE)) ?? {};
   const { segments, restarts } = data;
-  if (![segments, restarts].every(Array.isArray) || !restarts.every(Array.isArray)) throw fail("its lists");
-  if (!segments.every((/** @type {any} */ n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment))
-    throw fail("its segments");
+  const length = (/** @type {any} */ n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment;
+  need(Array.isArray(segments) && segments.every(length), "its segments");
+  need(Array.isArray(restarts) && restarts.length === segments.length, "its restarts");
   const batch = restarts[0]?.length;
-  const fits = (/** @type {any[]} */ row) => row.length === batch;
-  if (!batch || restarts.length !== segments.length || !restarts.every(fits)) throw fail("its restarts");
+  need(
+    batch && restarts.every((/** @type {any} */ row) => Array.isArray(row) && row.length === batch),
+    "its restarts",
+  );
   /** @type {Load} */
-  const load = async (facts, where) => {
-    const { file, dtype, shape, offset = 0 } = facts ?? {};
-    const array = ARRAYS[/** @type {keyof typeof ARRAYS} */ (dtype)];
-    const count = Array.isArray(shape) ? shape.reduce((a, b) => a * b, 1) : NaN;
-    if (!array || typeof file !== "string" || !Number.isSafeInteger(count) || count < 0)
-      throw fail(`${where} is ${shown(facts)}`);
-    const bytes = await read(file);
-    const end = offset + array.BYTES_PER_ELEMENT * count;
-    if (!Number.isSafeInteger(offset) || offset < 0 || end > bytes.length)
-      throw fail(`${file} is too short`);
-    return { data: new array(bytes.slice(offset, end).buffer), shape };
+  const load = (stored, name, dtype, wanted) => {
+    const { file, shape, offset } = stored ?? {};
+    const fits =
+      file === BINARY &&
+      stored.dtype === dtype &&
+      Array.isArray(shape) &&
+      shape.length === wanted.length &&
+      wanted.every((size, axis) => (size === null ? shape[axis] >= 1 : shape[axis] === size));
+    need(fits, `${name} is ${shown(stored)}`);
+    const count = shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+    const size = count * ARRAYS[dtype].BYTES_PER_ELEMENT;
+    const bytes = content.slice(offset, offset + size);
+    need(bytes.length === size, `${name} does not fit into ${BINARY}`);
+    return new ARRAYS[dtype](bytes.buffer);
   };
   const fed = segments.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0);
   const ofKind = isLanguageModel(spec) ? languageReference : namedReference;
-  return { batch, segments, restarts, ...(await ofKind(spec, data, batch, fed, load, fail)) };
+  return { batch, segments, restarts, ...ofKind(spec, data, batch, fed, load, need) };
 }
 
 /**
  * What is compared of a language model: log-probabilities (nats) of all next tokens, and of every symbol
  * after the last one.
  * @param {Spec} spec @param {any} data @param {number} batch @param {number} fed
- * @param {Load} load @param {(why: string) => Error} fail
+ * @param {Load} load @param {Need} need
  */
-async function languageReference(spec, { tokens, log_probs, last: ends }, batch, fed, load, fail) {
+function languageReference(spec, { tokens, log_probs, last: ends }, batch, fed, load, need) {
   const size = spec.model.vocab_size;
   const token = (/** @type {number} */ id) => Number.isInteger(id) && id >= 0 && id < size;
   const row = (/** @type {any} */ ids) => Array.isArray(ids) && ids.length === fed + 1 && ids.every(token);
-  if (!Array.isArray(tokens) || tokens.length !== batch || !tokens.every(row)) throw fail("its tokens");
-  const { data: logProbs } = await load(log_probs, "log_probs");
-  const { data: last } = await load(ends, "last");
-  if (!(logProbs instanceof Float32Array) || logProbs.length !== batch * fed)
-    throw fail("its log-probabilities");
-  if (!(last instanceof Float32Array) || last.length !== batch * size) throw fail("its last answers");
+  need(Array.isArray(tokens) && tokens.length === batch && tokens.every(row), "its tokens");
+  /** @type {Float32Array} */
+  const logProbs = load(log_probs, "log_probs", "float32", [batch, fed]);
+  /** @type {Float32Array} */
+  const last = load(ends, "last", "float32", [batch, size]);
   // A token that cannot occur, as in a padded vocabulary, has the answer -Infinity.
-  if (![logProbs, last].every((answers) => answers.every((value) => value < Infinity)))
-    throw fail("a number is not a log-probability");
+  const sound = [logProbs, last].every((answers) => answers.every((value) => value < Infinity));
+  need(sound, "a number is not a log-probability");
   return {
     tokens: logProbs.length,
     compared: `${logProbs.length} log-probabilities`,
@@ -89,8 +98,8 @@ async function languageReference(spec, { tokens, log_probs, last: ends }, batch,
     cuts: !spec.fixed_rows,
     /** @type {Reference["differences"]} */
     async differences(stepper, memory, { at, length }) {
-      const rows = tokens.map((row) => row.slice(at, at + length));
-      const targets = tokens.map((row) => row.slice(at + 1, at + length + 1));
+      const rows = tokens.map((/** @type {number[]} */ row) => row.slice(at, at + length));
+      const targets = tokens.map((/** @type {number[]} */ row) => row.slice(at + 1, at + length + 1));
       const isLast = at + length === fed;
       const segment = { rows, batch, length };
       const found = new Float64Array(batch * length + (isLast ? last.length : 0));
@@ -110,30 +119,27 @@ async function languageReference(spec, { tokens, log_probs, last: ends }, batch,
  * What is compared of any other step: its outputs. Inputs repeat: token n of a stream has the values at n mod
  * P of the inputs [B, P, …]. An output without tokens has a value for each segment.
  * @param {Spec} spec @param {any} data @param {number} batch @param {number} fed
- * @param {Load} load @param {(why: string) => Error} fail
+ * @param {Load} load
  */
-async function namedReference(spec, data, batch, fed, load, fail) {
+function namedReference(spec, data, batch, fed, load) {
   const steps = data.segments.length;
-  /** @param {import("../index.js").TensorFacts[]} list @param {any} stored */
-  const tensors = (list, stored) =>
-    Promise.all(
-      list.map(async (tensor) => {
-        const { name, dtype } = tensor;
-        const array = await load(stored?.[name], name);
-        const timed = isTimed(tensor);
-        const sizes = tensor.shape.slice(timed ? 2 : 1).map(Number);
-        const size = sizes.reduce((a, b) => a * b, 1);
-        return { ...array, name, timed, sizes, size, fits: typeOf(array.data) === dtype };
-      }),
-    );
-  const inputs = await tensors(namedInputs(spec), data.inputs);
-  const outputs = await tensors(signature(spec).outputs, data.outputs);
-  for (const { name, shape, sizes, timed, fits } of inputs) {
-    const right = timed ? [batch, shape[1], ...sizes] : [batch, ...sizes];
-    if (!fits || String(shape) !== String(right) || (timed && !(shape[1] >= 1))) throw fail(name);
-  }
-  for (const { name, shape, sizes, timed, fits } of outputs)
-    if (!fits || String(shape) !== String([batch, timed ? fed : steps, ...sizes])) throw fail(name);
+  /**
+   * @param {import("../index.js").TensorFacts[]} list @param {any} stored
+   * @param {number | null} tokens @param {number[]} once the axes of a tensor that has no tokens
+   */
+  const tensors = (list, stored, tokens, once) =>
+    list.map((tensor) => {
+      const { name, dtype } = tensor;
+      const timed = isTimed(tensor);
+      const sizes = tensor.shape.slice(timed ? 2 : 1).map(Number);
+      const wanted = timed ? [batch, tokens, ...sizes] : [batch, ...once, ...sizes];
+      const type = /** @type {"float32" | "int64"} */ (dtype);
+      const numbers = load(stored?.[name], name, type, wanted);
+      const size = sizes.reduce((a, b) => a * b, 1);
+      return { name, timed, sizes, size, data: numbers, count: numbers.length / batch / size };
+    });
+  const inputs = tensors(namedInputs(spec), data.inputs, null, []);
+  const outputs = tensors(signature(spec).outputs, data.outputs, fed, [steps]);
   return {
     tokens: batch * fed,
     compared: `${outputs.map(({ name }) => name).join(", ")} of ${batch * fed} tokens`,
@@ -143,13 +149,13 @@ async function namedReference(spec, data, batch, fed, load, fail) {
     async differences(stepper, memory, { number, at, length }) {
       /** @type {import("./stepper.js").NamedStep["inputs"]} */
       const step = {};
-      for (const { name, data: values, shape, sizes, size, timed } of inputs) {
-        step[name] = { data: values, shape };
+      for (const { name, data: values, count, sizes, size, timed } of inputs) {
+        step[name] = { data: values, shape: [batch, ...sizes] };
         if (!timed) continue;
         const numbers = /** @type {any} */ (new ARRAYS[typeOf(values)](batch * length * size));
         for (let b = 0; b < batch; b++)
           for (let t = 0; t < length; t++) {
-            const from = (b * shape[1] + ((at + t) % shape[1])) * size;
+            const from = (b * count + ((at + t) % count)) * size;
             numbers.set(values.subarray(from, from + size), (b * length + t) * size);
           }
         step[name] = { data: numbers, shape: [batch, length, ...sizes] };
@@ -157,11 +163,11 @@ async function namedReference(spec, data, batch, fed, load, fail) {
       return stepper.advanceNamed({ inputs: step, batch, length }, memory, (found) => {
         /** @type {number[]} */
         const apart = [];
-        for (const { name, data: right, shape, size, timed } of outputs) {
+        for (const { name, data: right, count, size, timed } of outputs) {
           const stride = (timed ? length : 1) * size;
           for (let b = 0; b < batch; b++)
             for (let i = 0; i < stride; i++) {
-              const wanted = Number(right[(b * shape[1] + (timed ? at : number)) * size + i]);
+              const wanted = Number(right[(b * count + (timed ? at : number)) * size + i]);
               const mine = Number(found[name][b * stride + i]);
               apart.push(Math.abs(mine - wanted) / Math.max(1, Math.abs(wanted)));
             }

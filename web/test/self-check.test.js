@@ -22,10 +22,10 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   const { ort } = runtime;
   const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
   const real = /** @type {any} */ (runtime.module); // it is started with the first session
-  const reference = await loadReference(spec, read);
+  const contents = { spec, reference: await loadReference(spec, read) };
   const held = counted(real);
   const choose = (/** @type {any} */ other) =>
-    chooseEngine(ort, session, spec, reference, { module: new Proxy(real, { get: other }) });
+    chooseEngine(ort, session, contents, { module: new Proxy(real, { get: other }) });
   for (const [run, words] of /** @type {[() => any, RegExp][]} */ ([
     [() => 0, /failed its self-check: it differs from copies by/],
     [() => 1, /failed its self-check: ONNX Runtime could not run the step/],
@@ -38,9 +38,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
     assert.match(String(reason), words);
     assert.deepEqual(held(), NOTHING);
   }
-  const { engine: sound, reason: none } = await chooseEngine(ort, session, spec, reference, {
-    module: real,
-  });
+  const { engine: sound, reason: none } = await chooseEngine(ort, session, contents, { module: real });
   assert.equal(none, null);
   const after = held();
   for (let n = 0; n < 3; n++) {
@@ -52,7 +50,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   assert.deepEqual(held(), after);
   /** @type {any} */ (sound).free();
   assert.deepEqual(held(), NOTHING);
-  const { reason } = await chooseEngine(ort, session, spec, reference, { module: null });
+  const { reason } = await chooseEngine(ort, session, contents, { module: null });
   assert.equal(reason, "the inside of ONNX Runtime was not reached");
   await session.release();
 });

@@ -14,16 +14,15 @@ const SAME = 1e-4; // between memory in place and copies, as in the reference: b
 
 /**
  * An engine over a session, and why it copies the memory where it does.
- * @param {any} ort @param {any} session @param {import("../../index.js").Spec} spec
- * @param {import("../reference.js").Reference} reference
+ * @param {any} ort @param {any} session
+ * @param {{spec: import("../../index.js").Spec, reference: import("../reference.js").Reference}} contents
  * @param {{module?: import("./heap.js").HeapModule | null, native?: boolean, inPlace?: boolean}} options
  * @returns {Promise<{engine: Engine, reason: string | null}>}
  */
 export async function chooseEngine(
   ort,
   session,
-  spec,
-  reference,
+  { spec, reference },
   { module = null, native = false, inPlace = true },
 ) {
   const copies = new TensorEngine(ort, session, spec, { writes: false });

@@ -2,7 +2,6 @@
  * Where the files of an artefact come from: a web address, a folder of this machine (in Node), or memory.
  */
 import {
-  AlteredError,
   MissingError,
   StoppedError,
   XLExportError,
@@ -20,9 +19,8 @@ import {
  *   onBytes?: (count: number) => void,
  *   most?: number,
  *   signal?: AbortSignal,
- *   fresh?: boolean,
  * }} ReadOptions `onBytes` hears how many bytes came since the last call. `most`: more than that are an
- * error. `fresh`: past the browser's cache.
+ * error.
  */
 
 const LARGEST = 2 ** 32; // bytes; WebAssembly has no more memory
@@ -77,19 +75,20 @@ export function inNode() {
 function web(url) {
   return {
     name: url.href,
-    async read(file, { onBytes, most = LARGEST, signal, fresh } = {}) {
+    async read(file, { onBytes, most = LARGEST, signal } = {}) {
       const address = new URL(file, url);
       address.search = url.search;
       refuseStopped(signal);
       const failed = (/** @type {string} */ why, Kind = XLExportError) =>
         new Kind(`${address.href} could not be read: ${why}.`);
       const tooLarge = () =>
-        new AlteredError(
+        new XLExportError(
           `${address.href} could not be read: it has more than the ${most} bytes that were expected; copy ` +
             "the artefact again.",
         );
       try {
-        const response = await fetch(address, { signal, cache: fresh ? "reload" : "default" });
+        // "no-cache" asks the server whether a kept file, perhaps of an earlier artefact, is still the same.
+        const response = await fetch(address, { signal, cache: "no-cache" });
         if (!response.ok) {
           // Object storage whose files cannot be listed answers 403 for a file that does not exist.
           const missing = response.status === 404 || response.status === 403;
