@@ -20,8 +20,8 @@ const NOTE = /^([SATB])(-|\d{2})$/;
  *   tick: number, pitches: Map<number, number | null>, bar: boolean, fermata: boolean, first: boolean,
  * }} Event What begins at a tick: the new MIDI pitch of each voice that changes; null for silence.
  * @typedef {{
- *   tick: number, ticks: number, seconds: number, pitches: (number | null)[], begins: number[], bar: boolean,
- *   fermata: boolean, first: boolean,
+ *   seconds: number, pitches: (number | null)[], begins: number[], bar: boolean, fermata: boolean,
+ *   first: boolean,
  * }} Slice A stretch of time in which no note begins or ends.
  */
 
@@ -38,7 +38,6 @@ export function keyName(sharps) {
 
 /** Turns the names of tokens into events as they come, in constant memory. */
 export class Reader {
-  ignored = 0; // tokens that could not stand where they stood
   #tick = -TICKS;
   /** @type {Event | null} */
   #event = null;
@@ -56,14 +55,11 @@ export class Reader {
     }
     if (name.endsWith("/4") || name.startsWith("key")) return null;
     const note = NOTE.exec(name);
-    if (this.#event === null)
-      this.ignored++; // a note before the first beat of a piece
-    else if (name === FERMATA) this.#event.fermata = true;
-    else if (note) {
-      const voice = VOICES.indexOf(note[1]);
-      if (this.#event.pitches.has(voice)) this.ignored++;
-      else this.#event.pitches.set(voice, note[2] === "-" ? null : Number(note[2]));
-    }
+    if (this.#event === null) return null; // a note before the first beat of a piece
+    if (name === FERMATA) this.#event.fermata = true;
+    const voice = note ? VOICES.indexOf(note[1]) : -1;
+    if (note && !this.#event.pitches.has(voice))
+      this.#event.pitches.set(voice, note[2] === "-" ? null : Number(note[2]));
     return null;
   }
 
@@ -78,10 +74,7 @@ export class Reader {
   #advance(name) {
     const beat = Math.floor(this.#tick / TICKS);
     const tick = BEATS.includes(name) ? (beat + 1) * TICKS : beat * TICKS + PARTS_OF_A_BEAT.indexOf(name) + 1;
-    if (PARTS_OF_A_BEAT.includes(name) && (this.#first || tick <= this.#tick)) {
-      this.ignored++;
-      return null;
-    }
+    if (PARTS_OF_A_BEAT.includes(name) && (this.#first || tick <= this.#tick)) return null;
     const done = this.close();
     this.#tick = tick;
     this.#event = { tick, pitches: new Map(), bar: name === "|", fermata: false, first: this.#first };
@@ -96,17 +89,13 @@ export class Performer {
   #pitches = /** @type {(number | null)[]} */ ([null, null, null, null]);
   /** @type {Event | null} */
   #last = null;
-  #paused = 0; // ticks of all pauses so far
 
   /** @param {Event} event @returns {Slice[]} */
   play(event) {
     const last = this.#last;
     const slices = last ? [this.#until(last, event.tick - last.tick)] : [];
     if (event.first) {
-      if (last) {
-        slices.push(this.#silence(event.tick));
-        this.#paused += PAUSE;
-      }
+      if (last) slices.push(this.#silence());
       this.#pitches = [null, null, null, null];
     }
     for (const [voice, pitch] of event.pitches) this.#pitches[voice] = pitch;
@@ -117,8 +106,6 @@ export class Performer {
   /** @param {Event} last @param {number} ticks @returns {Slice} */
   #until(last, ticks) {
     return {
-      tick: last.tick + this.#paused,
-      ticks,
       seconds: ticks * (60 / this.tempo / TICKS) * (last.fermata ? HELD : 1),
       pitches: [...this.#pitches],
       begins: [...last.pitches].filter(([, pitch]) => pitch !== null).map(([voice]) => voice),
@@ -128,16 +115,10 @@ export class Performer {
     };
   }
 
-  /** @param {number} tick @returns {Slice} */
-  #silence(tick) {
-    const nothing = { begins: [], bar: false, fermata: false, first: false };
+  /** @returns {Slice} */
+  #silence() {
+    const seconds = PAUSE * (60 / this.tempo / TICKS);
     const pitches = [null, null, null, null];
-    return {
-      tick: tick + this.#paused,
-      ticks: PAUSE,
-      seconds: PAUSE * (60 / this.tempo / TICKS),
-      pitches,
-      ...nothing,
-    };
+    return { seconds, pitches, begins: [], bar: false, fermata: false, first: false };
   }
 }
