@@ -167,12 +167,9 @@ export async function loadLibrary(name, vendor) {
  */
 async function places(kind, vendor) {
   if (vendor === undefined && inNode()) {
-    const { createRequire } = await import("node:module");
-    const { pathToFileURL } = await import("node:url");
-    const require = createRequire(import.meta.url);
     const resolve = (/** @type {string} */ name) => {
       try {
-        return import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
+        return import.meta.resolve(name);
       } catch (error) {
         throw new XLExportError(
           `${name} is not installed (${firstLine(error)}); run \`npm ci --omit=dev\` in the folder of ` +
@@ -187,51 +184,17 @@ async function places(kind, vendor) {
   return FILES[kind].map((name) => new URL(name, base).href);
 }
 
-/** Raises XLExportError where the platform lacks what this package needs. */
-function refuseOldPlatform() {
-  const missing = [
-    ["WebAssembly", typeof WebAssembly === "object"],
-    ["64-bit integers", typeof BigInt64Array === "function"],
-    ["WebAssembly with vectors", typeof WebAssembly === "object" && WebAssembly.validate(VECTORS)],
-  ].find(([, there]) => !there);
-  if (missing) {
-    throw new XLExportError(
-      `this browser has no ${missing[0]}; use a newer one, such as Chrome 91, Firefox 89 or Safari 16.4.`,
-    );
-  }
-}
-
 /** A WebAssembly program with one instruction of vectors. */
-const VECTORS = Uint8Array.of(
-  0,
-  97,
-  115,
-  109,
-  1,
-  0,
-  0,
-  0,
-  1,
-  5,
-  1,
-  96,
-  0,
-  1,
-  123,
-  3,
-  2,
-  1,
-  0,
-  10,
-  10,
-  1,
-  8,
-  0,
-  65,
-  0,
-  253,
-  15,
-  253,
-  98,
+const VECTORS = [
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98,
   11,
-);
+];
+
+/** Raises XLExportError if the platform lacks what this package needs; older ones cannot read this file. */
+function refuseOldPlatform() {
+  if (typeof WebAssembly === "object" && WebAssembly.validate(Uint8Array.from(VECTORS))) return;
+  throw new XLExportError(
+    "this browser has no WebAssembly with vectors; use a newer one, such as Chrome 91, Firefox 89 or " +
+      "Safari 16.4.",
+  );
+}
