@@ -1,6 +1,6 @@
 /** The model in a worker of the browser: one of those that `xl-export web` put next to the page. */
+import { readTensors, writeTensors } from "../src/files/safetensors.js";
 import { XLExportError, open } from "../src/index.js";
-import { noteOf, withNote } from "./saved.js";
 import { Refusal } from "./stream.js";
 
 const MOST_THREADS = 4; // more only wait for each other in models that a page can hold
@@ -63,7 +63,6 @@ export class WorkerBackEnd {
         .join("; "),
       where: "in your browser",
       concern: spec.concern,
-      kind: vocabulary.kind,
       special: vocabulary.special,
       names:
         vocabulary.kind === "ids"
@@ -97,7 +96,7 @@ export class WorkerBackEnd {
   async load(file) {
     return {
       handle: new WorkerHandle(this.model, await this.model.loadMemory(file), false),
-      note: noteOf(file),
+      note: await noteOf(file),
       file,
     };
   }
@@ -179,11 +178,23 @@ export class WorkerHandle {
 
   /** @param {unknown} note */
   async save(note) {
-    return new Blob([/** @type {any} */ (withNote(await this.model.saveMemory(this.memory), note))]);
+    // Every other reader passes over a name among the metadata that it does not know.
+    const { arrays, metadata } = await readTensors(await this.model.saveMemory(this.memory), "the stream");
+    const file = await writeTensors({ arrays, metadata: { ...metadata, page: JSON.stringify(note) } });
+    return new Blob([/** @type {any} */ (file)]);
   }
 
   async dispose() {
     await this.memory.dispose();
+  }
+}
+
+/** The note of the page in a file; null if it has none. @param {Uint8Array} file */
+async function noteOf(file) {
+  try {
+    return JSON.parse((await readTensors(file, "the stream")).metadata.page);
+  } catch {
+    return null; // a file of another program
   }
 }
 
