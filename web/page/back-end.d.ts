@@ -65,7 +65,6 @@ export interface Description {
   /** Where it computes: "in your browser" or "on this server". */
   where: string;
   concern: string | null;
-  kind: string;
   special: Record<string, number | undefined>;
   /** The names of the tokens, for vocabularies of ids. */
   names: string[] | null;

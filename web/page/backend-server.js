@@ -91,7 +91,6 @@ class ServerBackEnd {
       hint: `memory ${mem_len}, segment ${segment}, ${vocabulary.size} tokens (${vocabulary.kind})`,
       where: "on this server",
       concern: null,
-      kind: vocabulary.kind,
       special: vocabulary.special,
       names: this.names,
       bytesPerStream: bytes,

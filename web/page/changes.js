@@ -22,28 +22,13 @@ import { commonLength, endsOf } from "./tokens.js";
 
 /**
  * The change of the tokens that a new text makes. Raises an error for a text that cannot be encoded.
- * @param {Tokenize} tokenize @param {string} kind of the vocabulary @param {Shown} shown
- * @param {string} text @returns {Promise<Change>}
+ * @param {Tokenize} tokenize @param {Shown} shown @param {string} text @returns {Promise<Change>}
  */
-export async function changeTo(tokenize, kind, shown, text) {
+export async function changeTo(tokenize, shown, text) {
   const common = commonLength(shown.text, text);
   if (text === "" && !shown.context) return { keep: 0, ids: [], from: 0, ends: [] };
-  const separate = kind === "byte" || kind === "char";
-  const make = separate ? independent : shown.given || shown.context ? aligned : encoded;
+  const make = shown.given || shown.context ? aligned : encoded;
   return withBlanks(await make(tokenize, shown, text, common), shown.lead, text);
-}
-
-/**
- * In a vocabulary of bytes or characters no token depends on the others.
- * @param {Tokenize} tokenize @param {Shown} shown @param {string} text @param {number} common
- */
-async function independent(tokenize, { ids, ends, lead }, text, common) {
-  let keep = within(ends, common);
-  // a token that adds no text is a part of the character after it
-  while (keep > lead && keep < ids.length && ends[keep - 1] === (ends[keep - 2] ?? 0)) keep--;
-  const from = ends[keep - 1] ?? 0;
-  const added = await tokenize(text.slice(from));
-  return { keep, ids: added.ids, from: keep, ends: placed(added.texts, text, from) };
 }
 
 /**

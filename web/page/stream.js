@@ -81,7 +81,7 @@ export class Stream {
    */
   async edit(text, { signal } = {}) {
     const { backEnd } = this;
-    const change = await changeTo((part) => backEnd.tokenize(part), backEnd.describe().kind, this, text);
+    const change = await changeTo((part) => backEnd.tokenize(part), this, text);
     const { keep, ids, from, ends } = change;
     if (keep < this.ids.length || this.#differs()) await this.#rewind(keep, signal);
     const bits = await this.#append(ids, signal);
