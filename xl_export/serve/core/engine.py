@@ -14,7 +14,7 @@ from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.contract.checks import check_memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Admission, Reservation, StoppedError
-from xl_export.serve.core.pieces import Cache
+from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineFacts, EngineSettings
@@ -43,7 +43,7 @@ class Engine:
         session: Session,
         settings: EngineSettings,
         *,
-        cache: Cache | None = None,
+        cache: PrefixCache | None = None,
         deliver: Callable[[Delivery], None],
     ) -> None:
         refuse_unserved(session)

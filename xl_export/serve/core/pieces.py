@@ -1,4 +1,4 @@
-"""Pieces of tasks' own tokens: how they are cut, which are found or fed, and what a step returns for them.
+"""Pieces of tasks' own tokens: how they are cut, which are fed, and what a step returns for them.
 
 A row's numbers are bitwise the same in every batch of the same padded width, and differ by rounding between
 widths. So the cut depends only on the task, and its answers are the same under any load.
@@ -8,39 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.running import Rows, Running
+from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import likeliest, log_probs_of
-from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Fed, Likeliest, Task
+from xl_export.serve.core.task import Fed, Likeliest
 
 Verb = Literal["predict", "score", "step"]
 UNKNOWN = -1  # the id of a likeliest token at a place whose logits are not known
-
-
-class Cache(Protocol):
-    """States after the beginnings of prompts; called on the engine's thread only."""
-
-    def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
-        """How many of these tokens, from the first on, a kept state has been fed, and that state; 0 and None
-        if nothing is known.
-        """
-        ...
-
-    def wants(self, tokens: np.ndarray, num_bytes: int, tenant: str = "") -> bool:
-        """Whether `put` would keep a state of so many bytes after all of these tokens. It is asked before the
-        state is copied, and notes as `put` does that the prefix was seen.
-        """
-        ...
-
-    def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
-        """Keeps the state after all of these tokens: at a multiple of the segment, or at a prompt's end."""
-        ...
 
 
 def piece_after(fed: int, count: int, segment: int) -> tuple[int, int]:
@@ -94,30 +73,6 @@ def chosen_pieces(session: Session, runs: Sequence[Running], budget: int) -> lis
         else:
             groups.append([piece])
     return groups
-
-
-def longest_prefix(cache: Cache, task: Task, segment: int) -> StreamState | None:
-    """The state after the longest prefix that a cache has of a task's tokens, if it was fed in the pieces of
-    this task.
-    """
-    tokens = task.tokens
-    count, state = cache.longest(tokens, task.tenant)
-    while state is not None and (
-        (count == len(tokens) and state.logits is None) or (count < len(tokens) and count % segment)
-    ):
-        tokens = tokens[: (count - 1) // segment * segment]
-        count, state = cache.longest(tokens, task.tenant) if len(tokens) else (0, None)
-    return state
-
-
-def keep_prefix(cache: Cache, run: Running, rows: Rows, segment: int, row_bytes: int) -> None:
-    """Gives the cache the state after a piece, if it would keep it: the copy of a row may be large."""
-    tokens = run.task.tokens[: run.fed]
-    tenant = run.task.tenant
-    tail = min(run.fed, segment + 1) * tokens.itemsize
-    logits = 0 if run.logits is None else run.logits.size * np.dtype(np.float32).itemsize
-    if cache.wants(tokens, row_bytes + logits + tail, tenant):
-        cache.put(tokens, run.state(rows.taken_out(run), segment=segment), tenant)
 
 
 def _verb(session: Session, run: Running, length: int) -> Verb:

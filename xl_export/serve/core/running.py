@@ -46,6 +46,8 @@ class Running:
         self.memory: Memory | None = None if state is None else state.memory
         #: Where its memory is counted, if that is a copy of a row that it gave up.
         self.copied: Quota | None = None
+        #: Of its prefixes in the cache; empty if it does not use that.
+        self.keys: list[bytes] = []
         #: How many of the task's tokens were fed.
         self.fed = 0
         #: As in `StreamState`, of the pieces; drawn tokens are written without padding.

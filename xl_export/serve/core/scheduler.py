@@ -13,15 +13,8 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Quota
-from xl_export.serve.core.pieces import (
-    Cache,
-    Piece,
-    chosen_pieces,
-    keep_prefix,
-    longest_prefix,
-    step_of,
-    take_in,
-)
+from xl_export.serve.core.cache import PrefixCache
+from xl_export.serve.core.pieces import Piece, chosen_pieces, step_of, take_in
 from xl_export.serve.core.running import Queue, Rows, Running
 from xl_export.serve.core.sampling import RowSampler
 from xl_export.serve.core.settings import QUEUED, EngineSettings, Histogram
@@ -47,16 +40,17 @@ MOST_UNREPORTED = 8192  # fed tokens that may be in no answer yet
 class Scheduler:
     """All tasks of an engine. Its methods are called on the engine's thread only."""
 
-    def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
+    def __init__(self, session: Session, settings: EngineSettings, cache: PrefixCache | None) -> None:
         self._session = session
         self._settings = settings
-        self._cache = cache
         self._segment = session.rule.segment
         self._end_of_document = session.vocab.special.end_of_document
         self.rows = Rows(session, settings.rows)
         self.queue = Queue()
         tensors = self.rows.memory.tensors.values()
         self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
+        # Without room for a single state, each would be copied and dropped.
+        self._cache = cache if cache is not None and cache.max_bytes > self.row_bytes else None
         copies = max(1, settings.state_bytes // max(1, self.row_bytes))  # one is always allowed
         # Two budgets: slow clients, who fill theirs, do not keep others from a row.
         self.paused_copies = Quota(copies, share=0.5)
@@ -162,7 +156,8 @@ class Scheduler:
         task = run.task
         memory = run.memory
         if memory is None and self._cache is not None and task.cached and not task.score:
-            state = longest_prefix(self._cache, task, self._segment)
+            run.keys = self._cache.keys(task.tokens, task.tenant)
+            state = self._cache.longest(run.keys)
             if state is not None:
                 run.fed = state.position
                 run.logits = state.logits
@@ -264,9 +259,10 @@ class Scheduler:
             self._fail(run, NOT_FINITE)
             return
         self._emit(run, fed)
-        task = run.task
-        if self._cache is not None and task.cached and task.state is None and not task.score:
-            keep_prefix(self._cache, run, self.rows, self._segment, self.row_bytes)
+        if self._cache is not None and run.keys:
+            keys = run.keys[: -(-run.fed // self._segment)]
+            if self._cache.wants(keys):
+                self._cache.put(keys[-1], run.state(self.rows.taken_out(run), segment=self._segment))
         if not run.prompt_left:
             self._ready.append(run)
 

@@ -1,1 +1,1 @@
-"""Streams outside of the rows: stored by name, saved to signed files, found by their first tokens."""
+"""Streams outside of the rows: stored by name, and saved to signed files."""

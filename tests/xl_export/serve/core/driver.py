@@ -11,8 +11,8 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
+from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineFacts, EngineSettings
@@ -25,7 +25,7 @@ class Driver:
     answers: of each task. at: the iteration in which each of its answers came.
     """
 
-    def __init__(self, session: Session, *, cache: Cache | None = None, **settings: int) -> None:
+    def __init__(self, session: Session, *, cache: PrefixCache | None = None, **settings: int) -> None:
         self.session = session
         self.scheduler = Scheduler(session, EngineSettings(**settings), cache)
         self.answers: dict[Task, list[Answer]] = {}

@@ -9,8 +9,8 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver, said
-from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Drawing, Drawn, Fed, Task
+from xl_export.serve.core.cache import PrefixCache
+from xl_export.serve.core.task import Drawing, Fed, Task
 
 
 def drawing_task(tenant: str, count: int = 12, *, prompt: int = 3, bulk: bool = False) -> Task:
@@ -173,35 +173,10 @@ def test_a_paused_task_is_cancelled_as_any_other(session: Session) -> None:
     assert not driver.scheduler.runs
 
 
-class Remembers:
-    """A cache that forgets nothing."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, bytes], StreamState] = {}
-        self.asked = 0
-        self.sizes: set[int] = set()  # of the states it was asked for
-
-    def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
-        self.asked += 1
-        for count in range(len(tokens), 0, -1):
-            if state := self.kept.get((tenant, tokens[:count].tobytes())):
-                return count, state
-        return 0, None
-
-    def wants(self, tokens: np.ndarray, num_bytes: int, tenant: str = "") -> bool:
-        self.sizes.add(num_bytes)
-        return (tenant, tokens.tobytes()) not in self.kept
-
-    def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
-        assert state.num_bytes in self.sizes
-        assert state.position == len(tokens)
-        self.kept[tenant, tokens.tobytes()] = state
-
-
 def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
     """Whole segments are taken from any prompt, the padded rest of one only for the whole same prompt."""
     text = np.random.default_rng(0).integers(session.vocab.size, size=40)
-    cache = Remembers()
+    cache = PrefixCache(identity="a", segment=8, max_bytes=1 << 30)
     driver, cold = Driver(session, rows=2, cache=cache), Driver(session, rows=2)
     for count, expected in ((21, 0), (21, 21), (23, 16), (19, 16), (16, 16), (40, 16), (7, 0)):
         task = Task(tokens=text[:count], drawing=Drawing(max_tokens=8), keep=True)
@@ -214,36 +189,29 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
         one, other = driver.ended(task).state, cold.ended(same).state
         assert np.array_equal(one.logits, other.logits)
         assert (one.tail.tolist(), one.written) == (other.tail.tolist(), other.written)
-    assert {len(tokens) // 8 for _, tokens in cache.kept} == {7, 8, 16, 19, 21, 23, 24, 32, 40}
-    asked = cache.asked
+    assert cache.states == 9  # after 7, 8, 16, 19, 21, 23, 24, 32 and 40 tokens
     others = [
         Task(tokens=text[:21], drawing=Drawing(max_tokens=2), cached=False),
         Task(tokens=text[:21], score=True),
         Task(tokens=text[:21], drawing=Drawing(max_tokens=2), tenant="another"),
     ]
     driver.run(*others)
-    assert cache.asked == asked + 1
-    assert {tenant for tenant, _ in cache.kept} == {"", "another"}
-    assert ("", text[:8].tobytes()) in cache.kept
+    assert cache.states == 9 + 3  # those of the other tenant
     for task in others:
         assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, Fed))
-        assert len([answer for answer in driver.answers[task] if isinstance(answer, Drawn)]) in (0, 2)
 
 
-def test_no_row_is_copied_for_an_unwilling_cache(session: Session) -> None:
-    cache = Remembers()
+def test_a_row_is_copied_only_for_a_state_that_is_kept(session: Session) -> None:
+    cache = PrefixCache(identity="a", segment=8, max_bytes=1 << 30)
     driver = Driver(session, rows=1, cache=cache)
     text = np.arange(21) % session.vocab.size
-    driver.run(Task(tokens=text, score=True))
-    assert not cache.sizes  # texts to score neither take nor leave anything
     driver.run(Task(tokens=text))
-    assert (len(cache.kept), driver.scheduler.rows.moved) == (3, 3)
+    assert (cache.states, driver.scheduler.rows.moved) == (3, 3)
     driver.run(Task(tokens=text[:16]), Task(tokens=text[:16]))
     assert driver.scheduler.rows.moved == 3 + 2  # what was found is copied in, and nothing out again
-    cache.kept.clear()
-    cache.wants = lambda *given: False  # type: ignore[assignment, method-assign]
+    driver = Driver(session, rows=1, cache=PrefixCache(identity="a", segment=8, max_bytes=100))
     driver.run(Task(tokens=text))
-    assert (len(cache.kept), driver.scheduler.rows.moved) == (0, 5)
+    assert driver.scheduler.rows.moved == 0, "no state fits into this cache"
 
 
 def test_queue_time_counts_interactive_tasks_only(session: Session) -> None:

@@ -22,6 +22,7 @@ from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
+from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery
@@ -31,7 +32,6 @@ from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.stores import StoreLease, Stores
-from xl_export.serve.streams.cache import PrefixCache
 from xl_export.serve.streams.store import StreamStore
 
 
@@ -96,10 +96,9 @@ class Model:
         yield "prefix_cache_queries_total", "Tokens that could have been in the prefix cache.", asked
         yield "num_preemptions_total", "How often a task gave up its row.", facts.preempted
         if self.cache is not None:
-            held = self.cache.facts
-            yield "prefix_cache_states", "States that the prefix cache holds.", held.states
-            yield "prefix_cache_bytes", "Bytes of these states.", held.num_bytes
-            yield "prefix_cache_evictions_total", "States that were dropped.", held.evicted
+            yield "prefix_cache_states", "States that the prefix cache holds.", self.cache.states
+            yield "prefix_cache_bytes", "Bytes of these states.", self.cache.num_bytes
+            yield "prefix_cache_evictions_total", "States that were dropped.", self.cache.evicted
         in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
         yield "engine_model_seconds_total", in_steps, facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
