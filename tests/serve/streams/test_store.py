@@ -82,7 +82,7 @@ def test_a_fork_during_an_operation_is_the_stream_before(
         fork = store.fork(name, "anna").id
         operation.commit(state, appended=tokens[2:])
         later = store.fork(name, "anna").id
-    assert [store.facts(each, "anna").position for each in (name, fork, later)] == [5, 2, 5]
+    assert [store.find(each, "anna").position for each in (name, fork, later)] == [5, 2, 5]
     assert_same(read(store, fork, advance), before)
     assert_same(read(store, later, advance), read(store, name, advance))
 
@@ -91,16 +91,16 @@ def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: 
     store = open_store()
     name = store.create("anna", fresh).id
     with store.operation(name, "anna"):
-        assert store.facts(name, "anna").busy
+        assert store.find(name, "anna").busy
         for other in (store.operation(name, "anna").__enter__, lambda: store.delete(name, "anna")):
             with pytest.raises(BusyStreamError, match="another operation is using the stream"):
                 other()
     with pytest.raises(ZeroDivisionError), store.operation(name, "anna"):
         raise ZeroDivisionError
-    assert not store.facts(name, "anna").busy
+    assert not store.find(name, "anna").busy
     store.delete(name, "anna")
     with pytest.raises(NoStreamError):
-        store.facts(name, "anna")
+        store.find(name, "anna")
 
 
 def test_an_operation_that_is_not_committed_changes_nothing(
@@ -139,7 +139,7 @@ def test_appended_tokens_cost_no_snapshot(
     name = store.create("anna", fresh).id
     for at in range(25):
         append(store, name, tokens[at : at + 1], advance)
-    assert store.totals.written == 1 + 2
+    assert store.written == 1 + 2
     state = read(store, name, advance)
     store._stack.close()  # a kill: nothing is written
     assert_same(read(open_store(), name, advance), state)
@@ -156,13 +156,13 @@ def test_positions_are_right_while_a_snapshot_is_replaced(
 
     def assigned(folder: StreamFolder, attribute: str, value: object) -> None:
         assign(folder, attribute, value)
-        seen.add(store.facts(name, "anna").position)
+        seen.add(store.find(name, "anna").position)
 
     monkeypatch.setattr(StreamFolder, "__setattr__", assigned)
     append(store, name, tokens[:5], advance)
     with store.operation(name, "anna") as operation:
         operation.snapshot().close()
-    assert store.totals.written == 2
+    assert store.written == 2
     assert seen == {0, 5}
 
 
@@ -190,7 +190,7 @@ def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
         with pytest.raises(UserError, match="the server has ended"):
             late.commit(state, appended=appended)
     store = open_store()
-    assert [store.facts(name, "anna").position for name in names] == [3, 0]
+    assert [store.find(name, "anna").position for name in names] == [3, 0]
 
 
 @pytest.mark.parametrize("lost", ["facts.json", "000000@0.stream"])
@@ -200,10 +200,10 @@ def test_a_damaged_folder_is_told_counted_and_left_alone(
     store = open_store()
     names = [store.create("anna", fresh).id for _ in range(2)]
     store.close()
-    (store._path / names[0] / lost).unlink()
+    (store.path / names[0] / lost).unlink()
     store = open_store(streams=2)
     assert names[0] in caplog.text
-    assert (store.totals.streams, store.totals.damaged) == (1, 1)
+    assert (len(store.streams), len(store.damaged)) == (1, 1)
     assert [stream.id for stream in store.list("anna")] == names[1:]
     owner_is_known = lost != "facts.json"
     if owner_is_known:
@@ -213,13 +213,13 @@ def test_a_damaged_folder_is_told_counted_and_left_alone(
         if closed:
             store.close()
         holds = store.unserved() if closed else store
-        for ask in (holds.facts, holds.open_snapshot, holds.delete):
+        for ask in (holds.find, holds.open_snapshot, holds.delete):
             with pytest.raises(DamagedStreamError, match="restore a snapshot of it"):
                 ask(names[0], "anna")
         assert holds.held("anna")[0] == 1 + owner_is_known
         with pytest.raises(NoStreamError if owner_is_known else DamagedStreamError):
-            holds.facts(names[0], "bert")
-    assert (store._path / names[0]).exists()
+            holds.find(names[0], "bert")
+    assert (store.path / names[0]).exists()
 
 
 def test_a_snapshot_that_was_altered_is_damaged(
@@ -227,7 +227,7 @@ def test_a_snapshot_that_was_altered_is_damaged(
 ) -> None:
     store = open_store(ram_bytes=0)
     name = store.create("anna", fresh).id
-    (file,) = (store._path / name).glob("*.stream")
+    (file,) = (store.path / name).glob("*.stream")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -302,7 +302,7 @@ def test_a_commit_survives_a_failing_eviction(
     operation.commit(advance(state, tokens[3:5]), appended=tokens[3:5])
     operation.end()
     read(store, store.create("ben", advance(fresh, tokens[:9])).id, advance, "ben")
-    assert not store.facts(name, "anna").in_ram
+    assert store.find(name, "anna").state is None
     assert_same(read(store, name, advance), advance(advance(fresh, tokens[:3]), tokens[3:5]))
 
 
@@ -318,10 +318,10 @@ def test_a_folder_is_given_back_once_nobody_writes_there(
         store.close(within=0.1)
         with pytest.raises(UserError, match="being written by another process"):
             open_store()
-    files = sorted(store._path.rglob("*"))
+    files = sorted(store.path.rglob("*"))
     store.settings = replace(store.settings, ram_bytes=0)
     store.make_room()  # of an operation that ends late
-    assert sorted(store._path.rglob("*")) == files
+    assert sorted(store.path.rglob("*")) == files
     for late in (lambda: store.create("anna", fresh), lambda: store.begin(name, "anna")):
         with pytest.raises(ClosedStoreError):
             late()
@@ -405,14 +405,14 @@ def test_random_operations_of_tenants_equal_a_naive_model(
             assert {stream.id: (stream.owner, stream.position) for stream in listed} == {
                 name: (owner, state.position) for name, (owner, state) in self.model.items()
             }
-            assert self.store.totals.ram_bytes <= sizes.ram_bytes
-            assert self.store.totals.in_ram == sum(stream.in_ram for stream in listed)
+            assert self.store.ram_bytes <= sizes.ram_bytes
+            assert len(self.store._ram) == sum(stream.state is not None for stream in listed)
 
         def teardown(self) -> None:
             for name, (owner, state) in self.model.items():
                 assert_same(read(self.store, name, advance, owner), state)
             self.store.close()
-            assert self.store.totals.damaged == 0
+            assert not self.store.damaged
 
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)

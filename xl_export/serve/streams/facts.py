@@ -1,4 +1,4 @@
-"""The settings of a store of streams, what it reports, and what it refuses."""
+"""The settings of a store of streams, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from runtimes.base.errors import ConfigError, UserError
 
 class NoStreamError(UserError):
     """There is no stream of that name, or it belongs to another tenant."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
 
 
 class DamagedStreamError(UserError):
@@ -52,6 +55,13 @@ class JournalError(UserError):
 class FullStoreError(UserError):
     """So many operations hold states that are not on the disk that no other one is let in now."""
 
+    def __init__(self, count: int, of_tenant: bool) -> None:
+        whose = " of this tenant" if of_tenant else ""
+        super().__init__(
+            f"{count:,} operations{whose} on streams run or wait for the disk, as many as this server has "
+            "memory for (--waiting-memory); send the request again after the seconds of Retry-After."
+        )
+
 
 class TooManyStreamsError(UserError):
     """A tenant has as many streams, or bytes of them, as it may have."""
@@ -80,56 +90,3 @@ class StoreSettings:
         for name in ("ram_bytes", "streams", "tenant_bytes", "unwritten_bytes", "replayed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamFacts:
-    """What a client may know of its stream."""
-
-    id: str
-    owner: str
-    position: int
-    #: Seconds since 1970.
-    created: float
-    #: Seconds since 1970.
-    used: float
-    #: Whether the next operation need not read the disk.
-    in_ram: bool
-    #: Whether an operation runs.
-    busy: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreFacts:
-    """What a store holds and has done."""
-
-    #: Without damaged ones.
-    streams: int
-    #: Folders of streams that cannot continue.
-    damaged: int
-    #: Idle states in RAM.
-    in_ram: int
-    #: Of idle states.
-    ram_bytes: int
-    #: Of the snapshots of all streams. Forks may share the bytes of one on the disk, and each counts them.
-    snapshot_bytes: int
-    #: Of the journals of all streams.
-    journal_bytes: int
-    #: Whole snapshots that were read.
-    read: int
-    #: Whole snapshots that were written.
-    written: int
-
-
-def no_stream(name: str) -> NoStreamError:
-    """The error for a stream that is not there, or belongs to another tenant."""
-    return NoStreamError(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
-
-
-def full_store(count: int, of_tenant: bool) -> FullStoreError:
-    """The error for one operation too many that holds a state that is not on the disk yet."""
-    whose = " of this tenant" if of_tenant else ""
-    return FullStoreError(
-        f"{count:,} operations{whose} on streams run or wait for the disk, as many as this server has memory "
-        "for (--waiting-memory); send the request again after the seconds of Retry-After."
-    )

@@ -34,7 +34,7 @@ from runtimes.base.files import flush as flush_file
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import no_stream
+from xl_export.serve.streams.facts import NoStreamError
 from xl_export.serve.streams.snapshot import SIGNATURE_AT, UNSIGNED, read_snapshot, write_snapshot
 
 FACTS = "facts.json"
@@ -345,7 +345,7 @@ class SharedFile:
             try:
                 self._system.rm_file(self.path)
             except FileNotFoundError as error:
-                raise no_stream(Path(self.path).stem) from error
+                raise NoStreamError(Path(self.path).stem) from error
 
     def _stored_version(self) -> bytes:
         try:

@@ -9,7 +9,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 from runtimes.base.errors import UserError
@@ -21,11 +23,9 @@ from xl_export.serve.streams.facts import (
     ClosedStoreError,
     DamagedStreamError,
     JournalError,
-    StoreFacts,
+    NoStreamError,
     StoreSettings,
-    StreamFacts,
     UnreadableError,
-    no_stream,
 )
 from xl_export.serve.streams.files import Appended, SharedFile, StreamFolder
 
@@ -46,6 +46,11 @@ class Stream:
     gone: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    @property
+    def position(self) -> int:
+        """How many tokens it has been fed."""
+        return self.files.position
+
 
 @dataclass(frozen=True)
 class Damaged:
@@ -62,17 +67,37 @@ class Damaged:
         return self.owner in (None, owner)
 
 
-def facts_of(stream: Stream) -> StreamFacts:
-    """What a client may know of a stream."""
-    return StreamFacts(
-        id=stream.id,
-        owner=stream.owner,
-        position=stream.files.position,
-        created=stream.created,
-        used=stream.used,
-        in_ram=stream.state is not None,
-        busy=stream.busy,
-    )
+class ByOwner:
+    """The streams in the folder of an artefact, as their owners know them."""
+
+    path: Path
+    streams: dict[str, Stream]
+    damaged: dict[str, Damaged]
+
+    @property
+    def identity(self) -> str:
+        """The artefact: the first 32 digits of its identity."""
+        return self.path.name
+
+    def find(self, name: str, owner: str) -> Stream:
+        """The stream of an owner; raises NoStreamError, and DamagedStreamError."""
+        damaged = self.damaged.get(name)
+        if damaged is not None and damaged.concerns(owner):
+            raise DamagedStreamError(name)
+        stream = self.streams.get(name)
+        if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
+            raise NoStreamError(name)
+        return stream
+
+    def list(self, owner: str) -> list[Stream]:
+        """The streams of an owner, the oldest first."""
+        found = [stream for stream in list(self.streams.values()) if stream.owner == owner]
+        return sorted(found, key=lambda each: (each.created, each.id))
+
+    def count(self, owner: str) -> int:
+        """How many streams an owner has, also damaged ones."""
+        damaged = sum(each.owner == owner for each in list(self.damaged.values()))
+        return len(self.list(owner)) + damaged
 
 
 class StreamIndex:
@@ -88,29 +113,29 @@ class StreamIndex:
         #: the disk is used.
         self.lock = threading.Lock()
         self.streams: dict[str, Stream] = {}
-        self.damaged: dict[str, Damaged] = {}
         #: Whether another process may have the folder by now.
         self.closed = False
         #: Snapshots that were read and written.
         self.read = 0
         self.written = 0
         self._ram: OrderedDict[str, int] = OrderedDict()  # bytes by id, the one used longest ago first
-        self._ram_bytes = 0
+        #: Of the states in RAM.
+        self.ram_bytes = 0
 
-    @property
-    def totals(self) -> StoreFacts:
-        """What the store holds and has done since it was opened."""
+    def figures(self) -> Iterator[tuple[str, str, float]]:
+        """Name, meaning and value of each figure, for `/metrics`."""
         with self.lock:
-            return StoreFacts(
-                streams=len(self.streams),
-                damaged=len(self.damaged),
-                in_ram=len(self._ram),
-                ram_bytes=self._ram_bytes,
-                snapshot_bytes=sum(stream.files.snapshot_bytes for stream in self.streams.values()),
-                journal_bytes=sum(stream.files.journal_bytes for stream in self.streams.values()),
-                read=self.read,
-                written=self.written,
-            )
+            files = [stream.files for stream in self.streams.values()]
+        yield "streams", "Streams that are kept.", len(files)
+        yield "streams_in_memory", "Streams whose state is in memory.", len(self._ram)
+        yield "streams_memory_bytes", "Bytes of these states.", self.ram_bytes
+        on_disk = "on the disk; forks may share the bytes of one, and each counts them."
+        snapshot_bytes = sum(each.snapshot_bytes for each in files)
+        yield "stream_snapshot_bytes", f"Bytes of the snapshots of streams {on_disk}", snapshot_bytes
+        journal_bytes = sum(each.journal_bytes for each in files)
+        yield "stream_journal_bytes", "Bytes of the journals of streams on the disk.", journal_bytes
+        yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", self.read
+        yield "stream_snapshots_written_total", "Snapshots that were written to the disk.", self.written
 
     def start(self, stream: Stream) -> Operation:
         """An operation on a stream: until its `end` no other one uses the stream. Without a `commit` the
@@ -118,7 +143,7 @@ class StreamIndex:
         operation runs.
         """
         if stream.gone:
-            raise no_stream(stream.id)
+            raise NoStreamError(stream.id)
         self.refuse_closed()
         if stream.busy:
             raise BusyStreamError(
@@ -149,10 +174,10 @@ class StreamIndex:
 
     def in_ram(self, name: str, state: StreamState | None) -> None:
         """Counts the bytes of a stream in RAM as those used last; None if it has left."""
-        self._ram_bytes -= self._ram.pop(name, 0)
+        self.ram_bytes -= self._ram.pop(name, 0)
         if state is not None:
             self._ram[name] = state.num_bytes
-            self._ram_bytes += state.num_bytes
+            self.ram_bytes += state.num_bytes
 
     def make_room(self) -> None:
         """Takes idle states out of RAM until the others fit, the one that was used longest ago first.
@@ -162,7 +187,7 @@ class StreamIndex:
         while True:
             with self.lock:
                 idle = (name for name in self._ram if not self.streams[name].busy)
-                victim = next(idle, None) if self._ram_bytes > self.settings.ram_bytes else None
+                victim = next(idle, None) if self.ram_bytes > self.settings.ram_bytes else None
                 if victim is None:
                     return
                 stream = self.streams[victim]
@@ -200,11 +225,6 @@ class Operation:
         with self._index.lock:
             self.stream.busy = False
             self._index.ended(self.stream)
-
-    @property
-    def facts(self) -> StreamFacts:
-        """What is known of the stream, as it is once this operation has ended."""
-        return replace(facts_of(self.stream), busy=False)
 
     def ready(self) -> StreamState | None:
         """The stream as it is now, if it is in RAM; does not use the disk or wait for it."""

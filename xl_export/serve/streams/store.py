@@ -23,15 +23,13 @@ from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.facts import (
     BusyStreamError,
-    DamagedStreamError,
+    FullStoreError,
+    NoStreamError,
     StoreSettings,
-    StreamFacts,
     TooManyStreamsError,
-    full_store,
-    no_stream,
 )
 from xl_export.serve.streams.files import StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import Damaged, Operation, Stream, StreamIndex, facts_of
+from xl_export.serve.streams.index import ByOwner, Damaged, Operation, Stream, StreamIndex
 from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unserved import UnservedStreams, stored
 
@@ -45,10 +43,10 @@ class Upload(NamedTuple):
     #: Of the file that it is written to.
     path: Path
     #: Makes a new stream from that file; uses the disk, and raises as `read_snapshot` and `create`.
-    restore: Callable[[], StreamFacts]
+    restore: Callable[[], Stream]
 
 
-class StreamStore(StreamIndex):
+class StreamStore(ByOwner, StreamIndex):
     """Streams by id, each of one owner. All methods may be called from any thread; those that may use the
     disk say so, and belong in a thread of their own.
     """
@@ -72,24 +70,27 @@ class StreamStore(StreamIndex):
         super().__init__(session, key=key, settings=settings)
         # Operations that give a stream a new state, each from before its first work until that state is on
         # the disk: a disk that is slower than the model must not fill the memory with finished states.
-        self.unwritten = Quota(max(1, settings.unwritten_bytes // max(self.row_bytes, 1)), refusal=full_store)
-        self._path = folder / session.identity[:IDENTITY]
+        self.unwritten = Quota(
+            max(1, settings.unwritten_bytes // max(self.row_bytes, 1)), refusal=FullStoreError
+        )
+        self.path = folder / session.identity[:IDENTITY]
+        self.damaged: dict[str, Damaged] = {}
         self._making: dict[str, str] = {}  # the owners of streams that are being made, by their names
         self._stack = contextlib.ExitStack()
-        with writing(self._path):
-            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if settings.flush:
                 for each in (folder, folder.parent):  # the names of the folders that may be new
                     flush_folder(each)
-        self._stack.enter_context(only_writer(self._path, doing="keeping streams"))
-        sweep(self._path)
-        for stream in stored(self._path, flush=settings.flush):
+        self._stack.enter_context(only_writer(self.path, doing="keeping streams"))
+        sweep(self.path)
+        for stream in stored(self.path, flush=settings.flush):
             if isinstance(stream, Damaged):
                 self.damaged[stream.id] = stream
             else:
                 self.streams[stream.id] = stream
 
-    def create(self, owner: str, state: StreamState, name: str | None = None) -> StreamFacts:
+    def create(self, owner: str, state: StreamState, name: str | None = None) -> Stream:
         """A new stream in this state, which is on the disk when this returns; uses the disk.
 
         name: a random one if it is None. Raises TooManyStreamsError, BusyStreamError if there is a stream of
@@ -104,50 +105,40 @@ class StreamStore(StreamIndex):
         Raises TooManyStreamsError. What was received is gone when the block ends.
         """
         with self._new(owner) as new:
-            path = self._path / f".{secrets.token_hex(12)}.upload"
+            path = self.path / f".{secrets.token_hex(12)}.upload"
             try:
                 yield Upload(path, lambda: self._restore(new, owner, path))
             finally:
                 path.unlink(missing_ok=True)
 
-    def _restore(self, new: _New, owner: str, path: Path) -> StreamFacts:
+    def _restore(self, new: _New, owner: str, path: Path) -> Stream:
         return self._create(new, owner, read_snapshot(path, self.session, key=self.key))
 
-    def _create(self, new: _New, owner: str, state: StreamState) -> StreamFacts:
+    def _create(self, new: _New, owner: str, state: StreamState) -> Stream:
         name, facts = new
-        folder = StreamFolder.create(self._path / name, state, facts, key=self.key, flush=self.settings.flush)
+        folder = StreamFolder.create(self.path / name, state, facts, key=self.key, flush=self.settings.flush)
         self.written += 1
         stream = self._add(name, owner, facts["created"], folder, state)
         self.make_room()
-        return facts_of(stream)
+        return stream
 
-    def fork(self, name: str, owner: str) -> StreamFacts:
+    def fork(self, name: str, owner: str) -> Stream:
         """A new stream in the state of another one, which goes on by itself; uses the disk a little.
 
         While an operation runs on the other one, it is the state before that operation: its files and what is
         in RAM change together, under its lock, when the operation is done.
         """
-        stream = self._owned(name, owner)
+        stream = self.find(name, owner)
         with self._new(owner) as (other, facts), stream.lock:
             self.refuse_closed()
             if stream.gone:
-                raise no_stream(name)
+                raise NoStreamError(name)
             stream.used = time.time()
             assert isinstance(stream.files, StreamFolder)
-            folder = stream.files.fork(self._path / other, facts)
+            folder = stream.files.fork(self.path / other, facts)
             fork = self._add(other, owner, facts["created"], folder, stream.state)
         self.make_room()
-        return facts_of(fork)
-
-    def facts(self, name: str, owner: str) -> StreamFacts:
-        """What is known of a stream; raises NoStreamError, and DamagedStreamError."""
-        return facts_of(self._owned(name, owner))
-
-    def list(self, owner: str) -> list[StreamFacts]:
-        """The streams of an owner, the oldest first."""
-        with self.lock:
-            found = [stream for stream in self.streams.values() if stream.owner == owner]
-        return [facts_of(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))]
+        return fork
 
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
@@ -156,7 +147,7 @@ class StreamStore(StreamIndex):
 
     def begin(self, name: str, owner: str) -> Operation:
         """See `start`."""
-        stream = self._owned(name, owner)
+        stream = self.find(name, owner)
         with self.lock:
             return self.start(stream)
 
@@ -196,15 +187,9 @@ class StreamStore(StreamIndex):
         if all_written:
             self._stack.close()
 
-    @property
-    def identity(self) -> str:
-        """The artefact: the first 32 digits of its identity."""
-        return self._path.name
-
     def held(self, owner: str) -> tuple[int, int]:
         """How many streams an owner has here, those that are being made among them, and their bytes."""
-        with self.lock:
-            count = self._count(owner)
+        count = self.count(owner)
         return count, count * self.row_bytes
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
@@ -216,23 +201,13 @@ class StreamStore(StreamIndex):
 
     def unserved(self) -> UnservedStreams:
         """The streams of this store, which was closed."""
-        return UnservedStreams(self._path, [*self.streams.values(), *self.damaged.values()])
+        return UnservedStreams(self.path, [*self.streams.values(), *self.damaged.values()])
 
     @property
     def _is_used(self) -> bool:
         """Whether an operation runs or a stream is being made."""
         with self.lock:
             return bool(self._making) or any(stream.busy for stream in self.streams.values())
-
-    def _owned(self, name: str, owner: str) -> Stream:
-        with self.lock:
-            stream = self.streams.get(name)
-            damaged = self.damaged.get(name)
-        if damaged is not None and damaged.concerns(owner):
-            raise DamagedStreamError(name)
-        if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
-            raise no_stream(name)
-        return stream
 
     def refuse_more(self, owner: str, *, making: str | None = None) -> None:
         """Raises TooManyStreamsError if a tenant has as many streams as it may have.
@@ -245,7 +220,7 @@ class StreamStore(StreamIndex):
         most = min(settings.streams, others + max(0, settings.tenant_bytes - their_bytes) // max(row, 1))
         with self.lock:
             self.refuse_closed()
-            count = others + self._count(owner)
+            count = others + self.count(owner)
             if count >= most:
                 raise TooManyStreamsError(
                     f"you have {count:,} streams with {their_bytes + (count - others) * row:,} bytes, and "
@@ -257,11 +232,9 @@ class StreamStore(StreamIndex):
                 raise BusyStreamError(f"another request has just made the stream {making}; ask again.")
             self._making[making] = owner
 
-    def _count(self, owner: str) -> int:
-        """How many streams an owner has, also damaged ones; the caller has the lock."""
-        own = sum(each.owner == owner for each in self.streams.values())
-        damaged = sum(each.owner == owner for each in self.damaged.values())
-        return own + damaged + sum(each == owner for each in self._making.values())
+    def count(self, owner: str) -> int:
+        """How many streams an owner has, also damaged ones and those that are being made."""
+        return super().count(owner) + sum(each == owner for each in list(self._making.values()))
 
     @contextlib.contextmanager
     def _new(self, owner: str, name: str | None = None) -> Iterator[_New]:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import read_json
@@ -19,43 +19,29 @@ from runtimes.base.lock import only_writer
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
-    DamagedStreamError,
     JournalError,
-    StreamFacts,
-    no_stream,
+    NoStreamError,
 )
 from xl_export.serve.streams.files import FACTS, StreamFolder
-from xl_export.serve.streams.index import Damaged, Stream, facts_of
+from xl_export.serve.streams.index import ByOwner, Damaged, Stream
 
 LOG = logging.getLogger(__name__)
 
 
-class Holds(Protocol):
-    """What can be done with streams without their model: `StreamStore` and `UnservedStreams` can."""
-
-    @property
-    def identity(self) -> str: ...
-    def list(self, owner: str) -> list[StreamFacts]: ...
-    def facts(self, name: str, owner: str) -> StreamFacts: ...
-    def open_snapshot(self, name: str, owner: str) -> BinaryIO: ...
-    def delete(self, name: str, owner: str) -> None: ...
-    def held(self, owner: str) -> tuple[int, int]: ...
-
-
-class UnservedStreams:
+class UnservedStreams(ByOwner):
     """The streams of one artefact that is not served. All methods may be called from any thread."""
 
     def __init__(self, path: Path, streams: Iterable[Stream | Damaged]) -> None:
         """path: the folder of the artefact's streams. streams: those in it."""
-        self._path = path
+        self.path = path
         self._lock = threading.Lock()
-        self._streams: dict[str, Stream] = {}
-        self._damaged: dict[str, Damaged] = {}
+        self.streams: dict[str, Stream] = {}
+        self.damaged: dict[str, Damaged] = {}
         for each in streams:
             if isinstance(each, Damaged):
-                self._damaged[each.id] = each
+                self.damaged[each.id] = each
             else:
-                self._streams[each.id] = Stream(each.id, each.owner, each.created, each.used, each.files)
+                self.streams[each.id] = Stream(each.id, each.owner, each.created, each.used, each.files)
         self.closed = False
 
     @staticmethod
@@ -67,44 +53,28 @@ class UnservedStreams:
         except UserError:
             return None
 
-    @property
-    def identity(self) -> str:
-        """The artefact: the first 32 digits of its identity."""
-        return self._path.name
-
-    def list(self, owner: str) -> list[StreamFacts]:
-        """The streams of an owner, the oldest first."""
-        found = [stream for stream in list(self._streams.values()) if stream.owner == owner]
-        return [facts_of(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))]
-
-    def facts(self, name: str, owner: str) -> StreamFacts:
-        """What is known of a stream; raises NoStreamError."""
-        return facts_of(self._owned(name, owner))
-
     def held(self, owner: str) -> tuple[int, int]:
         """How many streams an owner has here, also damaged ones, and the bytes of the others' snapshots."""
-        found = [stream.files for stream in list(self._streams.values()) if stream.owner == owner]
-        damaged = sum(each.owner == owner for each in self._damaged.values())
-        return len(found) + damaged, sum(files.snapshot_bytes for files in found)
+        return self.count(owner), sum(stream.files.snapshot_bytes for stream in self.list(owner))
 
     def open_snapshot(self, name: str, owner: str) -> BinaryIO:
         """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
         if it is not the whole stream.
         """
-        files = self._owned(name, owner).files
+        files = self.find(name, owner).files
         if files.appended:
             raise JournalError(name, files.num_appended)
         try:
             return files.open_snapshot()
         except OSError as error:  # another process has removed it
-            raise no_stream(name) from error
+            raise NoStreamError(name) from error
 
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk."""
         with self._writing(name):
-            stream = self._owned(name, owner)
+            stream = self.find(name, owner)
             stream.files.delete()
-            del self._streams[name]
+            del self.streams[name]
 
     def close(self) -> None:
         """Waits for what is being deleted; from now on nothing is."""
@@ -117,21 +87,13 @@ class UnservedStreams:
             if self.closed:
                 raise ClosedStoreError("the artefact of the stream is being opened; ask again in a second.")
             try:
-                stack.enter_context(only_writer(self._path, doing="deleting a stream"))
+                stack.enter_context(only_writer(self.path, doing="deleting a stream"))
             except UserError as error:
                 raise BusyStreamError(
                     f"another process on the server's machine uses the stream {name}; ask again when it has "
                     "ended."
                 ) from error
             yield
-
-    def _owned(self, name: str, owner: str) -> Stream:
-        stream = self._streams.get(name)
-        if name in self._damaged and self._damaged[name].concerns(owner):
-            raise DamagedStreamError(name)
-        if stream is None or stream.owner != owner:
-            raise no_stream(name)
-        return stream
 
 
 def stored(path: Path, *, flush: bool = False) -> Iterator[Stream | Damaged]:

@@ -18,7 +18,7 @@ from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.limits import too_many
-from xl_export.serve.streams.facts import FullStoreError, full_store
+from xl_export.serve.streams.facts import FullStoreError
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,12 @@ def test_slow_bodies_of_one_tenant_leave_half_to_others(shared: Running) -> None
     ("refusal", "error", "own", "all_of_them"),
     [
         (too_many("requests"), RefusedError, "the tenant has 2 requests", "the server has 4 requests"),
-        (full_store, FullStoreError, "2 operations of this tenant", "^4 operations on streams run or wait"),
+        (
+            FullStoreError,
+            FullStoreError,
+            "2 operations of this tenant",
+            "^4 operations on streams run",
+        ),
     ],
 )
 def test_a_tenant_has_half_and_all_together_no_more_than_all(

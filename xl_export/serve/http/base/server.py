@@ -25,7 +25,8 @@ from xl_export.serve.http.base.models import Model, Source
 from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.http.base.workers import on_thread
 from xl_export.serve.streams.facts import StoreSettings
-from xl_export.serve.streams.unserved import Holds
+from xl_export.serve.streams.store import StreamStore
+from xl_export.serve.streams.unserved import UnservedStreams
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 MOST_REPLACED = 2  # versions of one model that were replaced and still serve what began before
@@ -132,7 +133,7 @@ class Server:
             )
         return self.models[name]
 
-    def unserved_streams(self) -> list[Holds]:
+    def unserved_streams(self) -> list[StreamStore | UnservedStreams]:
         """Where the streams are that no model of this server can continue."""
         return self.stores.others([model.store for model in self.models.values()])
 

@@ -11,7 +11,7 @@ from runtimes.contract.session import Session
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore
-from xl_export.serve.streams.unserved import Holds, UnservedStreams
+from xl_export.serve.streams.unserved import UnservedStreams
 
 CLOSING = 2.0  # seconds; a server ends within five, with the engine's before it
 
@@ -63,7 +63,7 @@ class Stores:
                 kept.unserved = kept.store.unserved()
                 kept.store = None
 
-    def others(self, served: Container[StreamStore]) -> list[Holds]:
+    def others(self, served: Container[StreamStore]) -> list[StreamStore | UnservedStreams]:
         """Where the streams are that none of these stores has: streams of artefacts that are not served, or
         are not any more while requests that have begun use them.
         """
@@ -108,13 +108,6 @@ class StoreLease:
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
-        facts = self.store.totals
-        yield "streams", "Streams that are kept.", facts.streams
-        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", facts.damaged
-        yield "streams_in_memory", "Streams whose state is in memory.", facts.in_ram
-        yield "streams_memory_bytes", "Bytes of these states.", facts.ram_bytes
-        on_disk = "on the disk; forks may share the bytes of one, and each counts them."
-        yield "stream_snapshot_bytes", f"Bytes of the snapshots of streams {on_disk}", facts.snapshot_bytes
-        yield "stream_journal_bytes", "Bytes of the journals of streams on the disk.", facts.journal_bytes
-        yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", facts.read
-        yield "stream_snapshots_written_total", "Snapshots that were written to the disk.", facts.written
+        damaged = len(self.store.damaged)
+        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
+        yield from self.store.figures()

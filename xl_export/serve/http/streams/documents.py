@@ -23,7 +23,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_log_probs
 from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
-from xl_export.serve.streams.facts import StreamFacts
+from xl_export.serve.streams.index import Stream
 
 LONGEST_NUMBER = 18  # digits
 SAFETENSORS = "application/safetensors"  # the content type of a file of arrays
@@ -293,21 +293,21 @@ class ContinueChunk(_ScoredTokens):
     text: Annotated[str, doc("What is new of the text.")]
 
 
-def facts_document(
-    facts: StreamFacts, model: str | None = None, *, artefact: str | None = None
+def stream_document(
+    stream: Stream, model: str | None = None, *, artefact: str | None = None
 ) -> dict[str, Any]:
     """A stream as it is now, of a model, or of an artefact that is not served."""
     return {
-        "id": facts.id,
+        "id": stream.id,
         "object": "stream",
         "model": model,
         "usable": artefact is None,
         **({} if artefact is None else {"artefact": artefact}),
-        "position": facts.position,
-        "created": int(facts.created),
-        "used": int(facts.used),
-        "in_memory": facts.in_ram,
-        "busy": facts.busy,
+        "position": stream.position,
+        "created": int(stream.created),
+        "used": int(stream.used),
+        "in_memory": stream.state is not None,
+        "busy": stream.busy,
     }
 
 

@@ -35,15 +35,15 @@ from xl_export.serve.http.streams.documents import (
     StreamDocument,
     StreamList,
     deleted_document,
-    facts_document,
     step_answer,
     step_body,
+    stream_document,
 )
 from xl_export.serve.http.streams.socket import conversation
 from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, encoded, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
 from xl_export.serve.streams.store import StreamStore
-from xl_export.serve.streams.unserved import Holds
+from xl_export.serve.streams.unserved import UnservedStreams
 
 NOTHING = reads_json(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
@@ -123,10 +123,10 @@ async def list_all(exchange: Exchange) -> Response:
     def listed() -> Steps[bytes]:
         found = []
         for store, name in stores.items():
-            found += [facts_document(facts, name) for facts in store.list(tenant)]
+            found += [stream_document(stream, name) for stream in store.list(tenant)]
             yield
         for holds in others:
-            found += [facts_document(facts, artefact=holds.identity) for facts in holds.list(tenant)]
+            found += [stream_document(stream, artefact=holds.identity) for stream in holds.list(tenant)]
             yield
         return (yield from json_steps({"object": "list", "data": found}))
 
@@ -140,15 +140,15 @@ async def facts(exchange: Exchange) -> Response:
     try:
         model = found(exchange.server, name, tenant)
     except OtherArtefactError as other:
-        return json(facts_document(other.holds.facts(name, tenant), artefact=other.holds.identity))
-    return json(facts_document(model.store.facts(name, tenant), model.name))
+        return json(stream_document(other.holds.find(name, tenant), artefact=other.holds.identity))
+    return json(stream_document(model.store.find(name, tenant), model.name))
 
 
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
     tenant = exchange.tenant.name
-    holds: Holds
+    holds: StreamStore | UnservedStreams
     try:
         holds = exchange.use(found(exchange.server, name, tenant)).store
     except OtherArtefactError as other:
@@ -201,8 +201,8 @@ async def restore(exchange: Exchange) -> Response:
             refusal.closes = True
             raise refusal from error
         await _receive(exchange, upload.path, most)
-        facts = await DISK.run(tenant, upload.restore)
-    return json(facts_document(facts, model.name), 201)
+        stream = await DISK.run(tenant, upload.restore)
+    return json(stream_document(stream, model.name), 201)
 
 
 def _work(exchange: Exchange, model: Model) -> StreamWork:

@@ -27,7 +27,7 @@ from xl_export.serve.http.streams.documents import (
     NoBody,
     RewindBody,
     StepBody,
-    facts_document,
+    stream_document,
 )
 from xl_export.serve.http.streams.work import StreamWork, encoded, found
 
@@ -145,7 +145,7 @@ class Conversation:
     async def _do(self, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
         model = found(self._server, self._name, self._tenant)  # the one that is served now
         if op == "facts":
-            return facts_document(model.store.facts(self._name, self._tenant), model.name)
+            return stream_document(model.store.find(self._name, self._tenant), model.name)
         with self._server.requests.one(self._tenant):
             if op != "delete":
                 self._server.refuse_when_full(self._tenant)

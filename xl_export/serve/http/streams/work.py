@@ -28,13 +28,14 @@ from xl_export.serve.http.streams.documents import (
     TokenReport,
     deleted_document,
     drawing_in,
-    facts_document,
+    stream_document,
     tokens_of,
 )
-from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
+from xl_export.serve.streams.facts import NoStreamError
 from xl_export.serve.streams.files import StepInputs
-from xl_export.serve.streams.index import Operation
-from xl_export.serve.streams.unserved import Holds
+from xl_export.serve.streams.index import Operation, Stream
+from xl_export.serve.streams.store import StreamStore
+from xl_export.serve.streams.unserved import UnservedStreams
 
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
@@ -92,8 +93,8 @@ class StreamWork:
             self._store.refuse_more(self.tenant)
             state = StreamState.begin(self._model.session)
             if body.text is None and body.tokens is None and not is_language_model(self._model.session):
-                facts = await DISK.run(self.tenant, self._store.create, self.tenant, state)
-                return {"stream": self._facts(facts, state), **NOTHING_FED}
+                stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
+                return {"stream": self._document(stream, state), **NOTHING_FED}
             tokens = await self._tokens(body, needed=False)
             report = self._report(np.empty(0, np.int64), body)
             if len(tokens):
@@ -105,10 +106,10 @@ class StreamWork:
                     tenant=self.tenant,
                 )
                 state = whole(await self._perform(task, report))
-            facts = await DISK.run(self.tenant, self._store.create, self.tenant, state)
+            stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
         return {
             "object": "stream.append",
-            "stream": self._facts(facts, state),
+            "stream": self._document(stream, state),
             **_sums(report),
             **report.take(),
         }
@@ -123,7 +124,7 @@ class StreamWork:
             await DISK.run(self.tenant, operation.commit, state, appended=tokens)
             return {
                 "object": "stream.append",
-                "stream": self._facts(operation.facts, state),
+                "stream": self._document(operation.stream, state),
                 **_sums(report),
                 **report.take(),
             }
@@ -161,7 +162,7 @@ class StreamWork:
                 await DISK.run(self.tenant, operation.commit, state)
             return {
                 "object": "stream.continue",
-                "stream": self._facts(operation.facts, state),
+                "stream": self._document(operation.stream, state),
                 "finish_reason": ended.reason,
                 **({"error": ended.error} if ended.error else {}),
                 "seed": drawing.seed,
@@ -179,7 +180,7 @@ class StreamWork:
             await DISK.run(self.tenant, operation.commit, state, appended=fed)
             return {
                 "object": "stream.step",
-                "stream": self._facts(operation.facts, state),
+                "stream": self._document(operation.stream, state),
                 "outputs": outputs,
             }
 
@@ -196,7 +197,7 @@ class StreamWork:
                 param="position",
             )
         try:
-            self._store.facts(name, self.tenant)
+            self._store.find(name, self.tenant)
         except NoStreamError:
             if not start:
                 raise RefusedError(
@@ -229,7 +230,7 @@ class StreamWork:
         with self._operation(name) as operation:
             state = await self._state(operation)
             if count == 0:
-                return self._facts(operation.facts, state)
+                return self._document(operation.stream, state)
             try:
                 before, last = rewound(state, count, session=self._model.session)
             except StreamError as error:
@@ -238,11 +239,11 @@ class StreamWork:
                 task = Task(tokens=last, state=before, keep=True, tenant=self.tenant)
                 before = whole(await self._perform(task))
             await DISK.run(self.tenant, operation.commit, before)
-            return self._facts(operation.facts, before)
+            return self._document(operation.stream, before)
 
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
-        return self._facts(await DISK.run(self.tenant, self._store.fork, name, self.tenant))
+        return self._document(await DISK.run(self.tenant, self._store.fork, name, self.tenant))
 
     async def delete(self, name: str) -> Document:
         """Removes a stream for ever."""
@@ -259,8 +260,8 @@ class StreamWork:
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
         """An operation on a stream, which is at this position, if one is given."""
         with self._store.operation(name, self.tenant) as operation, self._store.unwritten.one(self.tenant):
-            if position is not None and operation.facts.position != position:
-                raise ElsewhereError(operation.facts.position, position)
+            if position is not None and operation.stream.position != position:
+                raise ElsewhereError(operation.stream.position, position)
             yield operation
 
     async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
@@ -336,8 +337,9 @@ class StreamWork:
             self._model.texts, before, surprisal=body.surprisal, alternatives=body.alternatives
         )
 
-    def _facts(self, facts: StreamFacts, state: StreamState | None = None) -> Document:
-        document = facts_document(facts, self._model.name)
+    def _document(self, stream: Stream, state: StreamState | None = None) -> Document:
+        """The stream as it is once this operation has ended."""
+        document: Document = stream_document(stream, self._model.name) | {"busy": False}
         if state is not None:
             document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
         return document
@@ -355,7 +357,7 @@ class StreamWork:
 class OtherArtefactError(RefusedError):
     """A stream of an artefact that the server keeps and does not serve. holds: where it is."""
 
-    def __init__(self, name: str, holds: Holds) -> None:
+    def __init__(self, name: str, holds: StreamStore | UnservedStreams) -> None:
         super().__init__(
             f"the stream {name} belongs to the artefact {holds.identity}, which this server does not serve "
             "now; serve that artefact again to go on with the stream, or save its snapshot, or delete it.",
@@ -371,13 +373,13 @@ def found(server: Server, name: str, tenant: str) -> Model:
     """
     for model in [server.model(None), *server.models.values()]:
         with contextlib.suppress(NoStreamError):
-            model.store.facts(name, tenant)
+            model.store.find(name, tenant)
             return model
     for holds in server.unserved_streams():
         with contextlib.suppress(NoStreamError):
-            holds.facts(name, tenant)
+            holds.find(name, tenant)
             raise OtherArtefactError(name, holds)
-    raise no_stream(name)
+    raise NoStreamError(name)
 
 
 def whole(ended: Ended) -> StreamState:
