@@ -48,8 +48,7 @@ def comes_true(condition: Callable[[], bool]) -> bool:
 
 def is_idle(server: Running) -> bool:
     model = server.server.models["m"]
-    facts = model.engine.facts
-    tasks = facts.decoding + facts.prompts + facts.waiting
+    tasks = len(model.engine.scheduler.rows.runs) + model.engine.waiting
     return (
         tasks == 0 and server.server.requests.total == 0 and not model.bridge.listeners and model.users == 0
     )
@@ -88,7 +87,7 @@ def test_a_client_that_leaves_frees_its_row(small: Running, stream: bool) -> Non
     if stream:
         wait_for(client, b"data: ")
     else:
-        assert comes_true(lambda: small.server.models["m"].engine.facts.decoding == 1)
+        assert comes_true(lambda: small.server.models["m"].engine.scheduler.rows.decoding == 1)
     client.close()
     assert comes_true(lambda: is_idle(small))
     assert '"reason":"unfinished"' in small.log.getvalue()
@@ -110,7 +109,7 @@ def test_a_client_that_reads_nothing_pauses_itself_and_is_cut(small: Running) ->
     before = small.log.getvalue().count(stalled)
     others = small.post("/v1/completions", {"prompt": ["abc", "d"], "max_tokens": 20})
     assert others.status_code == 200
-    assert comes_true(lambda: small.server.models["m"].engine.facts.paused == 1)
+    assert comes_true(lambda: len(small.server.models["m"].engine.scheduler.paused) == 1)
     assert comes_true(lambda: small.log.getvalue().count(stalled) == before + 1)
     assert comes_true(lambda: is_idle(small))
     still.close()
@@ -289,7 +288,7 @@ def test_random_disconnects_and_timeouts_change_no_other_answer(small: Running, 
     assert [words for stranger in strangers for words in stranger.wrong] == []
     assert len(sum((stranger.done for stranger in strangers), Counter())) == 5  # each kind came
     assert comes_true(lambda: is_idle(small))
-    assert small.server.models["m"].engine.facts.free == 2
+    assert small.server.models["m"].engine.scheduler.rows.free == 2
     for seed, text in expected.items():
         answer = small.post("/v1/completions", {**SHORT, "seed": seed})
         assert answer.json()["choices"][0]["text"] == text
@@ -308,7 +307,7 @@ def test_reading_in_bursts_gives_the_same_events(small: Running) -> None:
         events = response.read(1000)
         while part := response.read(20_000):  # raises where a chunk is not well formed
             events += part
-            paused = paused or comes_true(lambda: small.server.models["m"].engine.facts.paused == 2)
+            paused = paused or comes_true(lambda: len(small.server.models["m"].engine.scheduler.paused) == 2)
     client.close()
     *parts, usage, done = events.removesuffix(b"\n\n").split(b"\n\n")
     assert paused

@@ -87,11 +87,14 @@ def test_the_bounds_of_the_command_reach_the_server(
         (source,) = server.sources.values()
         assert source.settings.state_bytes == 3 << 20
         session, _ = source.open_session()
-        engine, cache = source.make_engine(session, lambda batch: None)
+        engine = source.make_engine(session, lambda batch: None)
+        cache = engine.scheduler.cache
         tokens = np.arange(session.rule.segment)
         state = StreamState(memory=session.start(1), logits=None, tail=tokens, written=len(tokens))
-        cache.put(tokens, state, "anna")
-        assert (cache.longest(tokens, "bert")[0] > 0) is shared
+        keys = cache.keys(tokens, "anna")
+        assert cache.wants(keys)
+        cache.put(keys[-1], state)
+        assert (cache.longest(cache.keys(tokens, "bert")) is state) is shared
         engine.stop(within=0)
 
 

@@ -42,7 +42,7 @@ def ends_well(server: Running, folder: Path, name: str, *options: str) -> None:
     statuses = Counter(line["status"] for line in lines if line.get("path") == "/v1/completions")
     assert set(statuses) == {200}
     assert statuses[200] >= REQUESTS
-    assert server.server.models["tales"].engine.facts.tokens_drawn >= REQUESTS * 30
+    assert server.server.models["tales"].engine.scheduler.drawn >= REQUESTS * 30
 
 
 def test_guidellm_runs_to_its_end(tales: Running, tmp_path: Path) -> None:

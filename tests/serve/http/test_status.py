@@ -285,9 +285,7 @@ def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[s
         begun = wait_for(stream, b"data: ")
         waiting.sendall(head(json.dumps({**LONG, "max_tokens": 100_000, "stream": False}).encode()))
         engine = server.server.models["m"].engine
-        assert comes_true(
-            lambda: engine.facts.waiting + engine.facts.prompts > 0 or engine.facts.decoding > 1
-        )
+        assert comes_true(lambda: engine.waiting + engine.prompts > 0 or engine.scheduler.rows.decoding > 1)
         server.end()
         rest = begun + wait_for(stream, b"[DONE]")
         assert b'"code":"stopping"' in rest
@@ -322,7 +320,7 @@ def test_stopping_does_not_wait_for_stalled_clients(artefacts: dict[str, Path]) 
         still = connection(server)
         still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         still.sendall(head(json.dumps({**LONG, "max_tokens": 100_000}).encode()))
-        assert comes_true(lambda: server.server.models["m"].engine.facts.decoding == 1)
+        assert comes_true(lambda: server.server.models["m"].engine.scheduler.rows.decoding == 1)
         done.set()
     assert done.is_set()
     still.close()

@@ -299,7 +299,7 @@ def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, t
         await asyncio.wait(list(one._begun))
         assert (await one.answer("a", body))["position"] == 51
         assert left.cancelled()
-        assert one._engine.facts.tokens_drawn == 50
+        assert one._engine.scheduler.drawn == 50
 
     with replica(session, str(tmp_path)) as one:
         in_thread(leave(one))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from xl_export.serve.core.admission import Admission, Reservation, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
-from xl_export.serve.core.settings import EngineFacts, EngineSettings
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Delivery, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
@@ -50,20 +50,24 @@ class Engine:
         self._session = session
         self._settings = settings
         self._deliver = deliver
-        self._scheduler = Scheduler(session, settings, cache)
+        #: The thread's own; others may read its figures.
+        self.scheduler = Scheduler(session, settings, cache)
         self._admission = Admission(
             settings,
-            state_bytes=self._scheduler.row_bytes + 4 * session.vocab.size,  # a row and its logits
-            paused=lambda: [run.task for run in list(self._scheduler.paused)],
+            state_bytes=self.scheduler.row_bytes + 4 * session.vocab.size,  # a row and its logits
+            paused=lambda: [run.task for run in list(self.scheduler.paused)],
             retry_after=self._retry_after,
         )
-        self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
+        #: None if a trial found each row bitwise independent of the rows that are stepped with it, so that
+        #: the same seed gives the same tokens under any load; otherwise what the trial found.
+        self.dependence = dependence_of_rows(session, settings, self.scheduler.rows)
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
         self._submitted: dict[Task, Running] = {}
         self._stopping = self._sleeping = False
-        self._other_seconds = 0.0
+        #: Of the engine's thread, outside of steps of the session and without waiting for work.
+        self.other_seconds = 0.0
         self._undelivered: Delivery = []  # of the last iteration
         self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
 
@@ -125,7 +129,7 @@ class Engine:
         if run is None:
             return
         run.taken += count
-        if run.paused and self._scheduler.may_resume(run):
+        if run.paused and self.scheduler.may_resume(run):
             with self._changed:
                 self._command("resume", run)
 
@@ -149,42 +153,51 @@ class Engine:
         return self._thread.is_alive()
 
     @property
-    def facts(self) -> EngineFacts:
-        """What the engine does now and has done; any thread."""
-        scheduler = self._scheduler
-        rows = len(scheduler.rows.runs)
-        decoding = scheduler.rows.decoding
-        return EngineFacts(
-            rows=self._settings.rows,
-            decoding=decoding,
-            prompts=max(0, rows - decoding),
-            waiting=self._waiting,
-            paused=len(scheduler.paused),
-            tokens_fed=scheduler.fed,
-            tokens_cached=scheduler.cached,
-            tokens_padded=scheduler.padded,
-            tokens_drawn=scheduler.drawn,
-            steps=scheduler.steps,
-            tasks_ended=dict(scheduler.ended),
-            preempted=scheduler.preempted,
-            moved=scheduler.rows.moved,
-            model_seconds=scheduler.model_seconds,
-            other_seconds=self._other_seconds,
-            queued=scheduler.queued,
-            dependence=self._dependence,
-        )
+    def prompts(self) -> int:
+        """How many rows are fed tokens of their tasks; the others that are used draw."""
+        rows = self.scheduler.rows
+        return max(0, len(rows.runs) - rows.decoding)
 
     @property
-    def _waiting(self) -> int:
-        """How many tasks have no row."""
-        return max(0, self._entering + self._scheduler.outside)
+    def waiting(self) -> int:
+        """How many tasks have no row, paused ones included."""
+        return max(0, self._entering + self.scheduler.outside)
+
+    def figures(self) -> Iterator[tuple[str, str, float]]:
+        """Name, meaning and value of each figure, for `/metrics`; any thread."""
+        scheduler = self.scheduler
+        rows = self._settings.rows
+        decoding = scheduler.rows.decoding
+        used = decoding + self.prompts
+        yield "num_requests_running", "Tasks that have a row.", used
+        yield "num_requests_waiting", "Tasks that wait for a row.", self.waiting
+        yield "num_requests_paused", "Waiting tasks whose client reads nothing.", len(scheduler.paused)
+        yield "rows", "Rows, which is how many streams advance at once.", rows
+        yield "rows_decoding", "Rows that draw tokens.", decoding
+        yield "rows_prompt", "Rows that are fed tokens.", used - decoding
+        yield "rows_usage_perc", "The share of the rows that is in use, from 0 to 1.", used / rows
+        yield "engine_steps_total", "Steps of the model.", scheduler.steps
+        yield "engine_tokens_fed_total", "Tokens that were fed.", scheduler.fed
+        yield "engine_tokens_padded_total", "Padding that was fed.", scheduler.padded
+        yield "engine_tokens_drawn_total", "Tokens that were drawn.", scheduler.drawn
+        yield "prefix_cache_hits_total", "Tokens that the prefix cache had.", scheduler.cached
+        asked = scheduler.fed + scheduler.cached
+        yield "prefix_cache_queries_total", "Tokens that could have been in the prefix cache.", asked
+        yield "num_preemptions_total", "How often a task gave up its row.", scheduler.preempted
+        if scheduler.cache is not None:
+            yield "prefix_cache_states", "States that the prefix cache holds.", scheduler.cache.states
+            yield "prefix_cache_bytes", "Bytes of these states.", scheduler.cache.num_bytes
+            yield "prefix_cache_evictions_total", "States that were dropped.", scheduler.cache.evicted
+        in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
+        yield "engine_model_seconds_total", in_steps, scheduler.model_seconds
+        yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", self.other_seconds
 
     def _retry_after(self) -> float:
         """In about how many seconds an eighth of the queue is served, if its tasks are as those before."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         ended = sum(scheduler.ended.values())
-        seconds = (scheduler.model_seconds + self._other_seconds) / max(1, ended)
-        return min(MOST_WAIT, max(LEAST_WAIT, seconds * self._waiting / 8))
+        seconds = (scheduler.model_seconds + self.other_seconds) / max(1, ended)
+        return min(MOST_WAIT, max(LEAST_WAIT, seconds * self.waiting / 8))
 
     def _command(self, what: Literal["enter", "cancel", "resume"], run: Running) -> None:
         """Queues a command for the engine's thread; `_changed` is held."""
@@ -209,7 +222,7 @@ class Engine:
 
     def _advance(self) -> bool:
         """Waits for work and does one iteration; whether it was the last."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         commands: list[Command] = []
         stopping = self._stopping
         if self._commands or stopping or not scheduler.has_work:
@@ -244,11 +257,11 @@ class Engine:
         self._undelivered = delivery
         if not scheduler.rows.decoding or scheduler.queue.count:
             self._flush()
-        self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
+        self.other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping
 
     def _apply(self, commands: Sequence[Command]) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         for what, run in commands:
             if what == "enter":
                 with self._changed:
@@ -270,7 +283,7 @@ class Engine:
         """The same; the time that it takes counts as the engine's own, and not as the model's."""
         began = time.perf_counter()
         self._flush()
-        self._scheduler.delivery_seconds += time.perf_counter() - began
+        self.scheduler.delivery_seconds += time.perf_counter() - began
 
     def _send(self, delivery: Delivery) -> None:
         for task, answers in delivery:

@@ -50,7 +50,7 @@ class Scheduler:
         tensors = self.rows.memory.tensors.values()
         self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
         # Without room for a single state, each would be copied and dropped.
-        self._cache = cache if cache is not None and cache.max_bytes > self.row_bytes else None
+        self.cache = cache if cache is not None and cache.max_bytes > self.row_bytes else None
         copies = max(1, settings.state_bytes // max(1, self.row_bytes))  # one is always allowed
         # Two budgets: slow clients, who fill theirs, do not keep others from a row.
         self.paused_copies = Quota(copies, share=0.5)
@@ -62,10 +62,24 @@ class Scheduler:
         self._emitting: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._sampler = RowSampler([], session.vocab.size, None)
-        self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.preempted = 0
+        self.iterations = 0
+        #: Of the session.
+        self.steps = 0
+        #: Tokens of tasks, without those that were found in the cache.
+        self.fed = 0
+        self.cached = 0
+        #: Of pieces, beyond their tokens.
+        self.padded = 0
+        self.drawn = 0
+        #: How often a task gave up its row to others.
+        self.preempted = 0
         self.model_seconds = 0.0
+        #: Seconds from the submission of each task to its first row, without bulk, which waits for others,
+        #: and without tasks that end before they have a row.
         self.queued = Histogram(QUEUED)
-        self.delivery_seconds = 0.0  # of the present step, in which answers were handed out
+        #: Of the present step, in which answers were handed out.
+        self.delivery_seconds = 0.0
+        #: How many tasks have ended, by their reason.
         self.ended: Counter[str] = Counter()
 
     @property
@@ -155,9 +169,9 @@ class Scheduler:
     def _admit(self, run: Running) -> None:
         task = run.task
         memory = run.memory
-        if memory is None and self._cache is not None and task.cached and not task.score:
-            run.keys = self._cache.keys(task.tokens, task.tenant)
-            state = self._cache.longest(run.keys)
+        if memory is None and self.cache is not None and task.cached and not task.score:
+            run.keys = self.cache.keys(task.tokens, task.tenant)
+            state = self.cache.longest(run.keys)
             if state is not None:
                 run.fed = state.position
                 run.logits = state.logits
@@ -259,10 +273,10 @@ class Scheduler:
             self._fail(run, NOT_FINITE)
             return
         self._emit(run, fed)
-        if self._cache is not None and run.keys:
+        if self.cache is not None and run.keys:
             keys = run.keys[: -(-run.fed // self._segment)]
-            if self._cache.wants(keys):
-                self._cache.put(keys[-1], run.state(self.rows.taken_out(run), segment=self._segment))
+            if self.cache.wants(keys):
+                self.cache.put(keys[-1], run.state(self.rows.taken_out(run), segment=self._segment))
         if not run.prompt_left:
             self._ready.append(run)
 

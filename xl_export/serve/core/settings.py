@@ -1,4 +1,4 @@
-"""The settings of an engine, and the figures that it reports."""
+"""The settings of an engine, and how its figures are counted."""
 
 from __future__ import annotations
 
@@ -61,48 +61,3 @@ class Histogram:
             total += count
             found.append((bound, float(total)))
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """What an engine does now, and what it has done since it was started."""
-
-    #: R.
-    rows: int
-    #: Rows that draw tokens.
-    decoding: int
-    #: Rows that are fed tokens of their tasks.
-    prompts: int
-    #: Tasks without a row, paused ones included.
-    waiting: int
-    #: Waiting tasks whose client does not accept answers; they do not count against `EngineSettings.queue`.
-    paused: int
-    #: Tokens of tasks, without those that were found in the cache.
-    tokens_fed: int
-    tokens_cached: int
-    #: Of pieces, beyond their tokens.
-    tokens_padded: int
-    tokens_drawn: int
-    #: Of the session.
-    steps: int
-    #: By their reason.
-    tasks_ended: dict[str, int]
-    #: How often a task gave up its row to others.
-    preempted: int
-    #: How often the memory of a row was copied, between rows or in and out.
-    moved: int
-    #: Of the engine's thread, in steps of the session.
-    model_seconds: float
-    #: Of the engine's thread, in everything else but waiting for work.
-    other_seconds: float
-    #: Seconds from the submission of each task to its first row, without bulk, which waits for others, and
-    #: without tasks that end before they have a row; it goes on growing.
-    queued: Histogram
-    #: None if a trial at the start found each row bitwise independent of the rows that are stepped with it,
-    #: so that the same seed gives the same tokens under any load; otherwise what the trial found.
-    dependence: str | None
-
-    @property
-    def free(self) -> int:
-        """How many rows have no task."""
-        return self.rows - self.decoding - self.prompts

@@ -224,7 +224,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     spec = model.session.spec
     rule = session.rule
     vocab = session.vocab if is_language_model(session) else None
-    dependence = model.engine.facts.dependence if isinstance(model.engine, Engine) else None
+    dependence = model.engine.dependence if isinstance(model.engine, Engine) else None
     row = POSITION_BYTES + row_bytes(session.state)
     return {
         "id": model.name,

@@ -41,8 +41,7 @@ def test_every_answer_is_as_described_and_no_row_is_held(keeping: Keeping, tmp_p
         model = server.server.models["tiny"]
 
         def is_idle() -> bool:
-            facts = model.engine.facts
-            tasks = facts.decoding + facts.prompts + facts.waiting
+            tasks = len(model.engine.scheduler.rows.runs) + model.engine.waiting
             return tasks == 0 and server.server.requests.total == 0 and not model.users
 
         assert comes_true(is_idle)

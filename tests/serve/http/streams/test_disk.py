@@ -62,7 +62,7 @@ def test_states_that_wait_for_the_disk_are_bounded(
         with slow_disk(monkeypatch) as slow:
             waits = [threads.submit(created, server, tokens[:9]) for _ in range(2)]
             until(lambda: slow.waiting == 2)
-            fed = server.server.model(None).engine.facts.tokens_fed
+            fed = server.server.model(None).engine.scheduler.fed
             for path, body in (
                 ("/v1/streams", {"tokens": [1]}),
                 (f"{other.path}/append", {"tokens": [1]}),
@@ -73,7 +73,7 @@ def test_states_that_wait_for_the_disk_are_bounded(
                 assert refused.status_code == 429, refused.text
                 assert refused.json()["error"]["code"] == "queue_full"
                 assert int(refused.headers["retry-after"]) >= 1
-            assert server.server.model(None).engine.facts.tokens_fed == fed, "nothing was computed"
+            assert server.server.model(None).engine.scheduler.fed == fed, "nothing was computed"
         for each in waits:
             assert each.result().append(tokens[:2])["stream"]["position"] == 11
         assert other.append(tokens[:1])["stream"]["position"] == 6, "nothing of what was refused was done"

@@ -187,5 +187,5 @@ def test_streams_of_clients_that_leave_are_where_their_facts_say(
                 assert np.abs(np.array(answer["bits"]) - theirs).max() <= 1e-3, name
                 compared += 1
         assert compared >= CLIENTS * STREAMS // 2
-        facts = server.server.models["tiny"].engine
-        assert comes_true(lambda: facts.facts.free == 4 and server.server.requests.total == 0)
+        rows = server.server.models["tiny"].engine.scheduler.rows
+        assert comes_true(lambda: rows.free == 4 and server.server.requests.total == 0)

@@ -109,8 +109,7 @@ def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> No
             assert answer["event"] == "error"
             assert word in answer["error"]["message"]
         assert talk.ask("append", tokens=[1])["stream"]["position"] == 1
-        kept_busy = kept.server.models["tiny"].engine.facts
-        assert kept_busy.decoding == kept_busy.prompts == 0
+        assert not kept.server.models["tiny"].engine.scheduler.rows.runs
 
 
 @pytest.mark.parametrize("has_row", [True, False])
@@ -180,7 +179,7 @@ def test_a_cancelled_append_says_so_and_changes_nothing(
         monkeypatch.setattr(model.session, verb, waiting(getattr(model.session, verb)))
     with Talk(stream) as talk:
         talk.say("append", tag=1, tokens=tokens[:300].tolist())
-        assert comes_true(lambda: model.engine.facts.prompts == 1)
+        assert comes_true(lambda: model.engine.prompts == 1)
         talk.say("cancel")
         answer = talk.hear()
         assert (answer["tag"], answer["event"], answer["error"]["code"]) == (1, "error", "cancelled")
@@ -260,8 +259,7 @@ def test_a_connection_that_breaks_gives_its_row_back(kept: Running, tokens: np.n
     assert talk.hear()["event"] == "chunk"
     talk.connection.socket.shutdown(socket.SHUT_RDWR)
     assert 5 <= until_idle(stream) < 2005
-    facts = kept.server.models["tiny"].engine.facts
-    assert facts.decoding == facts.prompts == facts.waiting == 0
+    assert not kept.server.models["tiny"].engine.scheduler.runs
     assert stream.append(tokens[:3])["counted"] == 3
 
 
@@ -285,7 +283,7 @@ def test_a_client_that_answers_no_ping_is_gone(
             while raw.recv(1 << 20):  # it reads, and answers nothing
                 pass
         assert until_idle(stream) >= 5
-        assert engine.facts.decoding == engine.facts.waiting == 0
+        assert engine.scheduler.rows.decoding == engine.waiting == 0
 
 
 @pytest.mark.slow  # buffers of the system have to fill
@@ -299,14 +297,14 @@ def test_a_client_that_reads_nothing_holds_no_row(kept: Running, tokens: np.ndar
     for _ in range(40):
         talk.say("continue", max_tokens=2000, ignore_eos=True, alternatives=20)
     end = time.monotonic() + 60
-    while not engine.facts.paused:
+    while not engine.scheduler.paused:
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert engine.facts.decoding == 0
+    assert engine.scheduler.rows.decoding == 0
     assert created(kept, tokens[:5]).append(tokens[5:9])["counted"] == 4
     raw.shutdown(socket.SHUT_RDWR)
     until_idle(stream)
-    assert engine.facts.paused == 0
+    assert not engine.scheduler.paused
 
 
 def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> None:

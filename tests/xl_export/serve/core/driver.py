@@ -15,7 +15,7 @@ from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
-from xl_export.serve.core.settings import EngineFacts, EngineSettings
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 
 
@@ -193,8 +193,8 @@ def answers_of(
     session: Session,
     tasks: Sequence[Task],
     settings: EngineSettings,
-) -> tuple[list[list[Answer]], EngineFacts]:
-    """All answers of each task, from an engine that gets them all at once, and its facts at the end."""
+) -> tuple[list[list[Answer]], Engine]:
+    """All answers of each task, from an engine that gets them all at once, and the engine after its end."""
     answers: dict[Task, list[Answer]] = {task: [] for task in tasks}
     left, all_ended = len(tasks), threading.Event()
 
@@ -215,4 +215,4 @@ def answers_of(
         engine.submit(task)
     assert all_ended.wait(300)
     engine.stop(within=10)
-    return list(answers.values()), engine.facts
+    return list(answers.values()), engine

@@ -72,14 +72,15 @@ def endless(tokens: int = 3, **others: Any) -> Task:
 def test_tasks_from_many_threads_say_what_they_say_alone(session: Session) -> None:
     chance = np.random.default_rng(8)
     tasks = [any_task(chance, session.vocab.size, seed) for seed in range(30)]
-    found, facts = answers_of(session, tasks, EngineSettings(rows=5))
+    found, engine = answers_of(session, tasks, EngineSettings(rows=5))
     for task, answers in zip(tasks, found, strict=True):
         alone = Driver(session, rows=1)
         alone.run(task)
         assert said(answers) == said(alone.answers[task])
-    assert (facts.free, facts.waiting, sum(facts.tasks_ended.values())) == (5, 0, 30)
-    assert facts.tokens_fed == sum(len(task.tokens) for task in tasks)
-    assert facts.dependence is None
+    scheduler = engine.scheduler
+    assert (scheduler.rows.free, engine.waiting, sum(scheduler.ended.values())) == (5, 0, 30)
+    assert scheduler.fed == sum(len(task.tokens) for task in tasks)
+    assert engine.dependence is None
 
 
 def test_a_seed_gives_the_same_tokens_among_others(session: Session) -> None:
@@ -112,7 +113,7 @@ def test_cancelling_ends_a_task_after_the_present_step_whoever_cancels(session: 
     engine.stop(within=60)
     assert [[end.reason for end in clients.ends(task)] for task in tasks] == [["cancelled"]] * 5
     assert all((clients.ends(task)[0].state is not None) == task.keep for task in tasks)
-    assert (engine.facts.free, engine.facts.waiting) == (2, 0)
+    assert (engine.scheduler.rows.free, engine.waiting) == (2, 0)
 
 
 def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
@@ -123,7 +124,7 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
     for task in tasks:
         engine.submit(task)
     with clients.changed:
-        assert clients.changed.wait_for(lambda: engine.facts.paused > 0, 60)
+        assert clients.changed.wait_for(lambda: engine.scheduler.paused, 60)
     engine.stop(within=60)
     for task in tasks:
         (end,) = clients.ends(task)
@@ -177,13 +178,13 @@ def test_delivery_counts_as_engine_time_and_figures_never_fall(
     clients, seen, began = Clients(), [0.0], session.begins
 
     def slowly(delivery: Delivery) -> None:
-        seen.append(engine.facts.model_seconds)
+        seen.append(engine.scheduler.model_seconds)
         time.sleep(0.02)
         clients.deliver(delivery)
 
     def begins() -> None:
         began()
-        seen.append(engine.facts.model_seconds)
+        seen.append(engine.scheduler.model_seconds)
 
     engine = Engine(session, EngineSettings(rows=2), deliver=slowly)
     monkeypatch.setattr(session, "begins", begins)
@@ -193,7 +194,7 @@ def test_delivery_counts_as_engine_time_and_figures_never_fall(
     engine.stop(within=60)
     assert len(seen) > 9
     assert seen == sorted(seen)
-    assert engine.facts.other_seconds > 5 * 0.02, "the answers of all steps but the last go out within a step"
+    assert engine.other_seconds > 5 * 0.02, "the answers of all steps but the last go out within a step"
 
 
 def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:
@@ -233,7 +234,7 @@ def test_a_full_queue_refuses_and_later_accepts_again(session: Session) -> None:
         with pytest.raises(Busy, match=r"3 tasks wait already.*ask again in") as refused:
             engine.submit(tasks[5])
     assert 1 <= refused.value.retry_after <= 60
-    assert engine.facts.waiting == 5
+    assert engine.waiting == 5
     engine.start()
     clients.wait(*tasks[:5])
     engine.submit(tasks[5])
@@ -274,7 +275,7 @@ def test_what_cannot_be_done_is_refused_where_it_is_submitted(what: str, session
     with pytest.raises(UserError, match=message) as error:
         engine.submit(make(session))
     assert "\n" not in str(error.value)
-    assert engine.facts.waiting == 0
+    assert engine.waiting == 0
 
 
 def test_sessions_whose_rows_cannot_advance_apart_are_refused(
@@ -326,7 +327,7 @@ class MixedMemory(Spied):
 def test_rows_that_depend_on_each_other_are_noticed(kind: type[Spied], session: Session) -> None:
     assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
     engine = Engine(kind(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
-    said = engine.facts.dependence
+    said = engine.dependence
     assert said.startswith(
         "rows are not independent of each other with ONNX Runtime, standard operators: 1 of"
     )

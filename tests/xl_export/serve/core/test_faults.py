@@ -31,7 +31,7 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
     """Such a task would be paused with its last answers: its row must not be given up a second time."""
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2, unread=3), deliver=clients.deliver)
-    monkeypatch.setattr(engine._scheduler.queue, "to_preempt", fails)  # as soon as a third task waits
+    monkeypatch.setattr(engine.scheduler.queue, "to_preempt", fails)  # as soon as a third task waits
     engine.start()
     for task in (tasks := [endless(), endless(), endless()]):
         engine.submit(task)
@@ -47,7 +47,7 @@ def test_unread_answers_do_not_pause_a_failed_task(session: Session) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2, unread=2), deliver=clients.deliver)
     engine.submit(task := endless())
-    scheduler, draw = engine._scheduler, engine._scheduler._draw
+    scheduler, draw = engine.scheduler, engine.scheduler._draw
     scheduler._draw = lambda *given: fails() if scheduler.drawn else draw(*given)  # type: ignore[method-assign]
     engine.start()
     assert reasons(clients, task) == ["failed"]
@@ -60,7 +60,7 @@ def test_a_stream_that_cannot_be_copied_fails_alone(
 ) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
-    monkeypatch.setattr(engine._scheduler.rows, "taken_out", fails)
+    monkeypatch.setattr(engine.scheduler.rows, "taken_out", fails)
     engine.start()
     kept, other = endless(keep=True), Task(tokens=np.arange(3), drawing=Drawing(max_tokens=60))
     engine.submit(kept)
@@ -81,7 +81,7 @@ def test_a_stream_that_cannot_be_copied_fails_alone(
 def test_a_command_that_fails_loses_no_task(session: Session) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
-    scheduler, enter = engine._scheduler, engine._scheduler.enter
+    scheduler, enter = engine.scheduler, engine.scheduler.enter
     tasks = [endless() for _ in range(4)]
 
     def slips(run: Running) -> None:
@@ -96,7 +96,7 @@ def test_a_command_that_fails_loses_no_task(session: Session) -> None:
     assert reasons(clients, *tasks) == ["failed"] * 4  # those before it and those behind it
     engine.submit(last := Task(tokens=np.arange(3)))
     assert reasons(clients, last) == ["length"]
-    assert (engine.alive, engine.facts.waiting) == (True, 0)
+    assert (engine.alive, engine.waiting) == (True, 0)
     engine.stop(within=60)
 
 
@@ -104,8 +104,8 @@ def test_a_command_that_fails_loses_no_task(session: Session) -> None:
 def test_a_dead_engine_thread_fails_every_task(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
-    monkeypatch.setattr(engine._scheduler, "iterate", fails)
-    monkeypatch.setattr(engine._scheduler, "fail_all", fails)
+    monkeypatch.setattr(engine.scheduler, "iterate", fails)
+    monkeypatch.setattr(engine.scheduler, "fail_all", fails)
     for task in (tasks := [endless() for _ in range(3)]):
         engine.submit(task)
     engine.start()

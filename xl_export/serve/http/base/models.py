@@ -45,7 +45,6 @@ class Model:
     #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
     engine: Engine | StepEngine
-    cache: PrefixCache | None
     bridge: Bridge
     #: What `Source.stamp` was before the model was opened.
     stamp: str
@@ -71,37 +70,7 @@ class Model:
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure of the engine, for `/metrics`."""
-        if isinstance(self.engine, StepEngine):
-            yield from self.engine.figures()
-            yield from self.lease.figures()
-            return
-        facts = self.engine.facts
-        yield "num_requests_running", "Tasks that have a row.", facts.decoding + facts.prompts
-        yield "num_requests_waiting", "Tasks that wait for a row.", facts.waiting
-        yield "num_requests_paused", "Waiting tasks whose client reads nothing.", facts.paused
-        yield "rows", "Rows, which is how many streams advance at once.", facts.rows
-        yield "rows_decoding", "Rows that draw tokens.", facts.decoding
-        yield "rows_prompt", "Rows that are fed tokens.", facts.prompts
-        yield (
-            "rows_usage_perc",
-            "The share of the rows that is in use, from 0 to 1.",
-            1 - facts.free / facts.rows,
-        )
-        yield "engine_steps_total", "Steps of the model.", facts.steps
-        yield "engine_tokens_fed_total", "Tokens that were fed.", facts.tokens_fed
-        yield "engine_tokens_padded_total", "Padding that was fed.", facts.tokens_padded
-        yield "engine_tokens_drawn_total", "Tokens that were drawn.", facts.tokens_drawn
-        yield "prefix_cache_hits_total", "Tokens that the prefix cache had.", facts.tokens_cached
-        asked = facts.tokens_fed + facts.tokens_cached
-        yield "prefix_cache_queries_total", "Tokens that could have been in the prefix cache.", asked
-        yield "num_preemptions_total", "How often a task gave up its row.", facts.preempted
-        if self.cache is not None:
-            yield "prefix_cache_states", "States that the prefix cache holds.", self.cache.states
-            yield "prefix_cache_bytes", "Bytes of these states.", self.cache.num_bytes
-            yield "prefix_cache_evictions_total", "States that were dropped.", self.cache.evicted
-        in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
-        yield "engine_model_seconds_total", in_steps, facts.model_seconds
-        yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
+        yield from self.engine.figures()
         yield from self.lease.figures()
 
     def inbox(self) -> Inbox:
@@ -173,7 +142,7 @@ class Source:
         bridge = Bridge(unread=self.settings.unread)
         stamp = self.stamp()
         session, threads = self.open_session()
-        engine, cache = self.make_engine(session, bridge.deliver)
+        engine = self.make_engine(session, bridge.deliver)
         engine.start()
         try:
             lease = stores.lease(session)
@@ -181,14 +150,13 @@ class Source:
             engine.stop(within=0)
             raise
         if isinstance(engine, Engine):
-            figures.queued.append(engine.facts.queued)
+            figures.queued.append(engine.scheduler.queued)
         return Model(
             name=self.name,
             path=self.path,
             session=session,
             threads=threads,
             engine=engine,
-            cache=cache,
             bridge=bridge,
             stamp=stamp,
             lease=lease,
@@ -206,12 +174,10 @@ class Source:
         threads = self.threads or (cpus if _is_artefact(self.path) else None)
         return open_session(self.path, threads=threads, device=device), threads
 
-    def make_engine(
-        self, session: Session, deliver: Callable[[Delivery], None]
-    ) -> tuple[Engine | StepEngine, PrefixCache | None]:
-        """An engine for the session, and its prefix cache."""
+    def make_engine(self, session: Session, deliver: Callable[[Delivery], None]) -> Engine | StepEngine:
+        """An engine for the session, with its prefix cache."""
         if not is_language_model(session):
-            return StepEngine(session, self.settings), None
+            return StepEngine(session, self.settings)
         cache = None
         if self.cache_bytes:
             cache = PrefixCache(
@@ -220,7 +186,7 @@ class Source:
                 max_bytes=self.cache_bytes,
                 shared=self.cache_shared,
             )
-        return Engine(session, self.settings, cache=cache, deliver=deliver), cache
+        return Engine(session, self.settings, cache=cache, deliver=deliver)
 
     def check(self) -> None:
         """Raises UserError for an artefact that does not compute what was trained."""
