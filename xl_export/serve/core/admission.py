@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Task
 
 NO_BYTES = "the streams of the tasks that wait fill the memory that is kept for them"
@@ -34,13 +33,12 @@ class StoppedError(UserError):
 
 
 class TooManyError(UserError):
-    """So many tasks at once are never admitted, however idle the engine is. most: how many are."""
+    """So many tasks at once are never admitted, however idle the engine is."""
 
     def __init__(self, count: int, most: int) -> None:
         super().__init__(
             f"{count} tasks are wanted at once and this engine accepts at most {most}; ask for fewer."
         )
-        self.most = most
 
 
 class Quota:
@@ -115,7 +113,6 @@ class Admission:
         self._paused = paused
         self._retry_after = retry_after
         self._places: Counter[tuple[str, bool]] = Counter()
-        self._states: Counter[int] = Counter()  # how many reservations are for the state of this id
         self._bytes = 0
         self._lock = threading.RLock()
 
@@ -169,41 +166,31 @@ class Admission:
         """The place of a task until its end, and the memory of the state with which it begins.
 
         reserved: provides the place if it has one left, and covers the state if it is for states. Raises as
-        `reserve`. A state of several tasks is counted once.
+        `reserve`.
         """
-        state = task.state
         with self._lock:
             transferred = reserved is not None and reserved.places > 0
             if not transferred:
                 self.refuse(1, task.tenant, bulk=task.bulk)
-            own = None if state is None or (reserved is not None and reserved.num_bytes) else state
-            if own is not None:
-                if not self._states[id(own)]:
-                    self._add_bytes(own.num_bytes)
-                self._states[id(own)] += 1
+            num_bytes = 0
+            if task.state is not None and not (reserved is not None and reserved.num_bytes):
+                num_bytes = task.state.num_bytes
+                self._add_bytes(num_bytes)
             if transferred and reserved is not None:
                 assert (reserved.tenant, reserved.bulk) == (task.tenant, task.bulk), "a place of another kind"
                 reserved.places -= 1
             else:
                 self._places[task.tenant, task.bulk] += 1
-        return Reservation(self, task.tenant, task.bulk, places=1, state=own)
+        return Reservation(self, task.tenant, task.bulk, places=1, num_bytes=num_bytes)
 
     def release(self, reservation: Reservation) -> None:
         """Gives back what is left of a reservation."""
         with self._lock:
-            kind = (reservation.tenant, reservation.bulk)
-            state = reservation.state
-            self._places[kind] -= reservation.places
+            self._places[reservation.tenant, reservation.bulk] -= reservation.places
             self._bytes -= reservation.num_bytes
-            if state is not None:
-                self._states[id(state)] -= 1
-                if not self._states[id(state)]:
-                    self._bytes -= state.num_bytes
             reservation.places = 0
             reservation.num_bytes = 0
-            reservation.state = None
             self._places += Counter()  # forgets kinds without a place
-            self._states += Counter()
 
     def _add_bytes(self, num_bytes: int) -> None:
         """Counts bytes of states; raises Busy if they are too many. The caller has the lock."""
@@ -218,24 +205,15 @@ class Reservation:
     """
 
     def __init__(
-        self,
-        admission: Admission,
-        tenant: str,
-        bulk: bool,
-        *,
-        places: int,
-        num_bytes: int = 0,
-        state: StreamState | None = None,
+        self, admission: Admission, tenant: str, bulk: bool, *, places: int, num_bytes: int = 0
     ) -> None:
         self._admission = admission
         self.tenant = tenant
         self.bulk = bulk
         #: Places that no task has yet.
         self.places = places
-        #: Memory for states that are still to be made.
+        #: Memory for states that are still to be made, or for the state with which a task begins.
         self.num_bytes = num_bytes
-        #: The state with which a task begins.
-        self.state = state
 
     def __enter__(self) -> Reservation:
         return self
