@@ -19,7 +19,7 @@ from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from runtimes.tasks.sample import Penalties
 from xl_export.serve.core.admission import Quota, Reservation
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Answer, Fed, Reason, Task
+from xl_export.serve.core.task import Answer, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 TURN = 512  # tokens that one tenant may be ahead of another who waits
@@ -69,8 +69,9 @@ class Running:
         self.text: GrowingText | None = None
         #: Answers of this iteration.
         self.answers: list[Answer] = []
-        #: Pieces that were fed and are in no answer yet.
-        self.unreported: Fed | None = None
+        #: Of the fed tokens, how many were found in the cache, and how many are in no answer yet.
+        self.cached = 0
+        self.unreported = 0
         #: Answers that were delivered.
         self.sent = 0
         #: Answers that the client has accepted; another thread writes this.

@@ -34,7 +34,6 @@ from xl_export.serve.core.task import (
 )
 
 LOG = logging.getLogger(__name__)
-MOST_UNREPORTED = 8192  # fed tokens that may be in no answer yet
 
 
 class Scheduler:
@@ -178,7 +177,7 @@ class Scheduler:
                 run.written = state.written
                 memory = state.memory
                 self.cached += run.fed
-                self._emit(run, Fed(count=run.fed, cached=run.fed))
+                run.cached = run.unreported = run.fed
         self.rows.admit(run, memory)
         self._forget_memory(run)
         if not (run.since or task.bulk):  # it has a row for the first time
@@ -186,6 +185,7 @@ class Scheduler:
         run.since = self.iterations
         if run.prompt_left:
             return
+        self._report(run)
         if run.pending:
             self.rows.decode(run)
         else:
@@ -272,12 +272,16 @@ class Scheduler:
         if fed is None:
             self._fail(run, NOT_FINITE)
             return
-        self._emit(run, fed)
+        if run.task.score:
+            self._emit(run, fed)
+        else:
+            run.unreported += piece.length
         if self.cache is not None and run.keys:
             keys = run.keys[: -(-run.fed // self._segment)]
             if self.cache.wants(keys):
                 self.cache.put(keys[-1], run.state(self.rows.taken_out(run), segment=self._segment))
         if not run.prompt_left:
+            self._report(run)
             self._ready.append(run)
 
     # Tokens.
@@ -382,32 +386,26 @@ class Scheduler:
         self.queue.leave(run)
         self._forget_memory(run)
         run.ended = True
+        self._report(run)
         del self.runs[run.task]
         self.ended[reason] += 1
         cut = reason in ("cancelled", "stopped", "failed")
         held = run.text.held if run.text is not None and cut else ""
         self._emit(run, Ended(reason=reason, text=held, state=state, error=error))
 
-    def _emit(self, run: Running, answer: Answer) -> None:
-        """Adds an answer to the answers of this iteration.
-
-        Pieces of which only the length is known are kept back and added up: no client waits for them, and
-        each delivery wakes the event loop. They are added with the last piece of the prompt, with every
-        `MOST_UNREPORTED` tokens, and before any other answer. So none is left when tokens are drawn.
+    def _report(self, run: Running) -> None:
+        """Tells the client how many tokens were fed, if their log-probabilities are not wanted: once for all
+        pieces of the prompt, because no client waits for one, and each delivery wakes the event loop.
         """
-        unreported = run.unreported
-        run.unreported = None
-        new = [answer] if unreported is None else [unreported, answer]
-        if isinstance(answer, Fed) and answer.log_probs is None:
-            if unreported is not None:
-                answer = Fed(count=unreported.count + answer.count, cached=unreported.cached + answer.cached)
-            if run.prompt_left and answer.count < MOST_UNREPORTED:
-                run.unreported = answer
-                return
-            new = [answer]
+        if run.unreported:
+            self._emit(run, Fed(count=run.unreported, cached=run.cached))
+            run.unreported = 0
+
+    def _emit(self, run: Running, answer: Answer) -> None:
+        """Adds an answer to the answers of this iteration."""
         if not run.answers:
             self._emitting.append(run)
-        run.answers += new
+        run.answers.append(answer)
 
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""

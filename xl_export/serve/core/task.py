@@ -85,7 +85,7 @@ class Likeliest:
 @dataclass(frozen=True, kw_only=True)
 class Fed:
     """Some of the task's own tokens were fed, or found in the prefix cache: one piece if `Task.score`, and
-    otherwise all pieces that no answer has reported yet.
+    otherwise all of them, or as many as were fed before the task ended.
     """
 
     #: Of the tokens.

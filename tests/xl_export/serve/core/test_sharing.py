@@ -100,13 +100,6 @@ def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
     assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
 
 
-def test_progress_of_a_long_prompt_is_reported(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xl_export.serve.core.scheduler.MOST_UNREPORTED", 20)
-    driver = Driver(session, rows=2, prompt_tokens=8)
-    driver.run(long := drawing_task("a", 1, prompt=60))
-    assert [answer.count for answer in driver.answers[long] if isinstance(answer, Fed)] == [24, 24, 12]
-
-
 def test_a_preempted_prompt_is_reported_whole(session: Session) -> None:
     driver = Driver(session, rows=1, prompt_tokens=8)
     driver.submit(bulk := drawing_task("a", 1, prompt=60, bulk=True))
