@@ -7,14 +7,12 @@ import contextlib
 import itertools
 import os
 import random
-import secrets
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 import runtimes
 from runtimes.base.errors import UserError
@@ -129,83 +127,6 @@ def test_a_request_without_a_seed_draws_the_same_tokens_everywhere(
 
     with replica(session, str(tmp_path)) as made:
         in_thread(ask(made))
-
-
-def test_only_one_replica_begins_a_stream_in_an_object_store(
-    session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have looked, and seen that there is none."""
-
-    async def race(one: Replica, late: Replica) -> None:
-        await one.answer("a", {"position": 0, "text": "abc"})
-        kept = stored(one, "a")
-        with monkeypatch.context() as before:
-            before.setattr(MemoryFileSystem, "cat_file", absent)
-            with pytest.raises(UnavailableError, match="another replica has gone on"):
-                await late.answer("a", {"position": 0, "text": "x"})
-        assert stored(late, "a") == kept
-
-    with replica(session, "memory://begun") as one, replica(session, "memory://begun") as late:
-        in_thread(race(one, late))
-
-
-def absent(*_: object) -> bytes:
-    raise FileNotFoundError
-
-
-def stored(made: Replica, name: str) -> bytes:
-    """The file of a stream; empty if there is none."""
-    path = f"{made._streams._folder}/{name}.stream"
-    return bytes(made._streams._system.cat_file(path)) if made._streams._system.exists(path) else b""
-
-
-def answer_of_s3(status: int) -> OSError:
-    """What s3fs raises for an answer that it has no error for."""
-    error, cause = OSError(22, "the answer of the store"), RuntimeError("of botocore")
-    cause.response = {"ResponseMetadata": {"HTTPStatusCode": status}}  # type: ignore[attr-defined]
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "begun", "refused"),
-    [
-        (answer_of_s3(412), True, True),
-        (answer_of_s3(409), False, True),  # another replica writes at this moment
-        (OSError(5, "unknown"), True, True),
-        (answer_of_s3(501), False, False),
-        (ValueError("unknown parameter IfNoneMatch"), False, False),  # of botocore, and no OSError
-    ],
-)
-def test_a_store_without_conditions_warns_of_races(
-    error: Exception, begun: bool, refused: bool, session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask(one: Replica, name: str) -> None:
-        system, body = one._streams._system, {"position": 0, "text": "abc"}
-        put, cat, kept = system.pipe_file, system.cat_file, b""
-        if begun:
-            await one.answer(name, {"position": 0, "text": "x"})
-            kept = stored(one, name)
-            looks = [absent] * 3  # just before the other one came: by `load` twice, and by `commit`
-            monkeypatch.setattr(system, "cat_file", lambda *given: (looks.pop() if looks else cat)(*given))
-
-        def pipe_file(path: str, value: bytes, mode: str = "overwrite") -> None:
-            if mode == "create":
-                raise error
-            put(path, value)
-
-        monkeypatch.setattr(system, "pipe_file", pipe_file)
-        if refused:
-            with pytest.raises(UnavailableError, match="another replica has gone on"):
-                await one.answer(name, body)
-            assert stored(one, name) == kept
-        else:
-            with pytest.warns(RuntimeWarning, match="the later one undoes the other"):
-                answer = await one.answer(name, body)
-            assert await one.answer(name, body) == answer
-
-    with replica(session, f"memory://{secrets.token_hex(4)}") as one:
-        in_thread(ask(one, "a"))
 
 
 def test_altered_streams_are_refused_and_deleted_ones_restart(

@@ -12,14 +12,12 @@ import base64
 import contextlib
 import errno
 import fcntl
-import inspect
 import io
 import json
 import os
 import re
 import shutil
 import tempfile
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +26,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, UserError, first_line
+from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, write_json
 from runtimes.base.files import flush as flush_file
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
@@ -43,12 +41,6 @@ SNAPSHOT = re.compile(r"(\d{6,18})@(\d{1,19})\.stream")
 # Of shared files.
 NOTE_BYTES = 1 << 25  # the most of the last request and its answer
 LOCKS = 64  # files; streams of one hash share one
-RACES = (409, 412)  # HTTP: two requests write one object at this moment; there is one already
-NO_REFUSALS = (
-    "the store of the streams failed to write an object only if there is none ({}), and it was written "
-    "without that condition; of two replicas that begin one stream at the same moment, the later one undoes "
-    "the other."
-)
 
 
 @dataclass(frozen=True)
@@ -316,8 +308,7 @@ class SharedFile:
 
         Raises MovedError, and writes nothing, if the file has another version by now: a replica that was slow
         must not undo what another one did meanwhile. In a folder no other write can come between. In an
-        object store the file of a new stream is written only if there is none, provided that the store can do
-        that; the version of any other is looked at just before.
+        object store the version is looked at just before.
         """
         with _written(), tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "snapshot"
@@ -330,7 +321,7 @@ class SharedFile:
                     with atomic_file(Path(self.path)) as temporary:
                         temporary.write_bytes(content)
                 else:  # an object of a store appears whole
-                    self._put(content)
+                    self._system.pipe_file(self.path, content)
         self._version = _version(content)
         self.position = state.position
 
@@ -353,27 +344,6 @@ class SharedFile:
         except FileNotFoundError:
             return b""
 
-    def _put(self, content: bytes) -> None:
-        """Writes an object. If it is new and another replica has made it first, the store itself refuses, if
-        it can (S3 by the header `If-None-Match`); any other store writes it as it is.
-
-        Only its answer shows whether a store can: fsspec's S3 sends the header to every store, and some
-        answer with an error of their own.
-        """
-        put = self._system.pipe_file
-        if self._version or "mode" not in inspect.signature(put).parameters:
-            put(self.path, content)
-            return
-        try:
-            put(self.path, content, mode="create")
-        except Exception as error:  # of botocore some are no OSError
-            made = isinstance(error, FileExistsError) or _status(error) in RACES
-            if made or self._stored_version():
-                raise MovedError(self.path) from error
-            put(self.path, content)
-            # Python shows each text once.
-            warnings.warn(NO_REFUSALS.format(first_line(error)), RuntimeWarning, stacklevel=2)
-
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """While the block runs, no other replica changes the stream; an object store locks nothing."""
@@ -393,14 +363,6 @@ def is_local(system: Any) -> bool:
 
 def _version(snapshot: bytes) -> bytes:
     return snapshot[SIGNATURE_AT : SIGNATURE_AT + len(UNSIGNED)]
-
-
-def _status(error: Exception) -> int | None:
-    """The status of the HTTP answer behind an error, if botocore has it."""
-    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
-    known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    status = known.get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
 
 
 def flush_folder(path: Path) -> None:
