@@ -1,4 +1,4 @@
-"""Ray: a cluster that runs or one that is started here, and actors that work on units."""
+"""Ray: a cluster that runs or one that is started here, and actors that work on units with one model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from runtimes.base.errors import UserError, first_line, needs
+from runtimes.base.errors import ConfigError, UserError, first_line, needs
 from runtimes.base.machine import available_cpus
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
 
 LOCAL = "local"
+Facts = dict[str, Any]
 MOST_TASKS = 10_000  # of one dataset; with more units a task has several of them
 
 
@@ -28,14 +32,6 @@ class Unit:
     ended: float  # when its actor finished it
 
 
-class Work(Protocol):
-    """What an actor does with a unit."""
-
-    def __call__(self, unit: Any) -> bytes:
-        """The content of a finished block; raises UserError for what its user can fix."""
-        ...
-
-
 def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
     """The class of an actor that makes `work(**options)` once and answers batches of one unit.
 
@@ -45,7 +41,7 @@ def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
     class Worker:
         def __init__(self) -> None:
             try:
-                self._work: Work | UserError = work(**options)
+                self._work: Callable[[Any], bytes] | UserError = work(**options)
             except UserError as error:
                 self._work = error
 
@@ -170,3 +166,39 @@ def finished_units(
         if row["error"]:
             raise UserError(row["error"])
         yield Unit(number=int(row["number"]), content=row["content"], began=row["began"], ended=row["ended"])
+
+
+def facts_of(model: str, device: str, threads: int, rule: MemoryRule | None = None) -> Facts:
+    """The identity of a model, and what computes it on this machine, for a plan.
+
+    rule: to compute under, or None for the model's own.
+    """
+    return _facts(_opened(model, device, threads, rule))
+
+
+def open_same(model: str, device: str, threads: int, facts: Facts, rule: MemoryRule | None = None) -> Session:
+    """A session of the model; raises ConfigError if its `facts_of` are not `facts`."""
+    session = _opened(model, device, threads, rule)
+    here = _facts(session)
+    if here["model"] != facts["model"]:
+        raise ConfigError(
+            f"{model} is another model for this actor than for the call ({here['model'][:12]} and "
+            f"{facts['model'][:12]}); put the same files at this path on every machine, and leave them alone "
+            "until the call ends."
+        )
+    if here != facts:
+        raise ConfigError(
+            f"this actor computes with {here['computed_by']}, and the call began with "
+            f"{facts['computed_by']}; give a --device that all machines have, and build the fused operator "
+            "on all of them or on none."
+        )
+    return session
+
+
+def _opened(model: str, device: str, threads: int, rule: MemoryRule | None) -> Session:
+    session = open_session(model, threads=threads, device=device)
+    return session if rule is None else session.with_rule(rule)
+
+
+def _facts(session: Session) -> Facts:
+    return {"model": session.identity, "computed_by": session.computed_by}

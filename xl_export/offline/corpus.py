@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
@@ -101,7 +100,7 @@ def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes
     line = following = 1
     content = hashlib.sha256()
     decoder = TextDecoder(file)
-    for raw in byte_lines(stream, file):
+    for raw in itertools.chain(byte_lines(stream, file), [b""]):
         at += len(raw)
         content.update(raw)
         text = decoder.decode(raw, final=not raw.endswith(b"\n"))
@@ -109,22 +108,23 @@ def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes
         following += len(lines)
         # Empty lines of JSON are not texts; `read_texts` skips the same lines.
         texts += sum(form == "lines" or bool(shown.strip()) for shown in lines)
-        if at - start >= num_bytes:
-            blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
+        if at - start >= num_bytes or (at > start and not raw):  # the last one ends with the file
+            blocks.append(
+                Block(
+                    file=file,
+                    form=form,
+                    start=start,
+                    stop=at,
+                    line=line,
+                    texts=texts,
+                    sha256=content.hexdigest(),
+                )
+            )
             start = at
             line = following
             texts = 0
             content = hashlib.sha256()
-    if at > start:
-        blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
     return blocks
-
-
-def _block_of_lines(
-    file: str, form: Format | None, span: tuple[int, int], line: int, texts: int, sha256: str
-) -> Block:
-    start, stop = span
-    return Block(file=file, form=form, start=start, stop=stop, line=line, texts=texts, sha256=sha256)
 
 
 def _texts_of_lines(block: Block) -> Iterator[TextToScore]:
@@ -178,7 +178,6 @@ def _texts_of_rows(block: Block) -> Iterator[TextToScore]:
         for batch in table.iter_batches(1024, row_groups=[block.start], columns=columns):
             for row in batch.to_pylist():
                 given = {name: value for name, value in row.items() if value is not None}
-                _refuse_unfit_id(given.get("id"), f"row {line} of {block.file}")
                 yield to_score(given, f"row {line} of {block.file}")
                 line += 1
         _refuse_other_group(block, table)  # it may have changed while it was read
@@ -188,17 +187,6 @@ def _refuse_other_group(block: Block, table: Any) -> None:
     groups = table.num_row_groups
     if block.start >= groups or _hash_of_group(block.file, table, block.start) != block.sha256:
         raise _changed(block)
-
-
-def _refuse_unfit_id(value: Any, place: str) -> None:
-    """Raises TextError for an id that no line of JSON can repeat, such as a date."""
-    try:
-        json.dumps(value)
-    except TypeError:
-        raise TextError(
-            f"the id of {place} is of the type {type(value).__name__}; make the column one of strings or of "
-            "numbers."
-        ) from None
 
 
 def _parquet(file: str) -> Any:

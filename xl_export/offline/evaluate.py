@@ -16,9 +16,8 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.tasks.evaluate import Score, checked_lanes, nats_of_lanes
-from xl_export.offline.cluster import finished_units, in_tasks
+from xl_export.offline.cluster import Facts, facts_of, finished_units, in_tasks, open_same
 from xl_export.offline.finished import Finished
-from xl_export.offline.model import Facts, facts_of, open_same
 
 LANES = 4  # of a unit: rows of one batch
 
@@ -72,9 +71,7 @@ def evaluate_on_ray(
     tokens, segment, starts = checked_lanes(session, tokens, lanes=lanes, segment=segment)
     path = str(model.resolve())
     [facts] = in_tasks(facts_of, [(path, device, threads, session.rule)])
-    facts["model"] = (
-        session.identity
-    )  # of the session that has encoded the text: actors compare theirs with it
+    facts["model"] = session.identity  # of the session that has encoded the text: actors compare with it
     plan = facts | {
         "text": hashlib.sha256(np.ascontiguousarray(tokens, "<i8")).hexdigest(),
         "settings": [lanes, segment, carry_memory, to_json(session.rule)],

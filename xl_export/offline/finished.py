@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file, read_bytes, read_json, write_json, writing
+from runtimes.base.lock import LOCK, only_writer
 
 PLAN = "plan.json"
 
@@ -24,36 +24,17 @@ class Finished:
     """
 
     def __init__(self, folder: Path, plan: dict[str, Any], *, blocks: int) -> None:
-        """Makes the folder, or reuses one that holds the same plan; raises UserError for another plan."""
+        """Makes the folder, or reuses one that holds the same plan; raises UserError for another plan, and
+        if another call works with it.
+        """
         self.folder = folder
         self._blocks = blocks
-        self._held: int | None = None
-        try:
-            self._begin(json.loads(json.dumps(plan | {"blocks": blocks})))
-        except BaseException:
-            self.close()
-            raise
-
-    def _begin(self, plan: dict[str, Any]) -> None:
-        folder = self.folder
-        if (folder / PLAN).is_file():
-            self._lock()
-            before = read_json(folder / PLAN)
-            if not isinstance(before, dict):
-                raise UserError(f"{folder / PLAN} is no plan of finished blocks; give another --work.")
-            different = [name for name in plan if before.get(name) != plan[name]]
-            if different:
-                raise UserError(
-                    f"{folder} holds finished blocks of a call with other {' and '.join(different)}; give "
-                    "another --work, or delete the folder to begin again."
-                )
-            return
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} holds other things than finished blocks; give another --work.")
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._lock()
-        write_json(folder / PLAN, plan)
+        with contextlib.ExitStack() as stack:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_writer(folder, doing="scoring"))
+            _take_over(folder, json.loads(json.dumps(plan | {"blocks": blocks})))
+            self._stack = stack.pop_all()
 
     @property
     def missing(self) -> list[int]:
@@ -77,25 +58,23 @@ class Finished:
 
     def close(self) -> None:
         """Lets another call have the folder; a process that ends does the same."""
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
-
-    def _lock(self) -> None:
-        """Raises UserError if another call works with the folder.
-
-        On a file system without locks nothing is refused.
-        """
-        self._held = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise UserError(
-                f"another call works with {self.folder} now; wait until it ends, or give another --work."
-            ) from None
-        except OSError:
-            self.close()
+        self._stack.close()
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:09}.block"
+
+
+def _take_over(folder: Path, plan: dict[str, Any]) -> None:
+    """Raises UserError if a folder holds anything but finished blocks of this plan."""
+    if not (folder / PLAN).is_file():
+        if any(entry.name != LOCK for entry in folder.iterdir()):
+            raise UserError(f"{folder} holds other things than finished blocks; give another --work.")
+        write_json(folder / PLAN, plan)
+        return
+    before = read_json(folder / PLAN)
+    different = [name for name in plan if before.get(name) != plan[name]]
+    if different:
+        raise UserError(
+            f"{folder} holds finished blocks of a call with other {' and '.join(different)}; give another "
+            "--work, or delete the folder to begin again."
+        )

@@ -14,10 +14,9 @@ from runtimes.base.files import atomic_file
 from runtimes.cli.lines import Format
 from runtimes.cli.score import Totals, line_of
 from runtimes.tasks.score_texts import score_texts
-from xl_export.offline.cluster import finished_units, in_tasks
+from xl_export.offline.cluster import Facts, facts_of, finished_units, in_tasks, open_same
 from xl_export.offline.corpus import BLOCK_BYTES, Block, blocks_of, list_files, numbered, texts_of
 from xl_export.offline.finished import Finished
-from xl_export.offline.model import Facts, facts_of, open_same
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,9 +155,8 @@ def _one_process(
 
 def _actors(artefact: Path, corpus: Path, actors: int) -> tuple[list[float], float, float]:
     """The log-probability of each text, the seconds of the call, and the rate while actors worked."""
-    from xl_export.offline.cluster import finished_units
+    from xl_export.offline.cluster import facts_of, finished_units
     from xl_export.offline.corpus import blocks_of
-    from xl_export.offline.model import facts_of
     from xl_export.offline.score import ScoreBlock, ScoreOptions
 
     opened: dict[str, Any] = {"model": str(artefact), "device": "cpu", "threads": 1}
