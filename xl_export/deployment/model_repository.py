@@ -17,7 +17,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from runtimes.base.errors import ArtefactError, ConfigError, first_line
+from runtimes.base.errors import ConfigError
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
 from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_ort_format
@@ -146,13 +146,7 @@ def refuse_engine(options: BuildOptions) -> None:
 def read_sequence_graph(artefact: Path, spec: Spec) -> SequenceGraph:
     """The step graph of an artefact as a graph for the server; its weights are read when it is saved."""
     refuse_ort_format(spec, artefact, what="Triton Inference Server")
-    try:
-        model = ir.load(artefact / GRAPH)
-    except Exception as error:  # protobuf and onnx_ir raise classes of their own for a damaged file
-        raise ArtefactError(
-            f"{artefact / GRAPH} is not an ONNX model ({first_line(error)}); export the artefact again."
-        ) from error
-    return sequence_graph(model, spec)
+    return sequence_graph(ir.load(artefact / GRAPH), spec)
 
 
 def _finish(folder: Path, artefact: Path, spec: Spec, config: str) -> None:

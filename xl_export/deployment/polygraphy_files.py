@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import GRAPH, load_language_model, refuse_ort_format
-from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.onnx_runtime import OrtSession
 
 INPUTS = "inputs.json"
@@ -98,7 +96,7 @@ def recorded_step(
     before = {name: np.array(array) for name, array in memory.tensors.items()}
     pasts = {str(state.present): state.name for state in spec.state}
     answers = {
-        fact.name: np.empty(_sizes(fact, batch, length), fact.dtype)
+        fact.name: np.empty(fact.sizes(batch=batch, tokens=length, rows=batch), fact.dtype)
         for fact in spec.outputs
         if fact.name not in pasts
     }
@@ -108,37 +106,21 @@ def recorded_step(
     return fed | before, answers | after
 
 
-def _sizes(fact: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
-    return fact.sizes(batch=batch, tokens=length, rows=batch)
-
-
 def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, following: int) -> int:
-    """Feeds random tokens until the memory is full; returns how many tokens the next step may have.
+    """Feeds random tokens until the memory is full and its largest ring begins again; returns how many tokens
+    the next step may have.
 
     They are at most `following`, and end before a ring does. So the step fits a graph that does not write
     across the end of its ring.
     """
     spec = session.spec
-    rings = {state.row[1] for state in spec.state} if spec.form == "ring" else set[int]()
-    wanted, room = roomy_position(int(memory.positions[0]) + spec.rule.slots, rings, following)
+    rings = [state.row[1] for state in spec.state] if spec.form == "ring" else []
+    largest = max(rings, default=1)
+    wanted = -(-(int(memory.positions[0]) + spec.rule.slots) // largest) * largest
     while (left := wanted - int(memory.positions[0])) > 0:
         shape = memory.batch, min(left, spec.rule.segment)
         session.predict(draw.integers(0, spec.model.vocab_size, shape), memory)
-    return room
-
-
-def roomy_position(least: int, rings: Collection[int], following: int) -> tuple[int, int]:
-    """A position, at least `least`, and how many tokens fit there before a ring ends, at most `following`.
-
-    It is the first with room for all of them, or else the one with the most room within a turn of the largest
-    ring.
-    """
-
-    def room(position: int) -> int:
-        return min((following, *(size - position % size for size in rings)))
-
-    position = max(range(least, least + max(rings, default=1)), key=room)
-    return position, room(position)
+    return min((following, *(size - wanted % size for size in rings)))
 
 
 def _array(array: np.ndarray) -> dict[str, str]:

@@ -14,7 +14,7 @@ request of a sequence without a row is an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,31 +62,31 @@ class Sequences:
         self._rows: dict[int | str, int] = {}  # of each sequence; the one that rested longest is first
 
     def answer(self, requests: Sequence[Request]) -> list[Answer | UserError]:
-        """The answer to each request, or the error that is sent instead.
+        """The answer to each request, or the error that is sent instead. The server hands over one request of
+        a sequence at a time.
 
         Requests of equal length and with equal outputs share steps. Each gets bit for bit what it gets alone.
         """
         answers: dict[int, Answer | UserError] = {}
-        for turn in _turns(requests):
-            groups: dict[tuple[int, bool, bool], list[int]] = {}
-            for index in turn:
-                request = requests[index]
-                try:
-                    self._admit(request, busy={requests[other].sequence for other in turn})
-                except UserError as error:
-                    answers[index] = error
-                else:
-                    wanted = len(request.tokens), request.logits, request.targets is not None
-                    groups.setdefault(wanted, []).append(index)
-            for group in groups.values():
-                for part in self._adjacent(group, requests):
-                    answers |= self._step(part, requests)
-            for index in turn:
-                if requests[index].end:
-                    self._leave(requests[index].sequence)
+        busy = {request.sequence for request in requests}
+        groups: dict[tuple[int, bool, bool], list[int]] = {}
+        for index, request in enumerate(requests):
+            try:
+                self._admit(request, busy)
+            except UserError as error:
+                answers[index] = error
+            else:
+                wanted = len(request.tokens), request.logits, request.targets is not None
+                groups.setdefault(wanted, []).append(index)
+        for group in groups.values():
+            for part in self._adjacent(group, requests):
+                answers |= self._step(part, requests)
+        for request in requests:
+            if request.end:
+                self._leave(request.sequence)
         return [answers[index] for index in range(len(requests))]
 
-    def _admit(self, request: Request, busy: Iterable[int | str]) -> None:
+    def _admit(self, request: Request, busy: Collection[int | str]) -> None:
         """Finds or makes the row of a request; raises UserError if the request cannot be computed.
 
         A request that starts a sequence, or was cancelled, ends the earlier sequence of that id.
@@ -118,7 +118,7 @@ class Sequences:
         self._rows.pop(request.sequence, None)
         self._rows[request.sequence] = row  # at the end: it has rested least
 
-    def _free_row(self, busy: Iterable[int | str]) -> int:
+    def _free_row(self, busy: Collection[int | str]) -> int:
         """The lowest free row, so that rows in use are adjacent; or else the row that was idle longest."""
         if not self._free:
             resting = next((name for name in self._rows if name not in busy), None)
@@ -189,17 +189,6 @@ def rows_of(config: Mapping[str, Any]) -> int:
     """
     candidates = int(config["sequence_batching"]["oldest"]["max_candidate_sequences"])
     return candidates + 2 * max(1, int(config["max_batch_size"]))
-
-
-def _turns(requests: Sequence[Request]) -> Iterator[list[int]]:
-    """Indices of the requests, each sequence at most once in a turn; its requests keep their order."""
-    waiting = list(range(len(requests)))
-    while waiting:
-        turn: dict[int | str, int] = {}
-        for index in waiting:
-            turn.setdefault(requests[index].sequence, index)
-        yield list(turn.values())
-        waiting = [index for index in waiting if turn[requests[index].sequence] != index]
 
 
 def _refuse_unfit(request: Request, session: runtimes.Session) -> None:

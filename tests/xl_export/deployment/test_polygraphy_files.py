@@ -24,7 +24,6 @@ from xl_export.deployment.polygraphy_files import (
     COMMANDS,
     INPUTS,
     RELATIVE,
-    roomy_position,
     write_polygraphy_files,
 )
 
@@ -141,15 +140,3 @@ def read(iterations: list[dict[str, dict[str, str]]]) -> list[dict[str, np.ndarr
         {name: np.load(io.BytesIO(base64.b64decode(value["array"]))) for name, value in iteration.items()}
         for iteration in iterations
     ]
-
-
-def test_a_step_is_as_long_as_the_rings_have_room() -> None:
-    """Adaptive spans have rings of many sizes, which end within nearly every segment."""
-    assert roomy_position(24, (), 8) == (24, 8)
-    assert roomy_position(24, {24}, 8) == (24, 8)
-    assert roomy_position(41, {24}, 8) == (48, 8)
-    assert roomy_position(24, {24, 17}, 8) == (24, 8)
-    many = {512 + 45 * number + number**2 for number in range(1, 41)}
-    position, room = roomy_position(2312, many, 512)
-    assert 16 < room < 512
-    assert all(position % size + room <= size for size in many)

@@ -78,8 +78,10 @@ def test_a_kept_sequence_outlives_a_silently_dropped_one(
     sequences = Sequences(session, rows_of({"sequence_batching": {"oldest": oldest}, "max_batch_size": 1}))
     begun = [Request(sequence=name, tokens=np.array([1]), start=True) for name in "ABC"]
     goes_on = Request(sequence="A", tokens=np.array([2]), position=1)
-    answers = sequences.answer([*begun, goes_on])
-    assert [getattr(answer, "position", answer) for answer in answers] == [1, 1, 1, 2]
+    sequences.answer(begun)
+    (answer,) = sequences.answer([goes_on])
+    assert isinstance(answer, Answer)
+    assert answer.position == 2
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -125,8 +127,6 @@ def test_requests_of_equal_length_share_a_step(session: runtimes.Session) -> Non
     one = [replace(request, start=False) for request in start]
     sequences.answer([one[3], replace(one[1], tokens=np.array([2, 3])), one[0], one[2]])
     assert shapes == [(4, 1), (1, 1), (2, 1), (1, 2)]
-    again = [one[0], one[0]]  # which the server never sends at once
-    assert [answer.position for answer in sequences.answer(again) if isinstance(answer, Answer)] == [3, 4]
 
 
 def test_a_step_that_fails_ends_its_sequences_alone(session: runtimes.Session) -> None:
