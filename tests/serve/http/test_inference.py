@@ -199,9 +199,12 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     (refused_step(shape=[0, 1 << 70], data=[]), "observation has 0 numbers of the type float64"),
     (refused_step(shape=[1] * 100, data=[1]), "observation has 1 numbers of the type int64"),
     (refused_step(data=[["a"]]), "observation is no array of numbers"),
-    (refused_step(data=None), "observation needs either data or binary_data_size"),
+    (
+        refused_step(data=None),
+        "observation has a binary_data_size of None, and 0 bytes follow; expected either data",
+    ),
     (refused_step()[:2], "the inputs are ['observation', 'previous']; expected"),
-    ([*refused_step(), *refused_step()], "the input 'observation' is given twice"),
+    ([*refused_step(), *refused_step()], "an input is given twice"),
     (listed(observed(1, 5, 0)), "the segment has 5 tokens; this artefact takes 1 to 4"),
 ]
 

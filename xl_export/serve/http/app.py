@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.metadata import version
-from itertools import zip_longest
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http import inference, page, status
-from xl_export.serve.http.base.endpoint import Endpoint, description
+from xl_export.serve.http.base.endpoint import Endpoint, Endpoints, description
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.keys import Tenant
@@ -23,10 +20,9 @@ from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import routes as streams
 
 UNLOGGED = ("/health", "/ready", "/metrics")
-LONGEST_COMPARED = 200  # characters of a path; finding a similar one takes time quadratic in its length
 CHAT = "these models continue text and have learned no roles; send the text to /v1/completions"
 # Parts of OpenAI's interface that do not apply to these models, and why.
-REFUSED = {
+UNSERVED = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": CHAT,
     "/v1/messages": CHAT,
@@ -45,32 +41,17 @@ REFUSED = {
 }
 
 
-async def refused(exchange: Exchange) -> Response:
-    """Refuses a part of OpenAI's interface with the reason."""
-    path = exchange.path
-    raise RefusedError(f"{path} is not served: {REFUSED[path]}.", status=404, code="not_served")
+ENDPOINTS = Endpoints()
+for module in (status, completions, tokens, score, streams, inference, page):
+    ENDPOINTS += module.ENDPOINTS
 
 
+@ENDPOINTS.add("GET", "/openapi.json", is_open=True, described=False)
 async def described(exchange: Exchange) -> Response:
     """The description of all endpoints."""
     return json(DESCRIPTION)
 
 
-ENDPOINTS = [
-    *status.ENDPOINTS,
-    *completions.ENDPOINTS,
-    *tokens.ENDPOINTS,
-    *score.ENDPOINTS,
-    *streams.ENDPOINTS,
-    *inference.ENDPOINTS,
-    *page.ENDPOINTS,
-    *(
-        Endpoint(method=method, path=path, handler=refused)
-        for path in REFUSED
-        for method in ("GET", "POST", "DELETE")
-    ),
-    Endpoint(method="GET", path="/openapi.json", handler=described, is_open=True),
-]
 DESCRIPTION = description(ENDPOINTS, version=version("xl-export"))
 
 
@@ -81,21 +62,12 @@ class Application:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        #: The endpoints of each path by their methods; of paths without variables, and of the others.
-        self._fixed: dict[str, dict[str, Endpoint]] = {}
-        self._variable: dict[str, dict[str, Endpoint]] = {}
-        for each in ENDPOINTS:
-            paths = self._variable if "{" in each.path else self._fixed
-            methods = paths.setdefault(each.path, {})
-            methods[each.method] = each
-            if each.method == "GET":
-                methods["HEAD"] = each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
         began = time.monotonic()
         exchange = Exchange(server, scope, receive, send)
-        wanted = self._find(exchange)
+        wanted = _find(exchange)
         exchange.plain_errors = wanted.plain_errors
         try:
             self._admit(exchange, wanted)
@@ -153,23 +125,6 @@ class Application:
             open_now = server.sockets if exchange.scope["type"] == "websocket" else server.requests
             exchange.stack.enter_context(open_now.one(tenant.name))
 
-    def _find(self, exchange: Exchange) -> Endpoint:
-        """The endpoint that a request asks for, after its variables were noted; or one that refuses a path or
-        a method that does not exist.
-        """
-        path = exchange.path
-        method = exchange.method
-        same_path = self._fixed.get(path, {})
-        if method in same_path:
-            return same_path[method]
-        for methods in self._variable.values():
-            if match := next(iter(methods.values())).pattern.fullmatch(path):
-                if method in methods:
-                    exchange.params = match.groupdict()
-                    return methods[method]
-                same_path = same_path or methods
-        return _missing(path, method, same_path)
-
 
 def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:
     """Raises RefusedError for a request that the page of another site has made in a browser on this machine.
@@ -198,38 +153,33 @@ def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> No
         )
 
 
-def _missing(path: str, method: str, same_path: Mapping[str, Endpoint]) -> Endpoint:
-    """Refuses a request for a path, or for a method of a path, that does not exist."""
-    methods = sorted(same_path.keys() - {"WEBSOCKET"})
+def _find(exchange: Exchange) -> Endpoint:
+    """The endpoint that a request asks for, after its variables were noted; or one that refuses a path or a
+    method that does not exist.
+    """
+    path = exchange.path
+    method = "GET" if exchange.method == "HEAD" else exchange.method
+    methods = set()
+    known = "other"  # requests are counted by the path of an endpoint, so that strangers cannot add paths
+    for each in ENDPOINTS:
+        if match := each.pattern.fullmatch(path):
+            if each.method == method:
+                exchange.params = match.groupdict()
+                return each
+            methods.add(each.method)
+            known = each.path
+    if methods:
+        allowed = sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+        sentence = f"{path} does not answer {method}; send {' or '.join(allowed)}."
+        refusal = RefusedError(sentence, status=405, allow=", ".join(allowed))
+    elif path in UNSERVED:
+        sentence = f"{path} is not served: {UNSERVED[path]}."
+        refusal = RefusedError(sentence, status=404, code="not_served")
+    else:
+        sentence = f"there is nothing at {path!r:.200}; see /openapi.json for what there is."
+        refusal = RefusedError(sentence, status=404)
 
     async def refuse(exchange: Exchange) -> Response:
-        if methods and method != "WEBSOCKET":
-            sentence = f"{path} does not answer {method}; send {' or '.join(methods)}."
-            raise RefusedError(sentence, status=405, allow=", ".join(methods))
-        advice = "connect to it with a WebSocket" if same_path and not methods else _advice(path)
-        raise RefusedError(f"there is nothing at {path!r:.200}; {advice}.", status=404)
+        raise refusal
 
-    # Requests are counted by the path of an endpoint, so that strangers cannot add paths.
-    if not same_path:
-        return Endpoint(method=method, path="other", handler=refuse)
-    one = next(iter(same_path.values()))
-    return Endpoint(method=method, path=one.path, handler=refuse, is_open=one.is_open)
-
-
-def _advice(path: str) -> str:
-    """What to do if no endpoint has the path of a request, in the imperative."""
-    if len(path) > LONGEST_COMPARED:
-        return "see /openapi.json for what there is"
-    if "//" in path:
-        return "a part of the path is empty, as if the id of a stream were missing"
-    paths = {_like(each.path, path) for each in ENDPOINTS}
-    near = [
-        each for each in get_close_matches(path, paths, n=2, cutoff=0.85) if each != path and ".." not in each
-    ]
-    return f"{near[0]} was probably meant" if near else "see /openapi.json for what there is"
-
-
-def _like(template: str, path: str) -> str:
-    """The path of an endpoint with the parts of a request's path in place of its variables."""
-    parts = zip_longest(template.split("/"), path.split("/")[: template.count("/") + 1], fillvalue="")
-    return "/".join(given if part.startswith("{") else part for part, given in parts)
+    return Endpoint(method=method, path=known, handler=refuse)

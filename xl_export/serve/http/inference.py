@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Annotated, Any, TypedDict
 
@@ -21,14 +20,13 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import MAX_AXES, POSITIONS, TensorSpec
 from xl_export.serve.http.base.body import decoded
 from xl_export.serve.http.base.encoding import json_steps
-from xl_export.serve.http.base.endpoint import BINARY, Endpoint, doc
+from xl_export.serve.http.base.endpoint import BINARY, Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.steps import as_numbers
 from xl_export.serve.http.base.workers import Steps, aside
-from xl_export.serve.http.status import Ready, ready
 from xl_export.serve.http.streams.documents import LONGEST_NUMBER
 from xl_export.serve.http.streams.work import StreamWork
 
@@ -37,6 +35,7 @@ NAMES = {dtype: name for name, dtype in TYPES.items()}
 HEADER = "inference-header-content-length"
 LONGEST_ID = 128  # characters of the name of a sequence
 MODEL = "/v2/models/{name}"
+ENDPOINTS = Endpoints()
 
 
 class InputParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -102,14 +101,6 @@ class InferBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 INFER = msgspec.json.Decoder(InferBody)
 
 
-@dataclass(frozen=True)
-class Inference:
-    """A body and its inputs as arrays."""
-
-    body: InferBody
-    inputs: dict[str, np.ndarray]
-
-
 class Live(TypedDict):
     """Whether the server answers."""
 
@@ -172,27 +163,24 @@ class InferResult(_Inferred, total=False):
     id: Annotated[str, doc("The id of the request, if it had one.")]
 
 
-def inference(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[Inference]:
-    """The body of a step; raises RefusedError for arrays that do not have their shape."""
+def infer_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[InferBody]:
+    """The body of a step, with arrays as data; raises RefusedError for one that does not have its shape."""
     length = headers.get(HEADER, str(len(body)))
     if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > len(body):
         raise RefusedError(f"{HEADER} is {length!r:.40}; expected the bytes of the JSON, 0 to {len(body)}.")
-    rest = memoryview(body)[int(length) :]
-    document: InferBody = yield from decoded(body[: int(length)], INFER, limits)
-    inputs: dict[str, np.ndarray] = {}
+    at = int(length)
+    document: InferBody = yield from decoded(body[:at], INFER, limits)
     for given in document.inputs:
-        if given.name in inputs:
-            raise RefusedError(f"the input {given.name!r:.60} is given twice; give it once.", param="inputs")
-        size = given.parameters.binary_data_size or 0
-        inputs[given.name] = _array(given, rest[:size])
-        rest = rest[size:]
+        end = at + (given.parameters.binary_data_size or 0)
+        given.data = _array(given, body[at:end])
+        at = end
         yield
-    if len(rest):
-        raise RefusedError(f"{len(rest)} bytes follow the inputs; expected none.", param="inputs")
-    return Inference(document, inputs)
+    if at < len(body):
+        raise RefusedError(f"{len(body) - at} bytes follow the inputs; expected none.", param="inputs")
+    return document
 
 
-def _array(given: InputArray, content: memoryview) -> np.ndarray:
+def _array(given: InputArray, content: bytearray) -> np.ndarray:
     """The numbers of an input in its shape."""
     name = f"{given.name:.60}"
     if given.datatype not in TYPES:
@@ -201,16 +189,15 @@ def _array(given: InputArray, content: memoryview) -> np.ndarray:
             param="inputs",
         )
     dtype = TYPES[given.datatype]
-    if (given.data is None) == (given.parameters.binary_data_size is None):
-        raise RefusedError(f"{name} needs either data or binary_data_size; give one of them.", param="inputs")
-    if given.data is not None:
+    size = given.parameters.binary_data_size
+    if given.data is not None and size is None:
         array = as_numbers(name, given.data)
-    elif len(content) == given.parameters.binary_data_size and not len(content) % dtype.itemsize:
-        array = np.frombuffer(content, dtype).copy()
+    elif given.data is None and len(content) == size and not size % dtype.itemsize:
+        array = np.frombuffer(content, dtype)
     else:
         raise RefusedError(
-            f"{name} has a binary_data_size of {given.parameters.binary_data_size}, and {len(content)} bytes "
-            f"follow; expected {dtype.itemsize} for each number.",
+            f"{name} has a binary_data_size of {size}, and {len(content)} bytes follow; expected "
+            f"either data, or {dtype.itemsize} bytes for each number.",
             param="inputs",
         )
     # The axes are counted first: the product of a long list takes minutes.
@@ -224,19 +211,22 @@ def _array(given: InputArray, content: memoryview) -> np.ndarray:
     return array.reshape(given.shape)
 
 
+@ENDPOINTS.add("GET", "/v2/health/live", answer=Live, is_open=True)
 async def live(exchange: Exchange) -> Response:
     """Whether the server answers."""
     return json({"live": True})
 
 
+@ENDPOINTS.add("GET", "/v2", answer=ServerMetadata, plain_errors=True)
 async def server(exchange: Exchange) -> Response:
-    """The server."""
+    """The server and the extensions of the protocol that it knows."""
     extensions = ["binary_tensor_data", "sequence"]
     return json({"name": "xl-export", "version": version("xl-export"), "extensions": extensions})
 
 
+@ENDPOINTS.add("GET", MODEL, answer=ModelMetadata, refused=(400, 404, 503), plain_errors=True)
 async def metadata(exchange: Exchange) -> Response:
-    """A model."""
+    """The inputs and outputs of a model with named inputs."""
     model = exchange.server.model(exchange.params["name"])
     spec = model.steps.spec
     inputs, outputs = (
@@ -247,6 +237,9 @@ async def metadata(exchange: Exchange) -> Response:
     return json({**document, "inputs": inputs, "outputs": outputs})
 
 
+@ENDPOINTS.add(
+    "GET", f"{MODEL}/ready", answer=ModelReady, instead={503: ModelReady}, refused=(404,), plain_errors=True
+)
 async def model_ready(exchange: Exchange) -> Response:
     """Whether a model answers."""
     model = exchange.server.model(exchange.params["name"])
@@ -254,15 +247,31 @@ async def model_ready(exchange: Exchange) -> Response:
     return json({"name": model.name, "ready": is_ready}, 200 if is_ready else 503)
 
 
-async def infer(exchange: Exchange, asked: Inference) -> None:
+@ENDPOINTS.add(
+    "POST",
+    f"{MODEL}/infer",
+    queue="people",
+    reads=infer_body,
+    form=BINARY,
+    answer=InferResult,
+    refused=(404, 409, 410, 503, 507),
+    plain_errors=True,
+)
+async def infer(exchange: Exchange, body: InferBody) -> None:
     """One step of a sequence."""
     model = exchange.use(exchange.server.model(exchange.params["name"]))
+    inputs = {each.name: each.data for each in body.inputs}
+    if len(inputs) < len(body.inputs):
+        raise RefusedError("an input is given twice; give each once.", param="inputs")
     names = [tensor.name for tensor in model.steps.spec.signature[1]]
-    body = asked.body
-    wanted = {each.name: each.parameters.binary_data for each in body.outputs or []} or dict.fromkeys(names)
-    if unknown := [name for name in wanted if name not in names]:
+    usual = body.parameters.binary_data_output
+    binary = dict.fromkeys(names, usual)
+    if body.outputs:
+        chosen = {each.name: each.parameters.binary_data for each in body.outputs}
+        binary = {name: usual if own is None else own for name, own in chosen.items()}
+    if unknown := binary.keys() - names:
         raise RefusedError(
-            f"the model has no output {unknown[0]!r:.60}; expected some of {', '.join(names)}.",
+            f"the model has no output {min(unknown)!r:.60}; expected some of {', '.join(names)}.",
             param="outputs",
         )
     parameters = body.parameters
@@ -273,17 +282,13 @@ async def infer(exchange: Exchange, asked: Inference) -> None:
         document = await work.lasting(
             work.sequence(
                 name,
-                asked.inputs,
+                inputs,
                 parameters.position,
                 start=parameters.sequence_start,
                 end=parameters.sequence_end,
             )
         )
-        outputs = {name: document["outputs"][name] for name in wanted}
-        binary = {
-            name: parameters.binary_data_output if chosen is None else chosen
-            for name, chosen in wanted.items()
-        }
+        outputs = {name: document["outputs"][name] for name in binary}
         answer = {
             "model_name": model.name,
             **({} if body.id is None else {"id": body.id}),
@@ -337,64 +342,3 @@ def _tensor(spec: Spec, tensor: TensorSpec) -> TensorMetadata:
     tokens = -1 if spec.fixed_rows is None and T > 1 else T
     shape = list(tensor.sizes(batch=1, tokens=tokens))
     return {"name": tensor.name, "datatype": NAMES[np.dtype(tensor.dtype)], "shape": shape}
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v2/health/live",
-        handler=live,
-        summary="Whether the server answers.",
-        answer=Live,
-        is_open=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v2/health/ready",
-        handler=ready,
-        summary="Whether requests are answered.",
-        answer=Ready,
-        instead={503: Ready},
-        is_open=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v2",
-        handler=server,
-        summary="The server and the extensions of the protocol that it knows.",
-        answer=ServerMetadata,
-        plain_errors=True,
-    ),
-    Endpoint(
-        method="GET",
-        path=MODEL,
-        handler=metadata,
-        summary="The inputs and outputs of a model with named inputs.",
-        answer=ModelMetadata,
-        refused=(400, 404, 503),
-        plain_errors=True,
-    ),
-    Endpoint(
-        method="GET",
-        path=f"{MODEL}/ready",
-        handler=model_ready,
-        summary="Whether a model answers.",
-        answer=ModelReady,
-        instead={503: ModelReady},
-        refused=(404,),
-        plain_errors=True,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{MODEL}/infer",
-        handler=infer,
-        summary="One step of a sequence.",
-        queue="people",
-        body=InferBody,
-        reads=inference,
-        form=BINARY,
-        answer=InferResult,
-        refused=(404, 409, 410, 503, 507),
-        plain_errors=True,
-    ),
-]

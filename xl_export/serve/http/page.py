@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from xl_export.serve.http.base.endpoint import Endpoint
+from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.web.files import INDEX, PAGE, web_files
@@ -25,24 +25,20 @@ HEADERS = {
 
 FOLDER = web_files() / PAGE
 FILES = {path.name: path for path in FOLDER.iterdir() if path.suffix in TYPES}
+ENDPOINTS = Endpoints()  # open: they need no API key, and what the page asks for then does
 
 
+@ENDPOINTS.add("GET", "/", is_open=True, described=False)
 async def index(exchange: Exchange) -> Response:
     """The page itself."""
     document = (FOLDER / INDEX).read_text(encoding="utf-8").replace(*BACK_END)
     return HTMLResponse(document, headers=HEADERS)
 
 
+@ENDPOINTS.add("GET", "/page/{name}", is_open=True, described=False)
 async def part(exchange: Exchange) -> Response:
     """What the page loads."""
     name = exchange.params["name"]
     if name not in FILES:
         raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
     return FileResponse(FILES[name], media_type=TYPES[FILES[name].suffix], headers=HEADERS)
-
-
-# They need no API key; what the page asks for then does.
-ENDPOINTS = [
-    Endpoint(method="GET", path="/", handler=index, is_open=True),
-    Endpoint(method="GET", path="/page/{name}", handler=part, is_open=True),
-]

@@ -13,10 +13,12 @@ from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.http.base.endpoint import Endpoint, doc
+from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.models import Model
+
+ENDPOINTS = Endpoints()
 
 
 class Health(TypedDict):
@@ -95,12 +97,15 @@ class ModelList(TypedDict):
     data: Annotated[list[ModelDocument], doc("The models; the first one answers requests without a name.")]
 
 
+@ENDPOINTS.add("GET", "/health", answer=Health, instead={503: Health}, is_open=True)
 async def health(exchange: Exchange) -> Response:
     """Whether the engines run."""
     dead = [name for name, model in exchange.server.models.items() if not model.engine.alive]
     return json({"status": "failed" if dead else "ok", "failed": dead}, 503 if dead else 200)
 
 
+@ENDPOINTS.add("GET", "/ready", answer=Ready, instead={503: Ready}, is_open=True)
+@ENDPOINTS.add("GET", "/v2/health/ready", answer=Ready, instead={503: Ready}, is_open=True)
 async def ready(exchange: Exchange) -> Response:
     """Whether requests are answered."""
     server = exchange.server
@@ -109,12 +114,14 @@ async def ready(exchange: Exchange) -> Response:
     return json({"ready": is_ready}, 200 if is_ready else 503)
 
 
+@ENDPOINTS.add("GET", "/metrics", content="text/plain")
 async def metrics(exchange: Exchange) -> Response:
-    """The figures for Prometheus."""
+    """Figures for Prometheus."""
     text = exchange.server.metrics.text()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@ENDPOINTS.add("GET", "/v1/server", answer=ServerFigures)
 async def figures(exchange: Exchange) -> Response:
     """The figures of each model as JSON."""
     server = exchange.server
@@ -128,6 +135,7 @@ async def figures(exchange: Exchange) -> Response:
     )
 
 
+@ENDPOINTS.add("GET", "/v1/models", answer=ModelList, link=("name", "/data/0/id"))
 async def models(exchange: Exchange) -> Response:
     """The models that are served."""
     server = exchange.server
@@ -135,12 +143,14 @@ async def models(exchange: Exchange) -> Response:
     return json({"object": "list", "data": found})
 
 
+@ENDPOINTS.add("GET", "/v1/models/{name}", answer=ModelDocument, refused=(404, 503))
 async def model(exchange: Exchange) -> Response:
     """One model."""
     server = exchange.server
     return json(facts(server.model(exchange.params["name"]), server.limits.prompt_tokens))
 
 
+@ENDPOINTS.add("POST", "/admin/models/{name}/reload", answer=ModelDocument, refused=(404, 409, 503))
 async def reload(exchange: Exchange) -> Response:
     """Opens the artefact of a model again."""
     server = exchange.server
@@ -156,66 +166,6 @@ async def reload(exchange: Exchange) -> Response:
     except UserError as error:
         raise RefusedError(str(error), status=409, code="not_reloaded") from error
     return json(facts(fresh, server.limits.prompt_tokens))
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/health",
-        handler=health,
-        summary="Whether the engines run.",
-        answer=Health,
-        instead={503: Health},
-        is_open=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/ready",
-        handler=ready,
-        summary="Whether requests are answered.",
-        answer=Ready,
-        instead={503: Ready},
-        is_open=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/metrics",
-        handler=metrics,
-        summary="Figures for Prometheus.",
-        content="text/plain",
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/server",
-        handler=figures,
-        summary="The figures of each model as JSON.",
-        answer=ServerFigures,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/models",
-        handler=models,
-        summary="The models that are served.",
-        answer=ModelList,
-        link=("name", "/data/0/id"),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/models/{name}",
-        handler=model,
-        summary="One model.",
-        answer=ModelDocument,
-        refused=(404, 503),
-    ),
-    Endpoint(
-        method="POST",
-        path="/admin/models/{name}/reload",
-        handler=reload,
-        summary="Opens the artefact of a model again.",
-        answer=ModelDocument,
-        refused=(404, 409, 503),
-    ),
-]
 
 
 def facts(model: Model, prompt_tokens: int) -> ModelDocument:

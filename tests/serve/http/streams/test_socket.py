@@ -318,7 +318,7 @@ def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> No
         ):
             pass
         assert refused.value.response.status_code in (403, 404)
-    assert HTTP.get(f"{kept.at}{stream.path}/ws").status_code == 404
+    assert HTTP.get(f"{kept.at}{stream.path}/ws").status_code == 405
     assert "handshake" not in kept.log.getvalue()  # a refusal is no fault of the server
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from starlette.responses import Response
@@ -35,6 +35,7 @@ PLAIN_ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "string", "description": "What is wrong, and how to fix it."}},
 }
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response | None]])
 TEXT = {"type": "string"}
 BINARY = "application/octet-stream"
 SCHEMA = "#/components/schemas/{name}"
@@ -77,8 +78,8 @@ def doc(text: str) -> msgspec.Meta:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """One method of one path: how it is routed, read, answered and described. The tables of endpoints are
-    the only place that knows paths and methods.
+    """One method of one path: how it is routed, read, answered and described. Only the declarations of
+    endpoints know paths and methods.
     """
 
     #: Of HTTP, or `WEBSOCKET`.
@@ -141,6 +142,29 @@ class Endpoint:
     def parameters(self) -> list[str]:
         """The names in its path."""
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+
+class Endpoints(list[Endpoint]):
+    """The endpoints of a module, which declares each above its handler."""
+
+    def add(
+        self, method: str, path: str, *, described: bool = True, **facts: Any
+    ) -> Callable[[Handler], Handler]:
+        """Declares the function below as the handler of an endpoint. The description uses the first
+        paragraph of its docstring, and the type of its argument `body`.
+
+        facts: fields of `Endpoint`.
+        """
+
+        def declare(handler: Handler) -> Handler:
+            summary = str(handler.__doc__).partition("\n\n")[0] if described else ""
+            body = get_type_hints(handler).get("body")
+            self.append(
+                Endpoint(method=method, path=path, handler=handler, summary=summary, body=body, **facts)
+            )
+            return handler
+
+        return declare
 
 
 def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.encoding import json_steps
-from xl_export.serve.http.base.endpoint import Endpoint
+from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.models import Model
@@ -27,7 +27,12 @@ from xl_export.serve.http.openai.writing import (
     usage,
 )
 
+ENDPOINTS = Endpoints()
 
+
+@ENDPOINTS.add(
+    "POST", "/v1/completions", queue="people", answer=Completions, event=CompletionEvent, refused=(404, 503)
+)
 async def completions(exchange: Exchange, body: CompletionBody) -> None:
     """Continues texts."""
     server = exchange.server
@@ -232,18 +237,3 @@ class Completion:
 
     def _drawn(self) -> int:
         return sum([choice.tokens for choice in self._choices])
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="POST",
-        path="/v1/completions",
-        handler=completions,
-        summary="Continues texts.",
-        body=CompletionBody,
-        queue="people",
-        answer=Completions,
-        event=CompletionEvent,
-        refused=(404, 503),
-    )
-]

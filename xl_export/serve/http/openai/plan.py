@@ -299,15 +299,10 @@ def _refuse_what_does_not_apply(body: CompletionBody) -> None:
             "cannot fill a gap.",
             param="suffix",
         )
-    if body.min_tokens:
-        most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-        given = f"min_tokens is {body.min_tokens}"
-        if not body.ignore_eos:
-            mend = f"{given}, and the end of a document may come before; set ignore_eos to true."
-        elif body.stop:
-            mend = f"{given}, and a stop string may come before; leave one of min_tokens and stop out."
-        elif body.min_tokens > most:
-            mend = f"{given} and max_tokens is {most}; give max_tokens of at least {body.min_tokens}."
-        else:
-            return
-        raise RefusedError(mend, param="min_tokens")
+    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.min_tokens and (not body.ignore_eos or body.stop or body.min_tokens > most):
+        raise RefusedError(
+            f"min_tokens is {body.min_tokens} and is only served with ignore_eos, without stop, and up to "
+            f"max_tokens, which is {most}; change one of them.",
+            param="min_tokens",
+        )

@@ -22,7 +22,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.encoding import json_steps, texts_of
-from xl_export.serve.http.base.endpoint import Endpoint, doc
+from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
@@ -32,6 +32,7 @@ from xl_export.serve.http.openai.writing import Usage, usage
 
 AT_ONCE = 64  # texts of one request that the engine has at once
 AGAIN = 0.05  # seconds until a full queue is asked again
+ENDPOINTS = Endpoints()
 
 
 class ScoredText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -94,26 +95,13 @@ class Scores(TypedDict):
     usage: Annotated[Usage, doc("How many tokens the request has had.")]
 
 
+@ENDPOINTS.add("POST", "/v1/score", queue="bulk", answer=Scores, refused=(404, 503))
 async def score(exchange: Exchange, body: ScoreBody) -> None:
     """The log-probability of each text."""
     server = exchange.server
     model = exchange.use(server.model(body.model))
     rows = await exchange.aside(rows_of, body, model.session.vocab, server.limits)
     await exchange.while_connected(Scoring(rows, body.tokens, model, exchange).run())
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="POST",
-        path="/v1/score",
-        handler=score,
-        summary="The log-probability of each text.",
-        body=ScoreBody,
-        queue="bulk",
-        answer=Scores,
-        refused=(404, 503),
-    )
-]
 
 
 def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:

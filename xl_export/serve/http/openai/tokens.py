@@ -11,10 +11,12 @@ from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
 from xl_export.serve.http.base.encoding import encoding, json_steps, texts_of
-from xl_export.serve.http.base.endpoint import Endpoint, doc
+from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.workers import Steps
+
+ENDPOINTS = Endpoints()
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -75,6 +77,7 @@ class TokenizerInfo(TypedDict):
     chat_template: Annotated[str | None, doc("Always null: these models have learned no roles.")]
 
 
+@ENDPOINTS.add("POST", "/tokenize", answer=Tokenized, refused=(404, 503))
 async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
     """The ids of a text."""
     server = exchange.server
@@ -82,48 +85,19 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
     return of_json(await exchange.aside(tokenized, vocab, body, server.limits.prompt_tokens))
 
 
+@ENDPOINTS.add("POST", "/detokenize", answer=Detokenized, refused=(404, 503))
 async def detokenize(exchange: Exchange, body: DetokenizeBody) -> Response:
     """The text of ids."""
     vocab = exchange.server.model(body.model).session.vocab
     return of_json(await exchange.aside(detokenized, vocab, body.tokens))
 
 
+@ENDPOINTS.add("GET", "/tokenizer_info", query=("model",), answer=TokenizerInfo, refused=(404, 503))
 async def info(exchange: Exchange) -> Response:
     """The vocabulary's own tokens."""
     server = exchange.server
     vocab = server.model(exchange.query.get("model")).session.vocab
     return json(tokenizer_info(vocab, server.limits.prompt_tokens))
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="POST",
-        path="/tokenize",
-        handler=tokenize,
-        summary="The ids of a text.",
-        body=TokenizeBody,
-        answer=Tokenized,
-        refused=(404, 503),
-    ),
-    Endpoint(
-        method="POST",
-        path="/detokenize",
-        handler=detokenize,
-        summary="The text of ids.",
-        body=DetokenizeBody,
-        answer=Detokenized,
-        refused=(404, 503),
-    ),
-    Endpoint(
-        method="GET",
-        path="/tokenizer_info",
-        handler=info,
-        summary="The vocabulary's own tokens.",
-        query=("model",),
-        answer=TokenizerInfo,
-        refused=(404, 503),
-    ),
-]
 
 
 def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Steps[bytes]:
