@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from runtimes.contract.vocabulary import CharVocab
+from xl_export.serve.core.task import Likeliest
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.openai.writing import LogProbs
 
 TWINS = CharVocab(["a", "a", "b", "b"])  # two tokens have one text, as special tokens and bytes may have
-LIKELIEST = np.array([2, 3, 0]), np.array([-0.5, -1.0, -2.0])
+LIKELIEST = Likeliest(ids=np.array([[2, 3, 0]]), log_probs=np.array([[-0.5, -1.0, -2.0]]))
 
 
 def added(token: int, log_prob: float, *, as_ids: bool = False) -> dict:
     collected = LogProbs(TokenTexts(TWINS), 3, np.array([0]), as_ids=as_ids)
-    collected.add(token, log_prob, *LIKELIEST)
+    collected.add(token, log_prob, LIKELIEST)
     return collected.take()
 
 

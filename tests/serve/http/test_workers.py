@@ -23,7 +23,6 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.workers import Steps, Workers, aside, finished
 from xl_export.serve.http.openai import completions, score, tokens
-from xl_export.serve.http.openai.writing import Writer
 from xl_export.serve.http.streams import work
 from xl_export.serve.http.streams.documents import TokenReport
 
@@ -199,7 +198,7 @@ def test_large_work_never_runs_on_the_event_loop(
         (body, "refuse_many_values"),
         (encoding, "checked_ids"),
         (completions._Prompt, "score"),
-        (Writer, "repeated"),
+        (completions.Completion, "_repeated"),
         (TokenReport, "feed"),
         (completions, "json_steps"),
         (score, "json_steps"),

@@ -123,13 +123,18 @@ class BodyAccount:
         self.change(-self._held)
 
 
-def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:
-    """Raises RefusedError for an answer with the likeliest tokens of more tokens than one can hold.
-    Without any, other limits hold.
+def refuse_long_answer(limits: Limits, tokens: int, likeliest: int | None, param: str) -> None:
+    """Raises RefusedError for more tokens than an answer can hold.
+
+    likeliest: how many of the likeliest tokens each has, next to its own log-probability; None for tokens
+    without log-probabilities, of which one choice of `max_tokens` is held however large that limit is.
     """
-    if likeliest and tokens * (1 + likeliest) > limits.log_probs:
+    most = max(limits.log_probs, limits.max_tokens) if likeliest is None else limits.log_probs
+    count = tokens * (1 + (likeliest or 0))
+    if count > most:
+        kind = "tokens" if likeliest is None else "log-probabilities"
         raise RefusedError(
-            f"{param} is {likeliest} for {tokens:,} tokens, and an answer of this server has at most "
-            f"{limits.log_probs:,} log-probabilities; ask for fewer, or in parts.",
+            f"the answer could have {count:,} {kind} at once, and this server holds {most:,}; ask for fewer, "
+            "in parts, or for a stream.",
             param=param,
         )

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.bridge import Inbox
+from xl_export.serve.http.base.bridge import Inbox, Pass
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.exchange import Exchange
+from xl_export.serve.http.base.exchange import DONE, END, EVENT, Exchange, event
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
-from xl_export.serve.http.openai.writing import (
-    Choice,
-    CompletionEvent,
-    Completions,
-    LogProbs,
-    Writer,
-    usage,
-)
+from xl_export.serve.http.openai.writing import CompletionEvent, Completions, LogProbs, usage
 
+REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 ENDPOINTS = Endpoints()
+encode = msgspec.json.Encoder().encode
 
 
 @ENDPOINTS.add(
@@ -42,12 +40,15 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
 
 
 class _Prompt:
-    """A prompt while it is fed."""
+    """A prompt while it is fed, and its choices."""
 
-    def __init__(self, tokens: np.ndarray, log_probs: LogProbs | None) -> None:
+    def __init__(self, tokens: np.ndarray, text: str, log_probs: LogProbs | None) -> None:
         self.tokens = tokens
+        #: What comes before each choice; empty if the prompt is not repeated.
+        self.text = text
         #: Of its tokens, if they are wanted.
         self.log_probs = log_probs
+        self.choices: list[_Choice] = []
         #: Tokens so far.
         self.fed = 0
 
@@ -55,13 +56,34 @@ class _Prompt:
         """Notes the log-probabilities of a piece that was fed."""
         if self.log_probs is not None and fed.log_probs is not None:
             tokens = self.tokens[self.fed : self.fed + fed.count].tolist()
-            likeliest = fed.likeliest
             for at, (token, log_prob) in enumerate(zip(tokens, fed.log_probs.tolist(), strict=True)):
-                if likeliest is None:
-                    self.log_probs.add(token, log_prob)
-                else:
-                    self.log_probs.add(token, log_prob, likeliest.ids[at], likeliest.log_probs[at])
+                self.log_probs.add(token, log_prob, fed.likeliest, at)
                 yield
+
+
+class _Choice:
+    """One choice while it is drawn."""
+
+    def __init__(self, prompt: _Prompt, index: int, head: bytes, log_probs: LogProbs | None) -> None:
+        self.prompt = prompt
+        #: Of the choice in the answer and in the numbers that it is drawn with.
+        self.index = index
+        #: An event of it up to the text.
+        self.head = head
+        #: Of its tokens, if they are wanted or rank the choices.
+        self.log_probs = log_probs
+        self.tokens = 0
+        #: Its text, if the answer is one document.
+        self.parts: list[str] = []
+        #: Whether a token of it has come.
+        self.begun = False
+        #: Why it ended; None before its end, and if the server has cut it short.
+        self.reason: str | None = None
+
+    @property
+    def mean_log_prob(self) -> float:
+        """By which the best choices are chosen, as OpenAI does."""
+        return self.log_probs.sum / max(1, self.log_probs.count) if self.log_probs else 0.0
 
 
 class Completion:
@@ -76,24 +98,34 @@ class Completion:
         self._model = model
         self._exchange = exchange
         self._tenant = exchange.tenant.name
-        texts = model.texts
-        self._scores = plan.echo and plan.log_probs is not None
+        self._facts = {
+            "id": f"cmpl-{exchange.id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+            "seed": None if plan.drawing is None else plan.drawing.seed,
+        }
+        # An event without log-probabilities: what does not change is encoded once a request.
+        head = EVENT + encode({**self._facts, "choices": []}).removesuffix(b"]}")
+        self._tail = b',"logprobs":null,"finish_reason":null}]'
+        self._tail += b',"usage":null}' + END if plan.usage else b"}" + END
         # How many of the likeliest tokens the engine returns; with any it returns log-probabilities too.
         ranked = plan.best_of > plan.n
-        self._top = 0 if plan.log_probs is None and not ranked else max(1, plan.log_probs or 0)
-        self._prompts = [
-            _Prompt(
-                tokens,
-                LogProbs(texts, plan.log_probs or 0, tokens[:0], as_ids=plan.as_ids)
-                if self._scores
-                else None,
-            )
-            for tokens in plan.prompts
-        ]
-        self._writer = Writer(plan, model.name, texts, exchange.id)
-        self._feeding: dict[Task, int] = {}  # the prompt of each task that only feeds one
-        self._choosing: dict[Task, tuple[Choice, _Prompt]] = {}
-        self._choices: list[Choice] = []
+        self._top = max(1, plan.log_probs or 0) if ranked or plan.log_probs is not None else 0
+        self._prompts: list[_Prompt] = []
+        self._choices: list[_Choice] = []
+        for tokens, text in zip(plan.prompts, plan.texts, strict=True):
+            scores = plan.echo and plan.log_probs is not None
+            prompt = _Prompt(tokens, text, self._log_probs(tokens[:0], 0) if scores else None)
+            for _ in range(plan.best_of):
+                collected = self._log_probs(tokens, len(text)) if self._top else None
+                index = len(self._choices)
+                own = head + b'{"index":%d,"text":' % index
+                prompt.choices.append(_Choice(prompt, index, own, collected))
+                self._choices.append(prompt.choices[-1])
+            self._prompts.append(prompt)
+        #: What each task feeds, and what it draws, if it does.
+        self._tasks: dict[Task, tuple[_Prompt, _Choice | None]] = {}
         self._cached = 0  # tokens of prompts
         self._reserved: Reservation | None = None  # of all tasks, if there are several
         self._ready = bytearray()  # events that have not been sent
@@ -110,7 +142,7 @@ class Completion:
                     self._reserved = inbox.reserve(tasks, self._tenant, states=count)
                 elif count > 1:
                     self._reserved = inbox.reserve(count, self._tenant)
-                for prompt in range(count):
+                for prompt in self._prompts:
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
                     refusal = await self._take_all(inbox, await inbox.get())
@@ -121,64 +153,59 @@ class Completion:
                         await exchange.events(data)
                     if refusal is not None:
                         raise refusal
-                drawn = self._drawn()
-                used = usage(plan.prompt_tokens, drawn, self._cached)
+                used = usage(plan.prompt_tokens, self._drawn, self._cached)
                 if plan.stream:
-                    await exchange.end(self._writer.last_events(used))
+                    last = event({**self._facts, "choices": [], "usage": used}) if plan.usage else b""
+                    await exchange.end(last + DONE)
                 else:
-                    document = self._writer.document(self._choices, used)
                     shown = plan.prompt_tokens if plan.echo else 0
-                    size = size_of(shown + drawn, plan.log_probs)
+                    size = size_of(shown + self._drawn, plan.log_probs)
+                    document = {**self._facts, "choices": self._best(), "usage": used}
                     await exchange.document(await aside(size, self._tenant, json_steps, document))
             finally:
                 exchange.note.update(
                     model=self._model.name,
                     prompt_tokens=plan.prompt_tokens,
                     cached_tokens=self._cached,
-                    completion_tokens=self._drawn(),
+                    completion_tokens=self._drawn,
                     reason=",".join(sorted({choice.reason or "unfinished" for choice in self._choices})),
                 )
 
-    def _submit_prompt(self, inbox: Inbox, number: int) -> None:
-        plan = self._plan
-        prompt = self._prompts[number]
-        choices = [self._writer.choice(number, number * plan.best_of + at) for at in range(plan.best_of)]
-        self._choices += choices
+    def _submit_prompt(self, inbox: Inbox, prompt: _Prompt) -> None:
+        choice = prompt.choices[0] if self._plan.best_of == 1 else None
+        scores = prompt.log_probs is not None
         task = Task(
             tokens=prompt.tokens,
-            score=self._scores,
-            top=self._top if plan.best_of == 1 or self._scores else 0,
-            drawing=self._drawing(choices[0], prompt) if plan.best_of == 1 else None,
-            keep=plan.best_of > 1,
+            score=scores,
+            top=self._top if choice is not None or scores else 0,
+            drawing=None if choice is None else self._drawing(choice),
+            keep=choice is None,
             tenant=self._tenant,
         )
-        if plan.best_of == 1:
-            self._choosing[task] = choices[0], prompt
-        else:
-            self._feeding[task] = number
+        self._tasks[task] = prompt, choice
         inbox.submit(task, self._reserved)
 
-    async def _submit_choices(self, inbox: Inbox, number: int, ended: Ended) -> None:
+    async def _submit_choices(self, inbox: Inbox, prompt: _Prompt, ended: Ended) -> None:
         """The choices of a prompt that has been fed."""
-        plan = self._plan
-        for choice in self._choices[number * plan.best_of : (number + 1) * plan.best_of]:
-            if plan.drawing is None:
-                await self._end(choice, self._prompts[number], Ended(reason="length"))
+        for choice in prompt.choices:
+            drawing = self._drawing(choice)
+            if drawing is None:
+                await self._end(choice, Ended(reason="length"))
                 continue
             assert ended.state is not None, "the task that fed a prompt keeps its state"
             task = Task(
-                tokens=np.zeros(0, np.int64),
+                tokens=prompt.tokens[:0],
                 state=ended.state,
                 top=self._top,
-                drawing=self._drawing(choice, self._prompts[number]),
+                drawing=drawing,
                 tenant=self._tenant,
             )
-            self._choosing[task] = choice, self._prompts[number]
+            self._tasks[task] = prompt, choice
             inbox.submit(task, self._reserved)
 
-    def _drawing(self, choice: Choice, prompt: _Prompt) -> Drawing | None:
+    def _drawing(self, choice: _Choice) -> Drawing | None:
         drawing = self._plan.drawing
-        return None if drawing is None else replace(drawing, index=choice.index, prompt=prompt.tokens)
+        return None if drawing is None else replace(drawing, index=choice.index, prompt=choice.prompt.tokens)
 
     async def _take_all(self, inbox: Inbox, delivery: Delivery) -> RefusedError | UserError | None:
         """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
@@ -194,46 +221,131 @@ class Completion:
 
     async def _take(self, inbox: Inbox, task: Task, answers: list[Answer]) -> None:
         """Notes the answers of one task, and makes events of them."""
-        if self._feeding and (number := self._feeding.get(task)) is not None:
-            for answer in answers:
-                if type(answer) is Fed:
-                    await self._feed(self._prompts[number], answer)
-                elif type(answer) is Ended:
-                    refuse_failure(answer)
-                    await self._submit_choices(inbox, number, answer)
-            return
-        choice, prompt = self._choosing[task]
+        prompt, choice = self._tasks[task]
         for answer in answers:
-            if type(answer) is Drawn:
+            if type(answer) is Fed:
+                if prompt.log_probs is not None:
+                    size = size_of(answer.count, self._plan.log_probs)
+                    await aside(size, self._tenant, prompt.score, answer)
+                prompt.fed += answer.count
+                self._cached += answer.cached
+            elif type(answer) is Drawn and choice is not None:
                 if not choice.begun:
-                    await self._begin(choice, prompt)
-                    if way := self._writer.straight(choice, self._exchange.write):
+                    await self._begin(choice)
+                    if way := self._way(choice):
                         inbox.pass_on(task, way)
-                self._ready += self._writer.drawn(choice, answer)
-            elif type(answer) is Fed:
-                await self._feed(prompt, answer)
+                self._draw(choice, answer)
+            elif type(answer) is Ended and choice is not None:
+                await self._end(choice, answer)
             elif type(answer) is Ended:
-                self._ready += self._writer.held(choice, answer)
                 refuse_failure(answer)
-                await self._end(choice, prompt, answer)
+                await self._submit_choices(inbox, prompt, answer)
 
-    async def _feed(self, prompt: _Prompt, fed: Fed) -> None:
-        if self._scores:
-            size = size_of(fed.count, self._plan.log_probs)
-            await aside(size, self._tenant, prompt.score, fed)
-        prompt.fed += fed.count
-        self._cached += fed.cached
+    # What is sent.
 
-    async def _begin(self, choice: Choice, prompt: _Prompt) -> None:
-        self._writer.begin(choice)
-        if self._plan.echo:
-            size = size_of(len(prompt.tokens), self._plan.log_probs)
-            self._ready += await aside(size, self._tenant, self._writer.repeated, choice, prompt.log_probs)
+    async def _begin(self, choice: _Choice) -> None:
+        """Called before anything of a choice is sent: sends the prompt if it is repeated."""
+        choice.begun = True
+        if self._plan.echo and self._plan.stream:
+            size = size_of(len(choice.prompt.tokens), self._plan.log_probs)
+            self._ready += await aside(size, self._tenant, self._repeated, choice)
 
-    async def _end(self, choice: Choice, prompt: _Prompt, ended: Ended) -> None:
-        if not choice.begun:
-            await self._begin(choice, prompt)
-        self._ready += self._writer.ended(choice, ended)
+    def _repeated(self, choice: _Choice) -> Steps[bytes]:
+        prompt = choice.prompt
+        log_probs = None if prompt.log_probs is None else prompt.log_probs.all()
+        document = self._document(choice, prompt.text, log_probs)
+        return EVENT + (yield from json_steps(document)) + END
 
+    def _draw(self, choice: _Choice, drawn: Drawn) -> None:
+        """One more token: an event, or nothing if its text is not complete yet."""
+        choice.tokens += 1
+        collected = choice.log_probs
+        if collected is not None:
+            collected.add(drawn.token, drawn.log_prob, drawn.likeliest)
+        if not self._plan.stream:
+            choice.parts.append(drawn.text)
+        elif collected is None and not self._plan.each_usage:
+            if drawn.text:
+                self._ready += choice.head + encode(drawn.text) + self._tail
+        else:
+            log_probs = None if collected is None else collected.take()
+            self._ready += event(self._document(choice, drawn.text, log_probs))
+
+    def _way(self, choice: _Choice) -> Pass | None:
+        """A function that does what `_draw` does with a token of a begun choice, and writes the event.
+
+        It returns False if the client has to be waited for. None if events are not all alike.
+        """
+        if choice.log_probs is not None or self._plan.each_usage:
+            return None
+        write = self._exchange.write
+        tail = self._tail
+
+        def kept(drawn: Drawn) -> bool:
+            choice.tokens += 1
+            choice.parts.append(drawn.text)
+            return True
+
+        def passed(drawn: Drawn) -> bool:
+            if drawn.text and not write(choice.head + encode(drawn.text) + tail):
+                return False
+            choice.tokens += 1
+            return True
+
+        return passed if self._plan.stream else kept
+
+    async def _end(self, choice: _Choice, ended: Ended) -> None:
+        """The end of a choice, with the text that was held back; raises RefusedError for one cut short."""
+        choice.reason = REASONS.get(ended.reason)
+        if choice.reason and not choice.begun:
+            await self._begin(choice)
+        if not self._plan.stream:
+            choice.parts.append(ended.text)
+        elif choice.reason or ended.text:
+            self._ready += event(self._document(choice, ended.text, None))
+        refuse_failure(ended)
+
+    def _best(self) -> list[dict[str, Any]]:
+        """Of each prompt the `n` best choices, in order, for a whole answer."""
+        plan = self._plan
+        found: list[dict[str, Any]] = []
+        for prompt in self._prompts:
+            choices = prompt.choices
+            if plan.best_of > plan.n:
+                choices = sorted(choices, key=lambda choice: -choice.mean_log_prob)[: plan.n]
+            for choice in choices:
+                log_probs = None
+                if plan.log_probs is not None:
+                    pieces = [each.all() for each in (prompt.log_probs, choice.log_probs) if each is not None]
+                    log_probs = {name: [x for piece in pieces for x in piece[name]] for name in pieces[0]}
+                text = prompt.text + "".join(choice.parts)
+                found.append(self._one(len(found), text, log_probs, choice.reason))
+        return found
+
+    def _document(self, choice: _Choice, text: str, log_probs: dict[str, Any] | None) -> dict[str, Any]:
+        """An event of a choice."""
+        one = self._one(choice.index, text, log_probs, choice.reason)
+        document = {**self._facts, "choices": [one]}
+        if self._plan.each_usage:
+            tokens = self._plan.prompt_tokens
+            document["usage"] = {
+                "prompt_tokens": tokens,
+                "completion_tokens": self._drawn,
+                "total_tokens": tokens + self._drawn,
+            }
+        elif self._plan.usage:
+            document["usage"] = None
+        return document
+
+    @staticmethod
+    def _one(index: int, text: str, log_probs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": log_probs, "finish_reason": reason}
+
+    def _log_probs(self, before: np.ndarray, offset: int) -> LogProbs:
+        plan = self._plan
+        return LogProbs(self._model.texts, plan.log_probs or 0, before, offset, as_ids=plan.as_ids)
+
+    @property
     def _drawn(self) -> int:
+        """How many tokens were drawn, for all choices."""
         return sum([choice.tokens for choice in self._choices])

@@ -19,7 +19,7 @@ from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.base.encoding import encoding, texts_of
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, refuse_log_probs
+from xl_export.serve.http.base.limits import Limits, refuse_long_answer
 from xl_export.serve.http.base.workers import Steps
 
 MOST_LIKELIEST = 20  # tokens for each one
@@ -165,9 +165,10 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         )
         prompts.append(found)
         tokens += len(found)
-    shown = tokens if echo else 0
-    drawn = max_tokens * best_of * len(listed)
-    _refuse_long_document(limits, shown=shown, drawn=drawn, log_probs=log_probs, stream=stream)
+    # Tokens that are in memory at once: those of prompts as log-probabilities, and what is not streamed.
+    shown = tokens if echo and log_probs is not None else 0
+    drawn = 0 if stream else max_tokens * best_of * len(listed)
+    refuse_long_answer(limits, shown + drawn, log_probs, "logprobs" if shown else "max_tokens")
     drawing = drawing_of(body, session, max_tokens) if max_tokens else None
     texts = [""] * len(listed)
     for number, prompt in enumerate(listed if echo else ()):
@@ -267,29 +268,6 @@ def _within(name: str, value: int | None, default: int, least: int, most: int) -
     if not least <= chosen <= most:
         raise RefusedError(f"{name} is {chosen}; expected {least} to {most}.", param=name)
     return chosen
-
-
-def _refuse_long_document(
-    limits: Limits, *, shown: int, drawn: int, log_probs: int | None, stream: bool
-) -> None:
-    """Raises RefusedError for a completion of which more has to be in memory at once than an answer holds.
-
-    shown: tokens of prompts that are repeated. drawn: the most that all choices have together; they are held
-    unless they are streamed. log_probs: the likeliest tokens of each; None without log-probabilities,
-    and then one choice of `max_tokens` is held however large that limit is.
-    """
-    held = (shown if log_probs is not None else 0) + (0 if stream else drawn)
-    if log_probs:
-        return refuse_log_probs(limits, held, log_probs, "logprobs")
-    most = max(limits.log_probs, limits.max_tokens) if log_probs is None else limits.log_probs
-    if held > most:
-        kind = "tokens" if log_probs is None else "log-probabilities"
-        repeated = shown > most or stream  # then streaming does not help
-        mend = "leave echo or logprobs out" if repeated else "ask for fewer tokens, or set stream to true"
-        raise RefusedError(
-            f"the answer could have {held:,} {kind} at once, and this server holds {most:,}; {mend}.",
-            param="logprobs" if repeated else "max_tokens",
-        )
 
 
 def _refuse_what_does_not_apply(body: CompletionBody) -> None:

@@ -1,25 +1,15 @@
-"""Choices as JSON documents and as server-sent events. What does not change is encoded once a request."""
+"""Answers in OpenAI's form: their types, the usage of tokens, and log-probabilities."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
 
-import msgspec
 import numpy as np
 
-from xl_export.serve.core.task import Drawn, Ended
-from xl_export.serve.http.base.bridge import Pass
-from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, json_steps
+from xl_export.serve.core.task import Likeliest
+from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts
 from xl_export.serve.http.base.endpoint import doc
-from xl_export.serve.http.base.exchange import DONE, END, EVENT, event
-from xl_export.serve.http.base.workers import Steps
-from xl_export.serve.http.openai.plan import Plan
-
-REASONS = {"end": "stop", "stop": "stop", "length": "length"}
-encode = msgspec.json.Encoder().encode
 
 
 class CachedTokens(TypedDict):
@@ -111,173 +101,6 @@ def usage(prompt: int, drawn: int, cached: int) -> Usage:
     }
 
 
-class Choice:
-    """One choice while it is drawn."""
-
-    __slots__ = ("begun", "head", "index", "log_probs", "own", "parts", "prompt", "reason", "tokens")
-
-    def __init__(self, prompt: int, index: int, head: bytes) -> None:
-        self.prompt = prompt
-        #: Of the choice in the answer and in the numbers that it is drawn with.
-        self.index = index
-        #: An event of it up to the text.
-        self.head = head
-        self.tokens = 0
-        self.begun = False
-        #: Its text, if the answer is one document.
-        self.parts: list[str] = []
-        self.reason: str | None = None
-        #: Of its tokens, if they are wanted or rank the choices.
-        self.log_probs: LogProbs | None = None
-        self.own: list[dict[str, Any]] = []  # pieces of log-probabilities of a whole document
-
-    @property
-    def mean_log_prob(self) -> float:
-        """By which the best choices are chosen, as OpenAI does."""
-        return self.log_probs.sum / max(1, self.log_probs.count) if self.log_probs else 0.0
-
-
-class Writer:
-    """Writes the answer to one request."""
-
-    def __init__(self, plan: Plan, model: str, texts: TokenTexts, request_id: str) -> None:
-        self._plan = plan
-        self._texts = texts
-        self._facts = {
-            "id": f"cmpl-{request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "seed": None if plan.drawing is None else plan.drawing.seed,
-        }
-        self._tail = b',"logprobs":null,"finish_reason":null}]' + (b',"usage":null}' if plan.usage else b"}")
-        self._tail += b"\n\n"
-        self._drawn = 0
-
-    def choice(self, prompt: int, index: int) -> Choice:
-        """A new choice."""
-        facts = encode({**self._facts, "choices": []}).removesuffix(b"]}")
-        return Choice(prompt, index, b"data: " + facts + b'{"index":%d,"text":' % index)
-
-    def begin(self, choice: Choice) -> None:
-        """Called before anything of a choice is written."""
-        plan = self._plan
-        choice.begun = True
-        if plan.log_probs is not None or plan.best_of > plan.n:
-            before = plan.prompts[choice.prompt]
-            offset = len(plan.texts[choice.prompt])
-            choice.log_probs = LogProbs(self._texts, plan.log_probs or 0, before, offset, as_ids=plan.as_ids)
-
-    def repeated(self, choice: Choice, prompt_log_probs: LogProbs | None) -> Steps[bytes]:
-        """The prompt, which comes before the first token of a choice with `echo`."""
-        plan = self._plan
-        text = plan.texts[choice.prompt]
-        own = None if prompt_log_probs is None else prompt_log_probs.all()
-        if not plan.stream:
-            choice.parts.append(text)
-            if own is not None:
-                choice.own.append(own)
-            return b""
-        yield
-        return EVENT + (yield from json_steps(self._document(choice, text, own, None))) + END
-
-    def drawn(self, choice: Choice, drawn: Drawn) -> bytes:
-        """One more token: an event, or nothing if its text is not complete yet."""
-        choice.tokens += 1
-        self._drawn += 1
-        if (collected := choice.log_probs) is not None and drawn.log_prob is not None:
-            likeliest = drawn.likeliest
-            if likeliest is None:
-                collected.add(drawn.token, drawn.log_prob)
-            else:
-                collected.add(drawn.token, drawn.log_prob, likeliest.ids[0], likeliest.log_probs[0])
-        if not self._plan.stream:
-            choice.parts.append(drawn.text)
-            return b""
-        if collected is None and not self._plan.each_usage:  # the usual way, which every token goes
-            return choice.head + encode(drawn.text) + self._tail if drawn.text else b""
-        log_probs = None if collected is None else collected.take()
-        return event(self._document(choice, drawn.text, log_probs, None))
-
-    def straight(self, choice: Choice, write: Callable[[bytes], bool]) -> Pass | None:
-        """A function that does what `drawn` does with a token of a begun choice, and writes the event.
-
-        It returns False if the client has to be waited for. None if events are not all alike.
-        """
-        if choice.log_probs is not None or self._plan.each_usage:
-            return None
-        head = choice.head
-        tail = self._tail
-
-        def kept(drawn: Drawn) -> bool:
-            choice.tokens += 1
-            choice.parts.append(drawn.text)
-            return True
-
-        def passed(drawn: Drawn) -> bool:
-            if (text := drawn.text) and not write(head + encode(text) + tail):
-                return False
-            choice.tokens += 1
-            return True
-
-        return passed if self._plan.stream else kept
-
-    def ended(self, choice: Choice, ended: Ended) -> bytes:
-        """The end of a choice: its reason, and the text that was held back."""
-        choice.reason = REASONS[ended.reason]
-        if not self._plan.stream:
-            choice.parts.append(ended.text)
-            return b""
-        return event(self._document(choice, ended.text, None, choice.reason))
-
-    def held(self, choice: Choice, ended: Ended) -> bytes:
-        """The text that was held back from a choice that the server has cut short; nothing for other ends."""
-        if not self._plan.stream or ended.reason in REASONS or not ended.text:
-            return b""
-        return event(self._document(choice, ended.text, None, None))
-
-    def last_events(self, usage: Usage) -> bytes:
-        """What ends a stream."""
-        if not self._plan.usage:
-            return DONE
-        return event({**self._facts, "choices": [], "usage": usage}) + DONE
-
-    def document(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
-        """The whole answer: of each prompt the `n` best choices, in order."""
-        plan = self._plan
-        found = []
-        for prompt in range(len(plan.prompts)):
-            own = choices[prompt * plan.best_of : (prompt + 1) * plan.best_of]
-            if plan.best_of > plan.n:
-                own = sorted(own, key=lambda choice: -choice.mean_log_prob)[: plan.n]
-            found += [self._choice_document(choice, prompt * plan.n + at) for at, choice in enumerate(own)]
-        return {**self._facts, "choices": found, "usage": usage}
-
-    def _choice_document(self, choice: Choice, index: int) -> dict[str, Any]:
-        log_probs = None
-        if self._plan.log_probs is not None and choice.log_probs is not None:
-            pieces = [*choice.own, choice.log_probs.all()]
-            log_probs = {name: [x for piece in pieces for x in piece[name]] for name in pieces[0]}
-        text = "".join(choice.parts)
-        return {"index": index, "text": text, "logprobs": log_probs, "finish_reason": choice.reason}
-
-    def _document(
-        self, choice: Choice, text: str, log_probs: dict[str, Any] | None, reason: str | None
-    ) -> dict[str, Any]:
-        one = {"index": choice.index, "text": text, "logprobs": log_probs, "finish_reason": reason}
-        document = {**self._facts, "choices": [one]}
-        if self._plan.each_usage:
-            tokens = self._plan.prompt_tokens
-            document["usage"] = {
-                "prompt_tokens": tokens,
-                "completion_tokens": self._drawn,
-                "total_tokens": tokens + self._drawn,
-            }
-        elif self._plan.usage:
-            document["usage"] = None
-        return document
-
-
 class LogProbs:
     """Collects tokens with their log-probabilities in OpenAI's form.
 
@@ -300,20 +123,20 @@ class LogProbs:
         self.sum = 0.0
         self.count = 0
 
-    def add(
-        self, token: int, log_prob: float, ids: np.ndarray | None = None, log_probs: np.ndarray | None = None
-    ) -> None:
-        """One token. log_prob: NaN if it is not known, as for the first token of a text."""
+    def add(self, token: int, log_prob: float | None, likeliest: Likeliest | None, at: int = 0) -> None:
+        """One token. log_prob: None or NaN if it is not known, as for the first token of a text. likeliest,
+        at: the likeliest tokens, and the place of this one among theirs.
+        """
         text = self._decode(token)
-        known = not math.isnan(log_prob)
+        known = None if log_prob is None or math.isnan(log_prob) else log_prob
         self._tokens.append(_id_name(token) if self._as_ids else text)
-        self._token_log_probs.append(log_prob if known else None)
+        self._token_log_probs.append(known)
         self._offsets.append(self._offset)
         self._offset += len(text)
-        self._likeliest.append(self._named(token, text, log_prob, ids, log_probs) if known else None)
+        self._likeliest.append(None if known is None else self._named(token, text, known, likeliest, at))
         self._last = token
-        if known:
-            self.sum += log_prob
+        if known is not None:
+            self.sum += known
             self.count += 1
 
     def take(self) -> dict[str, Any]:
@@ -344,12 +167,7 @@ class LogProbs:
         self._offsets: list[int] = []
 
     def _named(
-        self,
-        token: int,
-        text: str,
-        log_prob: float,
-        ids: np.ndarray | None,
-        log_probs: np.ndarray | None,
+        self, token: int, text: str, log_prob: float, likeliest: Likeliest | None, at: int
     ) -> dict[str, float]:
         """The likeliest tokens and the token itself by their texts.
 
@@ -359,9 +177,9 @@ class LogProbs:
         """
         own = self._name(token, text)
         named: dict[str, float] = {}
-        if self._top and ids is not None and log_probs is not None:
-            pairs = zip(ids[: self._top].tolist(), log_probs[: self._top].tolist(), strict=True)
-            for other, value in pairs:
+        if self._top and likeliest is not None:
+            ids = likeliest.ids[at, : self._top].tolist()
+            for other, value in zip(ids, likeliest.log_probs[at].tolist(), strict=False):
                 if other != token:
                     name = self._name(other, "" if self._as_ids else self._texts.after(self._last, other))
                     named[_id_name(other) if name == own or name in named else name] = value

@@ -20,7 +20,7 @@ from xl_export.serve.http.base.body import decoded, refuse_many_values
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, refuse_log_probs
+from xl_export.serve.http.base.limits import Limits, refuse_long_answer
 from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 from xl_export.serve.streams.index import Stream
@@ -171,7 +171,8 @@ def tokens_of(
     name = "tokens" if body.text is None else "text"
     tokens = yield from encoding(vocab, given, what=name, param=name, limits=limits)
     drawn = body.max_tokens if isinstance(body, ContinueBody) and not body.stream else 0
-    refuse_log_probs(limits, len(tokens) + drawn, body.alternatives, "alternatives")
+    if body.alternatives:
+        refuse_long_answer(limits, len(tokens) + drawn, body.alternatives, "alternatives")
     return tokens
 
 
