@@ -94,6 +94,27 @@ def test_a_truncated_bare_pickle_is_refused(tmp_path: Path) -> None:
         refused(tmp_path / "file", whole[:keep], "the pickle")
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_changed_bytes_are_read_or_refused_in_one_sentence(sealed: bool, tmp_path: Path) -> None:
+    """sealed: the bytes of the pickle change, and the container around it fits them."""
+    draw, messages = np.random.default_rng(int(sealed)), []
+    whole = (DATA / "kimiyoung-ptb-full-mask" / ("model.pt" if sealed else "model_legacy.pt")).read_bytes()
+    if sealed:
+        with zipfile.ZipFile(DATA / "kimiyoung-ptb-full-mask/model.pt") as file:
+            (name,) = (member for member in file.namelist() if member.endswith("data.pkl"))
+            whole = file.read(name)
+    for _ in range(200):
+        at, length = (int(draw.integers(most)) for most in (min(len(whole), 20_000), 5))
+        data = whole[:at] + draw.bytes(length) + whole[at + length * int(draw.integers(2)) :]
+        (tmp_path / "file").write_bytes(zip_container(data) if sealed else data)
+        try:
+            read_pickle(tmp_path / "file")
+        except CheckpointError as error:
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert all(text.isprintable() and text.endswith(".") and len(text) < 600 for text in messages)
+
+
 def test_zip_members_must_be_stored_with_the_right_size(tmp_path: Path) -> None:
     path = tmp_path / "file"
     refused(path, zip_container(CONTENT), "lacks the member forged/data/0")

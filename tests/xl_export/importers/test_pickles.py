@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -206,22 +205,6 @@ def test_foreign_instances_keep_all_that_is_said_of_them(tmp_path: Path) -> None
     )  # attributes and slots
     assert (corpus.name, corpus.state) == ("data.Corpus", 9)
     assert mentioned == Named("data.Dictionary")
-
-
-def test_numbers_and_devices_of_libraries_are_plain_data(tmp_path: Path) -> None:
-    for protocol in (2, 4):
-        content = [
-            np.float64(1.5),
-            np.int64(-3),
-            np.float32(0.25),
-            np.bool_(True),
-            torch.device("cuda", 1),
-            torch.float16,
-        ]
-        (tmp_path / "file.pkl").write_bytes(pickle.dumps(content, protocol))
-        assert read_pickle(tmp_path / "file.pkl") == [1.5, -3, 0.25, True, "cuda:1", Named("torch.float16")]
-    (tmp_path / "file.pkl").write_bytes(pickle.dumps(np.arange(3), 2))
-    assert read_pickle(tmp_path / "file.pkl").name == "numpy.ndarray"
 
 
 def test_the_backend_that_modules_of_2019_hold_is_nothing(tmp_path: Path) -> None:

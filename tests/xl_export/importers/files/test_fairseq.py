@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import types
 from pathlib import Path
@@ -15,14 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from runtimes import open_session
-from runtimes.base.errors import UserError
 from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA, nll
-from tests.xl_export.importers.test_mutations import COUNTS, mutate
 from trainer.run.checkpoint import load_run
-from xl_export.importers import fairseq
-from xl_export.importers.formats import open_source
-from xl_export.importers.shared.checkpoint import ImportOptions, Source
 
 FOLDER = DATA / "hf-wt103"
 MODEL: dict[str, Any] = {
@@ -122,12 +116,6 @@ def test_the_configuration_may_be_one_of_omegaconf(
     assert np.abs(nll(open_session(tmp_path / "run"), expected) - expected["nll"]).max() < 2e-5
 
 
-def test_a_folder_is_taken_and_options_replace_its_settings(tmp_path: Path) -> None:
-    write(tmp_path)
-    result = xl("import", tmp_path, "--describe", "--mem-len", 21, "--mask", "full", "--clamp-len", 0)
-    assert "memory 21, segment 16, full mask, no clamp, initial memory zeros" in result.output
-
-
 def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None:
     """Its defaults differ from Hugging Face's: no memory, no clamp, every key visible, segments of 1,024."""
     lacking = {name: value for name, value in MODEL.items() if name not in SETTINGS}
@@ -147,9 +135,6 @@ def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None
         ("word0\n" * 496, ["dict.txt, line 1, is 'word0'; expected a word, a blank and its count"]),
         ("word0 1\n" * 496, ["dict.txt has a word twice"]),
         ("word0 1\n", ["dict.txt has 5 symbols, with the 4 that fairseq adds, and the model 500"]),
-        ("<unk> 1\n", ["dict.txt has a word twice"]),
-        (" 3\n", ["line 1"]),
-        ("\udcff 3\n", ["dict.txt is not UTF-8"]),
     ],
 )
 def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_path: Path) -> None:
@@ -162,11 +147,6 @@ def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_
     ("parts", "words"),
     [
         ({"cfg": {"model": {"_name": "transformer_lm"}, "task": {}}}, ["is a fairseq model transformer_lm;"]),
-        ({"cfg": {"model": MODEL | {"n_head": "4"}, "task": {}}}, ["n_head is '4'"]),
-        (
-            {"cfg": {"model": MODEL | {"n_layer": 4}, "task": {}}},
-            ["lacks the tensor decoder.model.transformer.lay"],
-        ),
         (
             {"cfg": {"model": MODEL | {"activation_fn": "gelu"}, "task": {}}},
             ["unknown setting cfg.model.activation_fn, 'gelu'"],
@@ -174,14 +154,6 @@ def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_
         (
             {"cfg": {"model": MODEL, "task": {"_name": "language_modeling"}}},
             ["cfg.task._name is 'language_modeling', expected 'truncated_bptt_lm'"],
-        ),
-        (
-            {"cfg": {"model": MODEL, "task": {"add_bos_token": True}}},
-            ["unknown setting cfg.task.add_bos_token, True"],
-        ),
-        (
-            {"cfg": {"model": MODEL | {"d_inner": 97}, "task": {}}},
-            ["CoreNet.0.weight is [96, 64], expected [97, 64]"],
         ),
         ({"cfg": [3]}, ["cfg is not the configuration of fairseq"]),
         ({"cfg": {"model": MODEL, "task": {"tokens_per_sample": 0}}}, ["tokens_per_sample is 0"]),
@@ -191,17 +163,3 @@ def test_a_configuration_that_does_not_fit_is_refused(
     parts: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     refused(xl("import", write(tmp_path, **parts), "--describe"), *words)
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_a_mutated_checkpoint_is_read_or_refused(count: int, tmp_path: Path) -> None:
-    opened, draw, messages = open_source(write(tmp_path)), random.Random(3), []
-    for _ in range(count):
-        changed = Source(path=opened.path, content=mutate(opened.content, draw))
-        try:
-            if fairseq.recognises(changed):
-                fairseq.read(changed, ImportOptions())
-        except UserError as error:
-            messages.append(str(error))
-    assert all("\n" not in message and len(message) < 600 for message in messages)
-    assert len(messages) >= count // 20

@@ -74,14 +74,6 @@ def test_a_class_of_the_script_itself_is_a_model_too(tmp_path: Path) -> None:
         refused(xl("import", tmp_path / container, "--describe"), "calls __main__.run,")
 
 
-def test_a_wrapper_without_end_is_not_followed() -> None:
-    inner: Any = Foreign("mem_transformer.MemTransformerLM")
-    for _ in range(1000):
-        inner = wrapped(inner, "fp16_opt.FP16_Module")
-    assert unwrapped(inner).name == "fp16_opt.FP16_Module"
-    assert unwrapped({"model": 3, "state_dict": {}}) == {"model": 3, "state_dict": {}}
-
-
 def test_a_checkpoint_of_brain_floats_that_are_not_contiguous(tmp_path: Path) -> None:
     state = dict(kimiyoung.module_tensors(read.read_pickle(BYTES / "model.pt"), BYTES))
     turned = {

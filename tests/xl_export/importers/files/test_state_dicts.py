@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from runtimes.base.errors import UserError
 from tests.commands import json_of, refused, xl
-from tests.nightly import every, matrix
+from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA
-from tests.xl_export.importers.test_mutations import COUNTS, mutate
 from trainer.run.checkpoint import load_run
-from xl_export.importers.formats import FORMATS, recognise
 from xl_export.importers.kimiyoung import module_tensors
 from xl_export.importers.pickle.read import read_pickle
-from xl_export.importers.shared.checkpoint import ImportOptions, Source
-from xl_export.importers.shared.settings import Overrides, Settings
 
 LARGE, NVIDIA, SPAN = (
     DATA / "kimiyoung-wt103-large",
@@ -120,27 +114,6 @@ def test_a_state_dict_gives_the_model_of_its_checkpoint(name: str, tmp_path: Pat
         assert name == "absolute" or torch.equal(tensor, theirs[key]), key
 
 
-@pytest.mark.parametrize(
-    ("format_", "wrapping"),
-    matrix(("kimiyoung", "nvidia", "huggingface", "adaptive-span"), tuple(WRAPPINGS), together=1),
-)
-def test_every_wrapping_is_recognised(format_: str, wrapping: str, tmp_path: Path) -> None:
-    folder, state_of, vocab, options, settings = CASES[format_]
-    torch.save(WRAPPINGS[wrapping](state_of(folder)), tmp_path / "state.bin")
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
-    result = xl(
-        "import", tmp_path / "state.bin", "--describe", "--vocab", folder / vocab, *options,
-        "--settings", tmp_path / "settings.json",
-    )  # fmt: skip
-    assert result.output.startswith(f"format      {format_}:"), result.output
-
-
-def test_a_safetensors_file_without_its_configuration_is_a_state_dict(tmp_path: Path) -> None:
-    save_file(load_file(HF / "model.safetensors"), tmp_path / "model.safetensors")
-    result = xl("import", tmp_path / "model.safetensors", "--describe", "--vocab", HF / "vocab.pkl", *LENGTHS)
-    assert "memory 8, segment 8, same-length mask, clamp 6, initial memory zeros" in result.output
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_hugging_face_names_need_no_prefix(tied: bool, tmp_path: Path) -> None:
     """As kimiyoung's, the clusters would be reversed and the first memory masked, without a word."""
@@ -205,13 +178,6 @@ def test_what_weights_do_not_tell_is_noted(format_: str, activation: str, tmp_pa
     assert "model" not in unread
 
 
-def test_one_tensor_under_two_wrapped_names_is_refused(tmp_path: Path) -> None:
-    state = of_module(LARGE)
-    torch.save(state | {"module.r_w_bias": state["r_w_bias"]}, tmp_path / "state.pt")
-    options = ("--describe", "--vocab", LARGE / "cache.pt", *LENGTHS)
-    refused(xl("import", tmp_path / "state.pt", *options), "has the tensor module.r_w_bias under two names")
-
-
 def test_tensors_of_an_unknown_model_are_refused(tmp_path: Path) -> None:
     torch.save({"model": {"h.0.attn.c_attn.weight": torch.zeros(2)}}, tmp_path / "model.pt")
     refused(
@@ -220,22 +186,3 @@ def test_tensors_of_an_unknown_model_are_refused(tmp_path: Path) -> None:
         "only models of kimiyoung, nvidia,",
         "xl_export.trace (docs/guides/own-model.md)",
     )
-
-
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", ["kimiyoung", "one table", "nvidia", "huggingface", "adaptive-span"])
-def test_a_mutated_state_dict_is_read_or_refused(name: str, count: int) -> None:
-    folder, state_of, vocab, _, settings = CASES[name]
-    draw, content, messages = random.Random(name), {"model": state_of(folder)}, []
-    sizes = {"cutoffs": tuple(settings["cutoffs"])} if "cutoffs" in settings else {}
-    lengths = {} if name == "adaptive-span" else {"mem_len": 9, "mask": "full", "clamp_len": 0}
-    chosen = Overrides(("option", Settings(segment=8, **sizes, **lengths)))
-    for _ in range(count):
-        changed = Source(path=folder / "state.pt", content=mutate(content, draw))
-        try:
-            format_ = FORMATS[recognise(changed)]
-            format_.read(changed, ImportOptions(overrides=chosen, vocab=folder / vocab))
-        except UserError as error:
-            messages.append(str(error))
-    assert all(message.isprintable() and len(message) < 600 for message in messages)
-    assert len(messages) > count // 3
