@@ -17,8 +17,9 @@ from runtimes.contract.tensors import Form
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, SpecialTokens, Vocab, save_vocab
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
-from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
+from trainer.run.checkpoint import save_tensors
 from trainer.run.config import TrainConfig
+from trainer.run.history import CONFIG, MODEL
 from xl_export import export
 
 Weights = dict[str, np.ndarray]  # the names of trainer.model.model.LanguageModel's state dict

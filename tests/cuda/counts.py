@@ -79,8 +79,9 @@ def make_run(folder: Path) -> Path:
 
     from trainer.model.config import ModelConfig
     from trainer.model.model import LanguageModel
-    from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
+    from trainer.run.checkpoint import save_tensors
     from trainer.run.config import TrainConfig
+    from trainer.run.history import CONFIG, MODEL
 
     sizes = {"layers": LAYERS, "d_model": 32, "heads": 2, "head_dim": 16, "d_ff": 64, "vocab_size": 256}
     model = ModelConfig(**sizes)  # type: ignore[arg-type]

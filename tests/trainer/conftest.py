@@ -115,8 +115,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def stopped(trained: Callable[..., Path], tmp_path: Path) -> Callable[[TrainConfig, int], Path]:
-    """`stopped(config, step)`: a run of its own for the test, stopped before a step."""
+def stopped(trained: Callable[..., Path], tmp_path: Path) -> Callable[[TrainConfig, int | None], Path]:
+    """`stopped(config, step)`: a run of its own for the test, stopped before a step or trained to its end."""
     return lambda config, step: Path(shutil.copytree(trained(config, step), tmp_path / "stopped"))
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, TextError
+from runtimes.base.errors import ArtefactError, TextError, UserError
 from runtimes.base.folders import refuse_no_folder
 from runtimes.base.sealed import FileFacts, file_facts, read_sealed, write_sealed
 from runtimes.contract.id_files import CHECKED
@@ -26,6 +26,7 @@ from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 
 SCHEMA = 1  # version of `data.json`
 SPLITS = ("train", "valid", "test")
+LEAST = 2  # tokens of a part: one is fed and the other predicted
 DType = Literal["uint8", "uint16", "int32"]
 
 
@@ -44,6 +45,18 @@ class DatasetFacts:
     sources: dict[str, FileFacts] = field(default_factory=dict)
     identity: str = ""  # SHA-256 of the bytes of `data.json`, which does not hold it
 
+    @property
+    def held_out(self) -> str | None:
+        """The SHA-256 of the file that the held-out part was made from, the same for every vocabulary.
+
+        If there are several files, or the part was cut from others, it is made of their hashes.
+        """
+        held_out = {name: source for name, source in self.sources.items() if name.split("/")[0] == "valid"}
+        digests = sorted(source.sha256 for source in (held_out or self.sources).values())
+        if len(digests) > 1:
+            return hashlib.sha256("".join(digests).encode()).hexdigest()
+        return digests[0] if digests else None
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -61,13 +74,11 @@ def smallest_dtype(vocab_size: int) -> DType:
     return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
-def write_part(path: Path, pieces: Iterable[np.ndarray], vocab_size: int) -> tuple[int, FileFacts]:
-    """The number of the ids and the facts of the file in which they were written, piece by piece.
+def write_part(path: Path, pieces: Iterable[np.ndarray], vocab_size: int) -> None:
+    """Writes ids to a file, piece by piece.
 
     Raises TextError for an id outside the vocabulary, which the file's type could not hold.
     """
-    digest = hashlib.sha256()
-    count = 0
     little_endian = np.dtype(smallest_dtype(vocab_size)).newbyteorder("<")
     with open(path, "wb") as stream:
         for ids in pieces:
@@ -77,16 +88,34 @@ def write_part(path: Path, pieces: Iterable[np.ndarray], vocab_size: int) -> tup
                     f"the vocabulary gives the token id {wrong} for a text and has the ids 0 to "
                     f"{vocab_size - 1}; give another vocabulary."
                 )
-            data = ids.astype(little_endian).tobytes()
-            stream.write(data)
-            digest.update(data)
-            count += len(ids)
-        num_bytes = stream.tell()
-    return count, FileFacts(sha256=digest.hexdigest(), num_bytes=num_bytes)
+            stream.write(ids.astype(little_endian).tobytes())
 
 
-def save_facts(folder: Path, facts: DatasetFacts) -> DatasetFacts:
-    """Writes `data.json`; returns the facts with the identity that they have now."""
+def save_facts(
+    folder: Path, vocab: Vocab, *, corpus: str, published: bool, sources: dict[str, FileFacts]
+) -> DatasetFacts:
+    """Writes `data.json` for the vocabulary and the parts in a folder; returns the facts with their identity.
+
+    Raises UserError for a part in which no token can be predicted.
+    """
+    dtype = smallest_dtype(vocab.size)
+    names = [*(f"{split}.bin" for split in SPLITS), *VOCAB_FILES]
+    files = {name: file_facts(folder / name) for name in names if (folder / name).is_file()}
+    tokens = {split: files[f"{split}.bin"].num_bytes // np.dtype(dtype).itemsize for split in SPLITS}
+    for split, count in tokens.items():
+        if count < LEAST:
+            raise UserError(
+                f"the {split} part has {count} token{'s' * (count != 1)}, too few to predict one; give more."
+            )
+    facts = DatasetFacts(
+        corpus=corpus,
+        published=published,
+        dtype=dtype,
+        vocab_size=vocab.size,
+        tokens=tokens,
+        files=files,
+        sources=sources,
+    )
     return write_sealed(folder / DATA, facts)
 
 
@@ -134,7 +163,7 @@ def _read(path: Path) -> DatasetFacts:
         and set(facts.files) - set(VOCAB_FILES) == {f"{split}.bin" for split in SPLITS}
         and VOCAB in facts.files
         and all(
-            count > 1 and facts.files[f"{split}.bin"].num_bytes == count * itemsize
+            count >= LEAST and facts.files[f"{split}.bin"].num_bytes == count * itemsize
             for split, count in facts.tokens.items()
         )
     )

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
-from runtimes.base.files import open_file, read_text
+from runtimes.base.files import read_text
 from runtimes.contract.id_files import (
     CHECKED,
-    TEXT_BLOCK,
     documents,
     number_blocks,
     open_ids,
@@ -121,30 +120,34 @@ def _refuse_other(path: Path) -> None:
         )
 
 
-def _encode_numbers(path: Path, vocab: IdsVocab, tick: Tick, notes: list[str]) -> Iterator[np.ndarray]:
-    """The ids of a `.txt` file, with the token for the end of a document behind them."""
+def _encode(
+    path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick, notes: list[str]
+) -> Iterator[np.ndarray]:
+    """The ids of a file. What the user should know about them is added to `notes` at the end."""
     end = vocab.special.end_of_document
-    last = None
-    start = 0
-    inside = 0  # ends of a document in the file
-    for block in number_blocks(path, tick=tick, mend=f"give such a file, or {MEND_TEXT}"):
-        refuse_outside(block, path, vocab.size, mend=MEND_SIZE, start=start)
-        start += len(block)
-        last = int(block[-1]) if len(block) else last
-        inside += int(np.count_nonzero(block == end))
-        yield block
-    _note_ends(inside - (last == end), path, end, notes)
-    with open_file(path) as stream:
-        lines = sum(block.count(b"\n") for block in iter(lambda: stream.read(TEXT_BLOCK), b""))
-    if 1 < lines < start:  # more than a number on a line
-        notes.append(
-            f"{path} has {lines:,} lines, read as one document; use .jsonl for one document per line"
+    is_array = path.suffix in (".npy", ".bin")
+    several = path.suffix == ".jsonl" or (is_array and open_ids(path, dtype=dtype).ndim == 2)
+    if several and end is None:
+        raise ConfigError(
+            f"{path} holds one document a {'line' if path.suffix == '.jsonl' else 'row'}, and no token was "
+            "given to stand between them; give --end-of-document ID."
         )
-    if end is not None and last not in (None, end):
-        yield np.array([end])
-
-
-def _note_ends(inside: int, path: Path, end: int | None, notes: list[str]) -> None:
+    inside = 0  # ends of a document before the last token of one
+    for number, blocks in enumerate(_documents(path, dtype, tick), 1):
+        where = f"{path}, document {number}," if several else path
+        start = 0
+        last = None
+        for block in blocks:
+            refuse_outside(block, where, vocab.size, mend=MEND_SIZE, start=start)
+            inside += int(np.count_nonzero(block == end))
+            start += len(block)
+            last = block[-1] if len(block) else last
+            yield block
+        if end is not None and last is not None:
+            if last == end:
+                inside -= 1
+            else:
+                yield np.array([end])
     if end is not None and inside:
         notes.append(
             f"{path} has {end}, the end of a document, {inside:,} time{'s' * (inside != 1)} before the end "
@@ -152,33 +155,12 @@ def _note_ends(inside: int, path: Path, end: int | None, notes: list[str]) -> No
         )
 
 
-def _encode(
-    path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick, notes: list[str]
-) -> Iterator[np.ndarray]:
-    """The ids of a file. What the user should know about them is added to `notes` at the end."""
-    end = vocab.special.end_of_document
+def _documents(path: Path, dtype: str | None, tick: Tick) -> Iterator[Iterator[np.ndarray]]:
+    """The documents of a file, each as ids in blocks."""
     if path.suffix == ".txt":
-        yield from _encode_numbers(path, vocab, tick, notes)
+        yield number_blocks(path, tick=tick, mend=f"give such a file, or {MEND_TEXT}")
         return
-    several = path.suffix == ".jsonl" or open_ids(path, dtype=dtype).ndim == 2
-    if several and end is None:
-        raise ConfigError(
-            f"{path} holds one document a {'line' if path.suffix == '.jsonl' else 'row'}, and no token was "
-            "given to stand between them; give --end-of-document ID."
-        )
-    inside = 0  # ends of a document before the last token of one
-    for number, document in enumerate(documents(path, dtype=dtype, tick=tick), 1):
-        where = f"{path}, document {number}," if several else path
-        for start in range(0, len(document), CHECKED):
-            block = document[start : start + CHECKED]
-            refuse_outside(block, where, vocab.size, mend=MEND_SIZE, start=start)
-            if path.suffix != ".jsonl":  # whose lines were counted when they were read
-                tick(block.nbytes)
-            inside += int(np.count_nonzero(block == end))
-            yield block
-        if end is not None and len(document):
-            if document[-1] == end:
-                inside -= 1
-            else:
-                yield np.array([end])
-    _note_ends(inside, path, end, notes)
+    for ids in documents(path, dtype=dtype, tick=tick):
+        if path.suffix != ".jsonl":  # whose lines were counted when they were read
+            tick(ids.nbytes)
+        yield (ids[start : start + CHECKED] for start in range(0, len(ids), CHECKED))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ConfigError, TextError, UserError, json_fault
+from runtimes.base.errors import ConfigError, TextError, json_fault
 from runtimes.base.files import atomic_file, open_file, reading, write_json
 from runtimes.base.text import LONGEST_LINE, byte_lines, text_lines, text_pieces
 from runtimes.contract.id_files import ticked
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, not_unicode
+from runtimes.contract.vocabulary import ByteVocab, Vocab, not_unicode
 from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.own import OWN_TEXT, OwnFiles, Prepared, write_dataset
 from trainer.data.published import Tick, progress_bar, read_blocks
-from trainer.data.subwords import SUBWORDS, VocabChoice, learn_subwords
-from trainer.data.text import MOST_WORDS, many_words, refuse_no_text, refuse_word_options, vocab_of_file
-from trainer.run.choices import VOCAB_KINDS
+from trainer.data.subwords import VocabChoice, learn_subwords
+from trainer.data.text import build_vocab, learn_words, refuse_no_text
 
 Documents = Literal["file", "line", "jsonl"]
 
@@ -45,7 +43,6 @@ def prepare_text(
     min_count: of a vocabulary of words. max_size: of one of words or subwords. Both vocabularies are made
     from the training part only.
     """
-    refuse_word_options(vocab, min_count=min_count, max_size=max_size)
     if vocab == "word" and not (files.valid and files.test):
         raise ConfigError(
             "--vocab word counts the words of the training part alone; give --valid and --test too, or a "
@@ -53,7 +50,14 @@ def prepare_text(
         )
     for path in files.all:
         refuse_no_text(path, option="the text")
-    made = _vocab(vocab, files, documents, min_count=min_count, max_size=max_size, progress=progress)
+    end_of_line = [] if documents == "file" else ["\n"]
+    made = build_vocab(
+        vocab,
+        lambda: texts(files.train, documents, "word", progress=progress),
+        lambda: itertools.chain(end_of_line, texts(files.all, documents, "char", progress=progress)),
+        min_count=min_count,
+        max_size=max_size,
+    )
 
     def encode(path: Path, tick: Tick) -> Iterator[np.ndarray]:
         return encode_file(path, made, documents, tick)
@@ -93,11 +97,11 @@ def learn_vocab(
     for path in paths:
         refuse_no_text(path)
     if kind == "word":
-        words = word_vocab_of(paths, mode, min_count=min_count, max_size=size, progress=progress)
+        words = learn_words(texts(paths, mode, "word", progress=progress), min_count=min_count, max_size=size)
         write_json(out, words.to_json())
         return words
     assert size is not None
-    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, progress=progress))
+    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, "word", progress=progress))
     with atomic_file(out) as temporary:
         temporary.write_bytes(vocab.content)
     return vocab
@@ -129,60 +133,10 @@ def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterat
             yield np.array([end])
 
 
-def count_words(paths: Iterable[Path], mode: Documents, *, progress: bool) -> Counter[str]:
-    """How often each word between white space appears, in the order of first appearance."""
-    counts: Counter[str] = Counter()
-    for piece in _all_pieces(paths, mode, "word", "counting words", progress):
-        counts.update(piece.split())
-        if len(counts) > MOST_WORDS:
-            raise UserError(
-                f"the text has more than {MOST_WORDS:,} different words; give --vocab a file of subwords, "
-                "which `xl-export prepare vocab --kind bpe` makes."
-            )
-    return counts
-
-
-def texts(paths: Iterable[Path], mode: Documents, *, progress: bool) -> Iterator[str]:
-    """The text of the files in pieces of whole lines, for a library that learns a vocabulary."""
-    return _all_pieces(paths, mode, "word", "reading", progress)
-
-
-def word_vocab_of(
-    paths: Iterable[Path], mode: Documents, *, min_count: int, max_size: int | None, progress: bool
-) -> WordVocab:
-    """The vocabulary of the words of these files. Warns on standard error where it is very large."""
-    counts = count_words(paths, mode, progress=progress)
-    vocab = WordVocab.from_counts(counts, min_count=min_count, max_size=max_size)
-    if warning := many_words(vocab):
-        print(f"Warning: {warning}", file=sys.stderr)
-    return vocab
-
-
-def _vocab(
-    name: str, files: OwnFiles, mode: Documents, *, min_count: int, max_size: int | None, progress: bool
-) -> Vocab:
-    if name not in VOCAB_KINDS:
-        return vocab_of_file(name)
-    if name == "byte":
-        return ByteVocab()
-    if name == "word":
-        return word_vocab_of(files.train, mode, min_count=min_count, max_size=max_size, progress=progress)
-    if name == "subword":
-        return learn_subwords(
-            "byte-bpe", max_size or SUBWORDS, lambda: texts(files.train, mode, progress=progress)
-        )
-    found: set[str] = set() if mode == "file" else {"\n"}
-    for piece in _all_pieces(files.all, mode, "char", "collecting characters", progress):
-        found.update(piece)
-    return CharVocab(sorted(found))
-
-
-def _all_pieces(
-    paths: Iterable[Path], mode: Documents, kind: str, what: str, progress: bool
-) -> Iterator[str]:
-    paths = list(paths)
+def texts(paths: Sequence[Path], mode: Documents, kind: str, *, progress: bool) -> Iterator[str]:
+    """The text of the files in pieces, as a vocabulary of this kind is made of them."""
     num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    with progress_bar(what, progress, num_bytes) as tick:
+    with progress_bar("reading", progress, num_bytes) as tick:
         for path in paths:
             for where, chunks in _documents(path, mode, tick):
                 yield from _cut(chunks, kind, where)

@@ -12,16 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import TextError, UserError
+from runtimes.base.errors import TextError
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.base.sealed import file_facts
-from runtimes.base.text import LONGEST_LINE
-from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
-from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
+from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, write_part
 from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks, total_bytes
-from trainer.data.text import MOST_WORDS
+from trainer.data.text import count_words
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"  # all characters of text8
 
@@ -42,80 +39,43 @@ def prepare(
     accepted if `unverified`.
     """
     corpus = CORPORA[name]
-    if (source / DATA).is_file() and (source / VOCAB).is_file():
-        raise UserError(
-            f"{source} is a dataset that is prepared already; train on it with `xl-export train --data "
-            f"{source}`."
-        )
     refuse_existing(out, force=force, marker=DATA, sources=[source])
     with atomic_folder(out, force=force, marker=DATA, sources=[source]) as folder:
         scratch = folder / "unpacked"
         found = find_corpus(corpus, source, scratch, unverified=unverified, progress=progress)
         vocab = _vocabulary(corpus, found.parts, progress)
         save_vocab(folder, vocab)
-        tokens = {}
-        files = {VOCAB: file_facts(folder / VOCAB)}
         for split in SPLITS:
-            path = folder / f"{split}.bin"
-            if isinstance(vocab, WordVocab):
-                num_bytes = total_bytes(found.parts[split])
-            else:
-                start, end = _cut(found.parts[WHOLE], split)
-                num_bytes = end - start
-            with progress_bar(f"encoding {split}", progress, num_bytes) as tick:
+            files = found.parts[WHOLE if WHOLE in found.parts else split]
+            with progress_bar(f"encoding {split}", progress, _num_bytes(corpus, files, split)) as tick:
                 if isinstance(vocab, WordVocab):
-                    ids = _words(corpus, vocab, found.parts[split], tick)
+                    ids = _words(corpus, vocab, files, tick)
                 else:
-                    ids = _symbols(corpus, vocab, found.parts[WHOLE], split, tick)
-                tokens[split], files[path.name] = write_part(path, ids, vocab.size)
-            if tokens[split] < 2:
-                raise UserError(
-                    f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; "
-                    "give more."
-                )
+                    ids = _symbols(corpus, vocab, files, split, tick)
+                write_part(folder / f"{split}.bin", ids, vocab.size)
         shutil.rmtree(scratch, ignore_errors=True)
-        facts = DatasetFacts(
-            corpus=name,
-            published=found.published,
-            dtype=smallest_dtype(vocab.size),
-            vocab_size=vocab.size,
-            tokens=tokens,
-            files=files,
-            sources=found.sources,
-        )
-        return save_facts(folder, facts)
-
-
-def word_vocab(counts: Counter[str], *, min_count: int, unknown: str, end_of_line: str) -> WordVocab:
-    """The vocabulary: `end_of_line`, and the words with the most frequent first, for adaptive softmax.
-
-    Equally frequent words stand in the order of their first appearance. Words that appear fewer than
-    `min_count` times are counted as `unknown`, which is always part of the vocabulary.
-    """
-    kept = Counter({word: count for word, count in counts.items() if count >= min_count or word == unknown})
-    kept[unknown] += counts.total() - kept.total()
-    kept.pop(end_of_line, None)
-    return WordVocab(
-        [end_of_line, *(word for word, _ in kept.most_common())], unknown=unknown, end_of_line=end_of_line
-    )
+        return save_facts(folder, vocab, corpus=name, published=found.published, sources=found.sources)
 
 
 def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> ByteVocab | CharVocab | WordVocab:
+    """The vocabulary of a corpus.
+
+    Of words, it has the token of newlines, and then the words with the most frequent first, for adaptive
+    softmax; ties are in the order of their first appearance. Rare words are counted as `unknown`, which is
+    always part of the vocabulary.
+    """
     if corpus.kind == "byte":
         return ByteVocab()
     if corpus.kind == "char":
         return CharVocab(list(ALPHABET))
-    counts: Counter[str] = Counter()
     with progress_bar("counting words", progress, total_bytes(parts["train"])) as tick:
-        for lines in _lines(corpus, parts["train"], tick):
-            counts.update(lines.split())
-            if len(counts) > MOST_WORDS:
-                raise UserError(
-                    f"the text has more than {MOST_WORDS:,} different words; give {corpus.name} itself."
-                )
-    return word_vocab(
-        counts, min_count=corpus.min_count, unknown=corpus.unknown, end_of_line=corpus.end_of_line
-    )
+        counts = count_words(_lines(corpus, parts["train"], tick))
+    unknown = corpus.unknown
+    kept = Counter({word: n for word, n in counts.items() if n >= corpus.min_count or word == unknown})
+    kept[unknown] += counts.total() - kept.total()
+    kept.pop(corpus.end_of_line, None)
+    symbols = [corpus.end_of_line, *(word for word, _ in kept.most_common())]
+    return WordVocab(symbols, unknown=unknown, end_of_line=corpus.end_of_line)
 
 
 def _words(corpus: Corpus, vocab: WordVocab, files: Files, tick: Tick) -> Iterator[np.ndarray]:
@@ -134,10 +94,6 @@ def _lines(corpus: Corpus, files: Files, tick: Tick) -> Iterator[str]:
             lines, newline, rest = (rest + block).rpartition(b"\n")
             yield _text(corpus, name, lines + newline, at)
             at += len(lines + newline)
-            if len(rest) > LONGEST_LINE:
-                raise TextError(
-                    f"{name} has a line of more than {LONGEST_LINE:,} bytes; give a file of {corpus.name}."
-                )
         if rest:
             yield _text(corpus, name, rest + b"\n", at)
 
@@ -179,3 +135,10 @@ def _cut(files: Files, split: str) -> tuple[int, int]:
     (path,) = files.values()
     cuts = [path.stat().st_size * percent // 100 for percent in (0, 90, 95, 100)]
     return cuts[SPLITS.index(split)], cuts[SPLITS.index(split) + 1]
+
+
+def _num_bytes(corpus: Corpus, files: Files, split: str) -> int:
+    if corpus.kind == "word":
+        return total_bytes(files)
+    start, end = _cut(files, split)
+    return end - start

@@ -6,20 +6,18 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from runtimes.base.errors import ConfigError
-from runtimes.base.files import read_bytes
 from runtimes.contract.tokens import side_bytes, side_file
 from runtimes.contract.vocabulary import ByteVocab, Vocab
+from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.dataset import open_dataset
 from trainer.data.own import OWN_IDS, OWN_TEXT
-from trainer.data.text import Splits, build_vocab, lanes, load_splits, refuse_word_options, takes_bytes
-from trainer.run.checkpoint import TEST, TEST_IDS, VALID, matching_vocab
+from trainer.data.text import build_vocab, lanes, load_splits, takes_bytes
+from trainer.run.checkpoint import TEST, TEST_IDS, VALID
 from trainer.run.config import TrainConfig
-from trainer.run.record import held_out_of_dataset
 
 OWN = (OWN_IDS, OWN_TEXT)  # datasets that fit the recipe for any corpus, as a text file does
 
@@ -48,8 +46,8 @@ class Source:
         )
 
 
-def load_source(config: TrainConfig) -> Source:
-    """The text or dataset of a new run, with the vocabulary that is built from the text or stored there."""
+def load_source(config: TrainConfig, vocab: Vocab | None = None) -> Source:
+    """The text or dataset of a run. vocab: of a run that is resumed; None for that of the text or dataset."""
     if config.data is not None:
         dataset = open_dataset(config.data)
         if config.corpus not in (None, dataset.facts.corpus) and dataset.facts.corpus not in OWN:
@@ -59,42 +57,32 @@ def load_source(config: TrainConfig) -> Source:
             )
         kept = {TEST_IDS: dataset.test, side_file(TEST_IDS): side_bytes(dataset.vocab)}
         tokens = _lanes(config, dataset.train)
-        known = held_out_of_dataset(Path(config.data))
-        return Source(dataset.facts.corpus, dataset.vocab, tokens, dataset.valid, kept, known)
+        facts = dataset.facts
+        return Source(facts.corpus, dataset.vocab, tokens, dataset.valid, kept, facts.held_out)
     if config.corpus is not None and config.text is None:
         raise ConfigError(
             f"the configuration is for {config.corpus}; prepare it with "
             f"`xl-export prepare {config.corpus} --from PATH --out DATASET` and give --data DATASET, or "
             "train on your own text with --text FILE."
         )
-    splits = load_splits(config.text, as_bytes=takes_bytes(config.vocab))
-    refuse_word_options(config.vocab, min_count=config.min_count, max_size=config.max_size)
-    vocab = build_vocab(config.vocab, splits, min_count=config.min_count, max_size=config.max_size)
+    as_bytes = takes_bytes(config.vocab) if vocab is None else isinstance(vocab, ByteVocab)
+    splits = load_splits(config.text, as_bytes=as_bytes)
+    if vocab is None:
+        vocab = build_vocab(
+            config.vocab,
+            lambda: pieces(splits.train.decode()),
+            lambda: [(splits.train + splits.valid + splits.test).decode()],
+            min_count=config.min_count,
+            max_size=config.max_size,
+        )
+    training = vocab.encode(splits.train)
+    if (end := vocab.special.end_of_document) is not None:  # the training part is one document
+        training = np.append(training, end)
     files = {VALID: splits.valid, TEST: splits.test}
-    tokens = _training(config, vocab, splits)
-    valid = vocab.encode(splits.valid)
     held_out = hashlib.sha256(splits.valid).hexdigest()
-    return Source(_name(config), vocab, tokens, valid, files, held_out, splits.note)
-
-
-def reload_source(config: TrainConfig, run: Path) -> Source:
-    """The text of a resumed run, with the vocabulary and the held-out text that the run keeps."""
-    vocab = matching_vocab(run, config)
-    if config.data is not None:
-        dataset = open_dataset(config.data)
-        if dataset.vocab.to_json() != vocab.to_json():
-            raise ConfigError(
-                f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start "
-                "a new run."
-            )
-        tokens = _lanes(config, dataset.train)
-        known = held_out_of_dataset(Path(config.data))
-        return Source(dataset.facts.corpus, vocab, tokens, dataset.valid, {}, known)
-    text = read_bytes(run / VALID)
-    splits = load_splits(config.text, as_bytes=isinstance(vocab, ByteVocab))
-    tokens = _training(config, vocab, splits)
-    valid = vocab.encode(text)
-    return Source(_name(config), vocab, tokens, valid, {}, hashlib.sha256(text).hexdigest(), splits.note)
+    valid = vocab.encode(splits.valid)
+    name = config.text or "the built-in text"
+    return Source(name, vocab, _lanes(config, training), valid, files, held_out, splits.note)
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
@@ -105,17 +93,6 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
             f"symbol{'s' * (vocab.size != 1)}; leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
-
-
-def _name(config: TrainConfig) -> str:
-    return config.text or "the built-in text"
-
-
-def _training(config: TrainConfig, vocab: Vocab, splits: Splits) -> np.ndarray:
-    """The training part of a text in lanes. It is one document, so its end stands after it."""
-    ids = vocab.encode(splits.train)
-    end = vocab.special.end_of_document
-    return _lanes(config, ids if end is None else np.append(ids, end))
 
 
 def _lanes(config: TrainConfig, tokens: np.ndarray) -> np.ndarray:

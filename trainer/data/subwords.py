@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -24,7 +24,7 @@ SUBWORD_KINDS: tuple[SubwordKind, ...] = get_args(SubwordKind)
 UNKNOWN, BEGINNING, END, PADDING = SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # the ids 0 to 3
 SUBWORDS = 4096  # tokens of a vocabulary whose size was not given
 LONGEST_SENTENCE = 1 << 14  # bytes; SentencePiece leaves out longer lines
-Texts = Callable[[], Iterator[str]]  # the texts from their beginning, whenever it is called
+Texts = Callable[[], Iterable[str]]  # the texts from their beginning, whenever it is called
 
 
 def learn_subwords(kind: SubwordKind, size: int, texts: Texts) -> SubwordVocab:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import ConfigError, TextError
+from runtimes.base.errors import ConfigError, TextError, UserError
 from runtimes.base.files import read_bytes
+from runtimes.base.progress import say_once
 from runtimes.base.text import TextDecoder
 from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import (
@@ -20,9 +23,8 @@ from runtimes.contract.vocabulary import (
     WordVocab,
     vocab_from_file,
 )
-from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.formats import kind_of
-from trainer.data.subwords import SUBWORDS, learn_subwords
+from trainer.data.subwords import SUBWORDS, Texts, learn_subwords
 from trainer.run.choices import VOCAB_KINDS, refuse_vocab_name
 
 MANY_WORDS = 1_000_000
@@ -77,20 +79,55 @@ def built_in_corpus() -> bytes:
     return "\n\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
 
 
-def build_vocab(name: str, splits: Splits, *, min_count: int = 1, max_size: int | None = None) -> Vocab:
+def build_vocab(
+    name: str, training: Texts, everything: Texts, *, min_count: int = 1, max_size: int | None = None
+) -> Vocab:
     """The vocabulary of a text: all bytes, its characters, or the words or subwords of its training part.
 
-    Any other name is that of a vocabulary's file: see `vocab_of_file`.
+    Any other name is that of a vocabulary's file: see `vocab_of_file`. training, everything: the text in
+    pieces that cut no word. Raises ConfigError for limits of a vocabulary that has none.
     """
+    if (min_count > 1 and name != "word") or (max_size is not None and name not in ("word", "subword")):
+        raise ConfigError(
+            f"min_count is for vocabularies of words and max_size for those of words or subwords, and vocab "
+            f"is {name}; leave them out."
+        )
     if name == "byte":
         return ByteVocab()
     if name == "char":
-        return CharVocab.build((splits.train + splits.valid + splits.test).decode())
+        symbols: set[str] = set()
+        for piece in everything():
+            symbols.update(piece)
+        return CharVocab(sorted(symbols))
     if name == "word":
-        return WordVocab.build(splits.train.decode(), min_count=min_count, max_size=max_size)
+        return learn_words(training(), min_count=min_count, max_size=max_size)
     if name == "subword":
-        return learn_subwords("byte-bpe", max_size or SUBWORDS, lambda: pieces(splits.train.decode()))
+        return learn_subwords("byte-bpe", max_size or SUBWORDS, training)
     return vocab_of_file(name)
+
+
+def learn_words(texts: Iterable[str], *, min_count: int = 1, max_size: int | None = None) -> WordVocab:
+    """The vocabulary of the words of texts. Warns on standard error where it is very large."""
+    vocab = WordVocab.from_counts(count_words(texts), min_count=min_count, max_size=max_size)
+    if vocab.size > MANY_WORDS:
+        say_once(
+            f"Warning: the vocabulary has {vocab.size:,} words, and a model needs weights for each of them; "
+            "keep fewer with --min-count or --max-size, or take subwords with --vocab FILE."
+        )
+    return vocab
+
+
+def count_words(texts: Iterable[str]) -> Counter[str]:
+    """How often each word between white space appears, in the order of first appearance."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
+        if len(counts) > MOST_WORDS:
+            raise UserError(
+                f"the text has more than {MOST_WORDS:,} different words; give --vocab a file of subwords, "
+                "which `xl-export prepare vocab --kind bpe` makes."
+            )
+    return counts
 
 
 def takes_bytes(name: str) -> bool:
@@ -114,25 +151,6 @@ def vocab_of_file(name: str) -> Vocab:
             "`xl-export prepare tokens`, or give another vocabulary."
         )
     return vocab
-
-
-def refuse_word_options(vocab: str, *, min_count: int, max_size: int | None) -> None:
-    """Raises ConfigError for limits of a vocabulary that has none."""
-    if (min_count > 1 and vocab != "word") or (max_size is not None and vocab not in ("word", "subword")):
-        raise ConfigError(
-            f"min_count is for vocabularies of words and max_size for those of words or subwords, and vocab "
-            f"is {vocab}; leave them out."
-        )
-
-
-def many_words(vocab: Vocab) -> str | None:
-    """One sentence on a vocabulary of so many words that a model of it is mostly a table; None otherwise."""
-    if not isinstance(vocab, WordVocab) or vocab.size <= MANY_WORDS:
-        return None
-    return (
-        f"the vocabulary has {vocab.size:,} words, and a model needs weights for each of them; keep fewer "
-        "with --min-count or --max-size, or take subwords with --vocab FILE."
-    )
 
 
 def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:

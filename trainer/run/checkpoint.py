@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import atomic_file, read_json, refuse_other_kinds, sha256
+from runtimes.base.files import atomic_file, refuse_other_kinds, sha256
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.contract.sampling import SAMPLING
 from runtimes.contract.spec import SPEC, VOCAB
@@ -28,11 +28,8 @@ from runtimes.contract.tokens import side_file
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
+from trainer.run.history import CONFIG, METRICS, MODEL, SHA256, STATE, read_config
 
-CONFIG = "config.json"
-MODEL = "model.safetensors"
-STATE = "training.safetensors"
-METRICS = "metrics.jsonl"
 VALID = "valid.txt"
 TEST = "test.txt"
 TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
@@ -57,7 +54,6 @@ RUN_FILES = frozenset(
     }
     | {*VOCAB_FILES}
 )
-SHA256 = "tensors_sha256"  # in the metadata of a file of tensors
 
 
 @dataclass(frozen=True)
@@ -72,18 +68,8 @@ class Run:
 
 def load_run(folder: Path) -> Run:
     """The best checkpoint of a run; raises ArtefactError or ConfigError that name the file at fault."""
-    if not (folder / CONFIG).is_file():
-        refuse_no_folder(folder, give="a run")
-        refuse_dataset(folder, give="a run")
-        if (folder / SPEC).is_file():
-            raise ArtefactError(
-                f"{folder} is an artefact already; check it with `xl-export check {folder}`, or give the run "
-                "that it was exported from."
-            )
-        raise ArtefactError(
-            f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`."
-        )
-    config = TrainConfig.from_json(read_json(folder / CONFIG), where=str(folder / CONFIG))
+    refuse_no_run(folder, CONFIG)
+    config = read_config(folder)
     vocab = matching_vocab(folder, config)
     path = folder / MODEL
     digest = _digest(path)
@@ -94,6 +80,21 @@ def load_run(folder: Path) -> Run:
     if _digest(path) != digest:
         raise ArtefactError(f"{path} changed while it was read, as when its training goes on; try again.")
     return Run(config, model, vocab, digest)
+
+
+def refuse_no_run(folder: Path, needed: str) -> None:
+    """Raises ArtefactError for a folder without this file of a run, and says what to give instead."""
+    if (folder / needed).is_file():
+        return
+    refuse_no_folder(folder, give="a run")
+    refuse_dataset(folder, give="a run")
+    if (folder / SPEC).is_file():
+        raise ArtefactError(
+            f"{folder} is an artefact already; check it with `xl-export check {folder}`, or give the run "
+            "that it was exported from."
+        )
+    fault = "was imported or copied in part" if (folder / CONFIG).is_file() else "is not a run"
+    raise ArtefactError(f"{folder} {fault}: it has no {needed}; make one with `xl-export train --out RUN`.")
 
 
 def matching_vocab(folder: Path, config: TrainConfig) -> Vocab:
@@ -151,51 +152,6 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def verify_tensors(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file whose tensors are those that were written.
-
-    Raises ArtefactError where they are not, and where the file is missing or damaged.
-    """
-    try:
-        refuse_other_kinds(path)
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from error
-    _refuse_altered(path, tensors, metadata)
-    return metadata
-
-
-def _refuse_altered(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Takes the hash out of the metadata; raises ArtefactError where it is not that of the tensors."""
-    stated = metadata.pop(SHA256, None)
-    if stated is not None and stated != tensors_sha256(tensors):
-        raise ArtefactError(
-            f"{path} was altered: the SHA-256 of its tensors is not the one that it records; copy the run "
-            "again, or train again."
-        )
-
-
-def _damaged(path: Path, error: Exception) -> ArtefactError:
-    return ArtefactError(f"{path} is missing or damaged ({error}); train again, or copy the run again.")
-
-
-def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without its tensors.
-
-    Raises ArtefactError where it is missing or damaged.
-    """
-    try:
-        refuse_other_kinds(path)
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from error
-    return {name: text for name, text in metadata.items() if name != SHA256}
-
-
 def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns tensors and metadata of a safetensors file.
 
@@ -205,27 +161,29 @@ def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[st
         refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
-            if missing := sorted(set(expected) - names):
-                raise ArtefactError(
-                    f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's "
-                    "config.json."
-                )
-            if unknown := sorted(names - set(expected)):
-                raise ArtefactError(
-                    f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than "
-                    "the run's config.json."
-                )
-            for name, like in expected.items():
-                if file.get_slice(name).get_shape() != list(like.shape):
+            for fault, wrong in (("lacks", expected.keys() - names), ("has", names - expected.keys())):
+                if wrong:
                     raise ArtefactError(
-                        f"{path}: {name} is {file.get_slice(name).get_shape()}, expected {list(like.shape)}."
+                        f"{path} {fault} the tensor {min(wrong)}; it was written for another model than the "
+                        "run's config.json."
                     )
             tensors = {name: file.get_tensor(name) for name in expected}
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from error
+        raise ArtefactError(
+            f"{path} is missing or damaged ({error}); train again, or copy the run again."
+        ) from error
     for name, like in expected.items():
-        if tensors[name].dtype != like.dtype:
-            raise ArtefactError(f"{path}: {name} is {tensors[name].dtype}, expected {like.dtype}.")
-    _refuse_altered(path, tensors, metadata)
+        found = tensors[name]
+        if (found.dtype, found.shape) != (like.dtype, like.shape):
+            raise ArtefactError(
+                f"{path}: {name} is {found.dtype} {list(found.shape)}, expected {like.dtype} "
+                f"{list(like.shape)}."
+            )
+    stated = metadata.pop(SHA256, None)
+    if stated is not None and stated != tensors_sha256(tensors):
+        raise ArtefactError(
+            f"{path} was altered: the SHA-256 of its tensors is not the one that it records; copy the run "
+            "again, or train again."
+        )
     return tensors, metadata

@@ -1,19 +1,35 @@
-"""How far the training of a run has come: its steps and validations, from the metadata of its checkpoint."""
+"""What a run has recorded of its training: steps, validations, sizes, speed, curves. Loads no PyTorch."""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
+import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
-from runtimes.base.files import read_json
+from runtimes.base.files import open_file, read_bytes, read_json, reading
 from runtimes.base.records import from_json, to_json
-from trainer.run.checkpoint import CONFIG, STATE, load_metadata
+from runtimes.contract.spec import VOCAB
 from trainer.run.config import TrainConfig
+
+# Files of a run.
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+MODEL = "model.safetensors"
+STATE = "training.safetensors"
+SHA256 = "tensors_sha256"  # in the metadata of a file of tensors
+MAX_HEADER = 100_000_000  # bytes, as the library of safetensors limits it
+# The unit of a score of one token, where every token stands for one such unit of the text.
+UNITS = {"byte": "byte", "char": "character"}
+NO_WEIGHTS = ("auxiliary.", "positions.frequencies")  # classifiers of training, and a constant
+Values = list[tuple[int, float]]  # of a key, with their steps
+Curve = tuple[tuple[int, int, float], ...]  # (step, tokens trained until then, bits per token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,44 +128,196 @@ class History:
         )
 
 
+def read_config(run: Path) -> TrainConfig:
+    """The configuration of a run; raises ArtefactError or ConfigError."""
+    return TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+
+
 def history_of(run: Path) -> History | None:
     """The training of a run; None for a run that was imported, and so has no checkpoint to resume from."""
     if not (run / STATE).is_file():
         return None
-    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    config = read_config(run)
     try:
         return History(config=config, facts=read_facts(run / STATE, config.steps))
     except UserError:  # neither an export nor `info` needs that file
         return History(config=config, facts=None)
 
 
-def concern_about(run: Path) -> str | None:
-    """One sentence on why a run may be of no use (see `History`), or None; None for an imported run, too."""
-    history = history_of(run)
-    return history.concern if history else None
-
-
 def read_facts(path: Path, steps: int) -> Facts:
-    metadata = load_metadata(path)
+    """The facts of a checkpoint; raises ArtefactError for a file that is missing, damaged or impossible."""
     try:
-        facts = from_json(Facts, json.loads(metadata.get("facts", "")), where="facts")
-    except (ValueError, RecursionError) as error:
+        text = read_header(path)["__metadata__"]["facts"]
+        facts = from_json(Facts, json.loads(text), where="facts")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ArtefactError(
             f"{path} does not say at which step it was written ({first_line(error)}); start a new run."
         ) from error
-    counts = (
-        facts.step,
-        facts.at,
-        facts.position,
-        facts.epoch,
-        facts.averaged,
-        facts.scale_steps,
-        facts.ranks - 1,
-        facts.lanes - 1,
-        (1 if facts.limit is None else facts.limit) - 1,
-    )
-    if min(counts) < 0 or max(counts) >= 1 << 40 or facts.scale <= 0 or facts.step > steps:
+    counts = (facts.step, facts.at, facts.position, facts.epoch, facts.averaged, facts.scale_steps)
+    sizes = (facts.ranks, facts.lanes, 1 if facts.limit is None else facts.limit)
+    possible = min(counts) >= 0 and min(sizes) > 0 and max(counts + sizes) < 1 << 40 and facts.scale > 0
+    if not possible or facts.step > steps:
         raise ArtefactError(
             f"{path} was written at step {facts.step} of {steps}, or is damaged; start a new run."
         )
     return facts
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: the type and shape of each tensor, and `__metadata__`.
+
+    Raises UserError for a file that is missing, and ArtefactError for one without such a header.
+    """
+    try:
+        with reading(path), open_file(path) as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(min(length, MAX_HEADER)))
+    except (struct.error, ValueError, RecursionError) as error:
+        raise ArtefactError(f"{path} is damaged ({first_line(error)}); copy the run again.") from error
+    if not isinstance(header, dict):
+        raise ArtefactError(f"{path} is damaged; copy the run again.")
+    return header
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The training of one run. A figure is None where the run does not tell it."""
+
+    path: str
+    steps: int  # done so far
+    planned: int  # of the whole training
+    parameters: int | None  # trained values
+    tokens: int  # trained so far
+    # The best validation, in bits per token, and its step.
+    best_bits: float | None
+    best_step: int | None
+    final_bits: float | None  # the score of the whole held-out text at the end
+    # The best validation for each `byte` or `character` of the text, and which of the two.
+    unit: str | None
+    bits_per_unit: float | None
+    held_out: str | None  # the SHA-256 of the held-out text
+    validate_tokens: int | None  # the most that a validation scores; None for the whole held-out text
+    learning_rate: float  # the highest of the schedule
+    tokens_per_second: float | None  # the median of what was logged
+    seconds: float | None  # of training, with validations
+    training: Curve
+    validations: Curve
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The run in a folder, or the runs in its folders; raises ArtefactError where there is none."""
+    if (path / CONFIG).is_file() and (path / METRICS).is_file():
+        return [path]
+    try:
+        found = sorted(child for child in path.iterdir() if (child / METRICS).is_file())
+    except OSError as error:
+        raise ArtefactError(
+            f"{error.filename or path} could not be read ({error.strerror}); give a run, or a folder of runs."
+        ) from error
+    if not found:
+        if (path / METRICS).is_file():
+            raise ArtefactError(f"{path} is no whole run, because it has no {CONFIG}; copy or make it again.")
+        raise ArtefactError(
+            f"{path} is neither a run nor a folder of runs, because it has no {METRICS}; make a run with "
+            "`xl-export train --out RUN`."
+        )
+    return found
+
+
+def read_record(run: Path) -> Record:
+    """What the run in a folder has recorded; raises UserError that names the file that cannot be used."""
+    history = history_of(run)
+    config = read_config(run)
+    lines = _lines(run / METRICS)
+    validations = _values(lines, "validation_bits_per_token")
+    steps = max((line["step"] for line in lines), default=0)
+    best = min(validations, key=lambda point: point[1], default=None)
+    unit, bits_per_unit = _per_unit(run, lines, best)
+    speeds = [value for _, value in _values(lines, "tokens_per_second")]
+    final = _values(lines, "final_validation_bits_per_token")
+    seconds = _values(lines, "seconds")
+    return Record(
+        path=str(run),
+        steps=steps,
+        planned=config.steps,
+        parameters=_parameters(run / MODEL),
+        tokens=tokens_after(config, steps),
+        best_bits=best[1] if best else None,
+        best_step=best[0] if best else None,
+        final_bits=final[-1][1] if final else None,
+        unit=unit,
+        bits_per_unit=bits_per_unit,
+        held_out=history.facts.held_out if history and history.facts else None,
+        validate_tokens=config.validate_tokens,
+        learning_rate=config.optimizer.lr,
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        seconds=seconds[-1][1] if seconds else None,
+        training=_curve(config, _values(lines, "bits_per_token")),
+        validations=_curve(config, validations),
+    )
+
+
+def tokens_after(config: TrainConfig, steps: int) -> int:
+    """The number of tokens that so many steps of training read."""
+    total = 0
+    at = 0
+    segment = config.training.segment
+    for start, longer in (*config.segment_schedule, (steps, 0)):
+        total += max(0, min(start, steps) - at) * segment
+        at = min(start, steps)
+        segment = longer
+    return total * config.batch
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of the metrics; a line that a kill cut short is left out.
+
+    Raises ArtefactError for a file without one whole line among others.
+    """
+    written = read_bytes(path).decode("utf-8", errors="replace").splitlines()
+    lines = []
+    for text in written:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and type(line.get("step")) is int and 0 <= line["step"] <= 1 << 40:
+            lines.append(line)
+    if len(written) > 1 and not lines:
+        raise ArtefactError(f"{path} holds no line of a training; it is damaged, or of another program.")
+    return lines
+
+
+def _values(lines: Sequence[dict[str, Any]], key: str) -> Values:
+    """The finite numbers of a key."""
+    return [
+        (line["step"], float(line[key]))
+        for line in lines
+        if type(line.get(key)) in (int, float) and abs(line[key]) <= sys.float_info.max
+    ]
+
+
+def _curve(config: TrainConfig, values: Values) -> Curve:
+    return tuple((step, tokens_after(config, step), bits) for step, bits in values)
+
+
+def _per_unit(
+    run: Path, lines: Sequence[dict[str, Any]], best: tuple[int, float] | None
+) -> tuple[str | None, float | None]:
+    """The unit of the text and the best score for each, where tokens are units or it was recorded."""
+    recorded = dict(_values(lines, "validation_bits_per_byte"))
+    if best and best[0] in recorded:
+        return "byte", recorded[best[0]]
+    vocabulary = read_json(run / VOCAB)
+    unit = UNITS.get(str(vocabulary.get("kind"))) if isinstance(vocabulary, dict) else None
+    return unit, best[1] if best and unit else None
+
+
+def _parameters(path: Path) -> int | None:
+    """The number of weights in a safetensors file, from its header; None where it cannot be read."""
+    try:
+        shapes = {name: facts["shape"] for name, facts in read_header(path).items() if name != "__metadata__"}
+        counts = [math.prod(shape) for name, shape in shapes.items() if not name.startswith(NO_WEIGHTS)]
+        return int(sum(counts))
+    except (UserError, TypeError, KeyError):
+        return None

@@ -13,26 +13,26 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import read_json, write_json
-from runtimes.base.folders import DATA, atomic_folder, refuse_existing, refuse_no_folder
+from runtimes.base.errors import ConfigError
+from runtimes.base.files import write_json
+from runtimes.base.folders import atomic_folder, refuse_existing, refuse_no_folder
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
 from runtimes.base.records import to_json
 from runtimes.contract.sampling import write_sampling
-from runtimes.contract.spec import SPEC, VOCAB
+from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import save_vocab
-from trainer.data.source import Source, load_source, reload_source, with_vocab_size
-from trainer.data.text import many_words
+from trainer.data.source import Source, load_source, with_vocab_size
 from trainer.model.model import parameter_shapes as sizes
-from trainer.run.checkpoint import CONFIG, METRICS, MODEL, RUN_FILES, STATE, TEST, load_run
+from trainer.run.checkpoint import RUN_FILES, TEST, load_run, matching_vocab, refuse_no_run
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
-from trainer.run.history import Validation, best
+from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
 from trainer.training.parallel import Ranks, joined
 from trainer.training.reporting.journal import check_packages
 from trainer.training.reporting.report import Report
@@ -84,9 +84,8 @@ def config_of(run: Path, *, steps: int | None = None) -> TrainConfig:
 
     steps: a larger number of steps, which replaces the configured one; raises ConfigError for a smaller one.
     """
-    if not (run / STATE).is_file():
-        raise ArtefactError(f"{run} cannot be resumed, because it {_why_not(run)}.")
-    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    refuse_no_run(run, STATE)
+    config = read_config(run)
     if steps is None or steps == config.steps:
         return config
     if steps < config.steps:
@@ -95,22 +94,6 @@ def config_of(run: Path, *, steps: int | None = None) -> TrainConfig:
             "of steps, which must be larger."
         )
     return dataclasses.replace(config, steps=steps, patience=0)
-
-
-def _why_not(path: Path) -> str:
-    """Why there is no training to continue at a path and what to give instead: the end of a sentence."""
-    new = "start a new one with `xl-export train --out RUN"
-    if not path.is_dir():
-        return f"{'is a file' if path.exists() else 'does not exist'}; give the folder of a run, or {new}`"
-    if (path / SPEC).is_file():
-        return "is an exported model, which is not trained any more; give the folder of the run behind it"
-    if (path / DATA).is_file():
-        return f"is a dataset; give the folder of a run, or {new} --data {path}`"
-    if (path / CONFIG).is_file():
-        return f"has no {STATE}, as a run that was imported, or copied in part; copy it whole, or {new}`"
-    if inside := sorted(file.parent for file in path.glob(f"*/{STATE}")):
-        return f"is no run; {inside[0]} in it is one, so give that"
-    return f"is no run (it has no {STATE}); give the folder of a run, or {new}`"
 
 
 def _hold(run: Path, held: ExitStack) -> None:
@@ -126,22 +109,16 @@ def refuse_existing_run(out: Path, *, force: bool, sources: Sequence[Path]) -> N
 def _start(
     config: TrainConfig, out: Path, ranks: Ranks, held: ExitStack, *, force: bool, progress: bool
 ) -> None:
-    tokenizer = None if config.vocab in VOCAB_KINDS else config.vocab
-    sources = [Path(path) for path in (config.text, config.data, tokenizer) if path is not None]
+    named = {name: getattr(config, name) for name in ("text", "data", "vocab", "start_from")}
+    paths = {name: Path(path) for name, path in named.items() if path not in (None, *VOCAB_KINDS)}
+    sources = [path for name, path in paths.items() if name != "start_from"]
     ranks.on_first(lambda: refuse_existing_run(out, force=force, sources=sources))
-    # The run stores absolute paths, so that it can be resumed from any working folder.
-    if config.text is not None:
-        config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
     if config.data is not None:
-        refuse_no_folder(Path(config.data), give="a prepared dataset")  # with the path as it was typed
-        config = dataclasses.replace(config, data=str(Path(config.data).resolve()))
-    if tokenizer is not None and Path(tokenizer).is_file():
-        config = dataclasses.replace(config, vocab=str(Path(tokenizer).resolve()))
-    if config.start_from is not None:
-        config = dataclasses.replace(config, start_from=str(Path(config.start_from).resolve()))
+        refuse_no_folder(paths["data"], give="a prepared dataset")  # with the path as it was typed
+    # The run stores absolute paths, so that it can be resumed from any working folder.
+    absolute: Any = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
+    config = dataclasses.replace(config, **absolute)
     source = load_source(config)
-    if progress and (warning := many_words(source.vocab)):
-        print(f"Warning: {warning}", file=sys.stderr)
     _say_note(source, progress=progress)
     start = None if config.start_from is None else load_run(Path(config.start_from))
     if start is not None and source.vocab.to_json() != start.vocab.to_json():
@@ -189,7 +166,7 @@ def _start(
 
 
 def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
-    source = reload_source(config, run)
+    source = load_source(config, matching_vocab(run, config))
     _say_note(source, progress=progress)
     training = Training.start(config, ranks)
     training.held_out = source.held_out

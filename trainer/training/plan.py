@@ -25,7 +25,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab
 from trainer.data.dataset import open_dataset
-from trainer.data.text import Splits, build_vocab, refuse_no_text
+from trainer.data.text import build_vocab, refuse_no_text
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.checkpoint import load_run
@@ -180,7 +180,7 @@ def plan(
         size = max_size or row.subwords
         bytes_per_token = row.bytes_per_token
     else:
-        known = build_vocab(vocab, Splits(sample.encode(), b"", b""))
+        known = build_vocab(vocab, lambda: [sample], lambda: [sample])
         size = known.size
         bytes_per_token = _bytes_per_token(known, sample)
     limits = max_size if vocab == "word" else size if vocab == "subword" else None

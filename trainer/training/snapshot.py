@@ -21,8 +21,8 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.records import to_json
-from trainer.run.checkpoint import MODEL, STATE, load_tensors, save_tensors, verify_tensors
-from trainer.run.history import Facts, best, read_facts
+from trainer.run.checkpoint import load_tensors, save_tensors
+from trainer.run.history import MODEL, STATE, Facts, best, read_facts
 from trainer.training.optimizer import optimizer_tensors
 from trainer.training.shard import assign, local, whole
 from trainer.training.state import Training, refuse_infinite
@@ -227,11 +227,13 @@ def mend(training: Training, run: Path) -> None:
     def work() -> None:
         if training.is_best:
             _write_model(run, _weights(training, tensors), training.step)
-        elif leader is not None and verify_tensors(run / MODEL).get("step") != str(leader.step):
-            raise ArtefactError(
-                f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy "
-                "the run again."
-            )
+        elif leader is not None:
+            _, stored = load_tensors(run / MODEL, expected=training.weights.state_dict())
+            if stored.get("step") != str(leader.step):
+                raise ArtefactError(
+                    f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; "
+                    "copy the run again."
+                )
 
     training.ranks.on_first(work)
 

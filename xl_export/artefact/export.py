@@ -23,7 +23,7 @@ from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
-from trainer.run.history import concern_about
+from trainer.run.history import history_of
 from xl_export.artefact.pack import refuse_other_storage
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
@@ -110,7 +110,8 @@ def export(
         reason = needs_shift(chosen, trained.config.model, exporter)
     form = form_for(target, memory, needs_shift=reason)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
-    spec = dataclasses.replace(spec, concern=concern_about(run), storage=storage)
+    history = history_of(run)
+    spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
     model: Exportable = WrittenRun(trained, attention)
     if exporter == "trace":
         from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import

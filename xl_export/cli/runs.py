@@ -16,7 +16,7 @@ from runtimes.cli.options import json_option, show
 from xl_export.figures.canvas import short_names
 
 if TYPE_CHECKING:
-    from trainer.run.record import Record
+    from trainer.run.history import Record
 
 
 @click.command("runs")
@@ -43,7 +43,7 @@ def runs_command(
     known. Scores of runs with different vocabularies can only be compared by byte or character. Runs whose
     scores are of different units are listed apart, and a warning names what cannot be compared.
     """
-    from trainer.run.record import read_record, runs_in
+    from trainer.run.history import read_record, runs_in
 
     if plot:
         from xl_export.figures.canvas import check_picture
@@ -89,7 +89,7 @@ def _warnings(records: list[Record]) -> list[str]:
     if len(texts - {None}) > 1:
         warnings.append("these runs were validated on different texts, so their scores are not comparable")
     elif None in texts and len(records) > 1:
-        warnings.append("the held-out text of some of these runs is not there any more, so it may differ")
+        warnings.append("the held-out text of some of these runs is not known, so it may differ")
     if len({record.validate_tokens for record in records}) > 1:
         warnings.append(
             "validate_tokens differs between these runs, so their validations may have scored different "

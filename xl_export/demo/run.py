@@ -16,7 +16,7 @@ from runtimes.base.folders import refuse_existing
 from runtimes.contract.sampling import read_sampling
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
-from trainer.run.record import METRICS
+from trainer.run.history import METRICS
 from xl_export.demo.shipped import (
     MUSIC,
     STORIES,

@@ -12,8 +12,9 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, save_vocab
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
-from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
+from trainer.run.checkpoint import save_tensors
 from trainer.run.config import TrainConfig
+from trainer.run.history import CONFIG, MODEL
 from xl_export.artefact.export import export
 
 

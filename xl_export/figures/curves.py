@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title, short_names
 
 if TYPE_CHECKING:
-    from trainer.run.record import Curve, Record
+    from trainer.run.history import Curve, Record
 
 # Colours that people with any kind of colour vision can distinguish (Okabe and Ito 2008), without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")

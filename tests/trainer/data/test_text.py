@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimes.base.errors import TextError, UserError
+from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary import decode
-from trainer.data.text import Splits, build_vocab, built_in_corpus, lanes, load_splits
+from trainer.data.text import Splits, built_in_corpus, lanes, learn_words, load_splits
 
 
 def split(folder: Path, data: bytes, *, as_bytes: bool = False) -> Splits:
@@ -59,11 +59,6 @@ def test_the_built_in_corpus_is_long_english() -> None:
     assert splits.train + splits.valid + splits.test == data
 
 
-def test_an_unreadable_file_is_named_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path}/none.txt could not be read"):
-        load_splits(str(tmp_path / "none.txt"))
-
-
 def test_other_kinds_of_files_are_named(tmp_path: Path) -> None:
     def refused(path: Path, *words: str) -> None:
         with pytest.raises(TextError) as caught:
@@ -90,45 +85,18 @@ def test_other_kinds_of_files_are_named(tmp_path: Path) -> None:
     assert load_splits(str(tmp_path / "near.txt")).train.startswith(b"BZh9")
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=r"text\.txt is empty"):
-        split(tmp_path, b"")
-
-
-def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=r"line 1 of .*text\.txt is not UTF-8 \(byte 0xff\)"):
-        split(tmp_path, b"abc " * 50 + b"\xff" + b"abc " * 50)
-
-
-def test_any_bytes_are_fine_for_a_byte_vocabulary(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 3
-    splits = split(tmp_path, data, as_bytes=True)
-    vocab = build_vocab("byte", splits, min_count=1)
-    assert vocab.size == 256
-    assert vocab.encode(data).tolist() == list(data)
-
-
-def test_characters_of_the_held_out_parts_are_in_the_vocabulary(tmp_path: Path) -> None:
-    splits = split(tmp_path, ("ab" * 100 + "é").encode())
-    vocab = build_vocab("char", splits, min_count=1)
-    assert vocab.size == 3
-    assert decode(vocab, vocab.encode(splits.test)) == splits.test.decode()
-
-
 @pytest.mark.parametrize(
     ("min_count", "words"),
     [
         (1, ["<unk>", "<eos>", "the", "cat", "sat"]),
         (2, ["<unk>", "<eos>", "the", "cat"]),
-        (4, ["<unk>", "<eos>", "the"]),
         (9, ["<unk>", "<eos>"]),
     ],
 )
 def test_word_vocabulary_keeps_words_of_min_count_most_frequent_first(
     min_count: int, words: list[str]
 ) -> None:
-    splits = Splits(b"the cat the cat\nthe sat the", b"the dog", b"")
-    vocab = build_vocab("word", splits, min_count=min_count)
+    vocab = learn_words(["the cat the cat\nthe ", "sat the"], min_count=min_count)
     assert vocab.to_json()["symbols"] == words
     assert decode(vocab, vocab.encode("the dog\n")) == (
         "the <unk>\n" if "the" in words else "<unk> <unk>\n"

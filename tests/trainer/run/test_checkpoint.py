@@ -17,14 +17,13 @@ import trainer.run.checkpoint as checkpoint
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from trainer.run.checkpoint import load_run, load_tensors, save_tensors
 from trainer.run.config import TrainConfig
-from trainer.training.loop import resume, train
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2, 3]), "empty": torch.zeros(2, 0, 4)}
 
 
 @pytest.fixture
-def trained(make_config: Callable[..., TrainConfig], tmp_path: Path) -> Path:
-    return train(make_config(steps=2), tmp_path / "run", progress=False)
+def trained(stopped: Callable[..., Path], make_config: Callable[..., TrainConfig]) -> Path:
+    return stopped(make_config(steps=2), None)
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
@@ -61,11 +60,13 @@ def _state_of(trained: Path) -> dict[str, Tensor]:
     ("tensors", "expected", "message"),
     [
         ({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)}, "lacks the tensor b"),
-        ({"a": torch.ones(2), "c": torch.ones(1)}, {"a": torch.ones(2)}, "has the unexpected tensor c"),
-        ({"a": torch.ones(2, 3)}, {"a": torch.ones(3, 2)}, r"a is \[2, 3\], expected \[3, 2\]"),
-        ({"a": torch.ones(6)}, {"a": torch.ones(6, 1)}, r"a is \[6\], expected \[6, 1\]"),
-        ({"a": torch.ones(2).half()}, {"a": torch.ones(2)}, r"a is torch\.float16, expected torch\.float32"),
-        ({"a": torch.ones(2).int()}, {"a": torch.ones(2)}, r"a is torch\.int32, expected torch\.float32"),
+        ({"a": torch.ones(2), "c": torch.ones(1)}, {"a": torch.ones(2)}, "has the tensor c"),
+        ({"a": torch.ones(6)}, {"a": torch.ones(6, 1)}, r"a is torch\.float32 \[6\], expected .* \[6, 1\]"),
+        (
+            {"a": torch.ones(2).half()},
+            {"a": torch.ones(2)},
+            r"a is torch\.float16 .*, expected torch\.float32",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
@@ -78,23 +79,13 @@ def test_tensors_that_do_not_fit_are_named(
 
 def damage(path: Path, kind: str) -> None:
     data = path.read_bytes()
-    if kind == "missing":
-        path.unlink()
-    elif kind == "a folder":
-        path.unlink()
+    path.unlink()
+    if kind == "a folder":
         path.mkdir()
-    else:
+    elif kind != "missing":
         huge = (1 << 60).to_bytes(8, "little") + data[8:]
-        path.write_bytes(
-            {
-                "empty": b"",
-                "header cut": data[:100],
-                "data cut": data[:-1],
-                "longer": data + b"\0",
-                "not safetensors": b"PK\x03\x04" + b"x" * 400,
-                "absurd header size": huge,
-            }[kind]
-        )
+        contents = {"empty": b"", "header cut": data[:100], "data cut": data[:-1], "absurd header size": huge}
+        path.write_bytes(contents[kind])
 
 
 @pytest.mark.parametrize(
@@ -105,8 +96,6 @@ def damage(path: Path, kind: str) -> None:
         "empty",
         "header cut",
         "data cut",
-        "longer",
-        "not safetensors",
         "absurd header size",
     ],
 )
@@ -126,12 +115,6 @@ def test_a_changed_bit_of_the_weights_is_noticed(trained: Path) -> None:
     flip_a_bit(trained / "model.safetensors")
     with pytest.raises(ArtefactError, match=r"model\.safetensors was altered: the SHA-256 of its tensors"):
         load_run(trained)
-
-
-def test_a_changed_bit_of_the_state_is_noticed(trained: Path) -> None:
-    flip_a_bit(trained / "training.safetensors")
-    with pytest.raises(ArtefactError, match=r"training\.safetensors was altered: the SHA-256"):
-        resume(trained, progress=False)
 
 
 def test_a_run_without_hashes_is_read(trained: Path) -> None:
@@ -168,32 +151,17 @@ def change_json(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
-def test_a_vocabulary_of_another_size_is_refused(trained: Path) -> None:
-    change_json(trained / "vocab.json", lambda data: data | {"symbols": data["symbols"][:-1]})
-    with pytest.raises(ArtefactError, match=r"vocab\.json has \d+ symbols and config\.json says \d+"):
-        load_run(trained)
-
-
 def test_weights_of_another_model_are_refused(trained: Path) -> None:
     change_json(trained / "config.json", lambda data: data | {"model": data["model"] | {"d_ff": 25}})
     with pytest.raises(
         ArtefactError,
-        match=r"model\.safetensors: blocks\.0\.expand\.weight is \[24, 16\], expected \[25, 16\]",
+        match=r"model\.safetensors: blocks\.0\.expand\.weight is .* \[24, 16\], expected .* \[25, 16\]",
     ):
         load_run(trained)
     change_json(
         trained / "config.json", lambda data: data | {"model": data["model"] | {"d_ff": 24, "layers": 3}}
     )
     with pytest.raises(ArtefactError, match=r"model\.safetensors lacks the tensor blocks\.2\."):
-        load_run(trained)
-
-
-def test_weights_of_half_precision_are_refused(trained: Path) -> None:
-    model = load_run(trained).model
-    save_file(
-        {name: tensor.half() for name, tensor in model.state_dict().items()}, trained / "model.safetensors"
-    )
-    with pytest.raises(ArtefactError, match=r"float16, expected torch\.float32"):
         load_run(trained)
 
 

@@ -74,13 +74,11 @@ TRAIN = [
     ("train --text text.txt --vocab none.json --out out", "none.json, which does not exist"),
     ("train --text text.txt --vocab {data}/vocab.json --out out", "`xl-export prepare tokens`"),
     # resuming
-    ("train --resume none", "cannot be resumed … does not exist"),
-    ("train --resume text.txt", "it is a file; give the folder of a run"),
-    ("train --resume folder", "is no run (it has no training.safetensors); give the", {"folder/a": ""}),
-    ("train --resume {ring}", "is an exported model … give the folder of the run"),
-    ("train --resume {data}", "is a dataset; give the folder of a run … --data"),
-    ("train --resume {run}", "has no training.safetensors, as a run that was imported"),
-    ("train --resume {holder}", "is no run; … holder/run in it is one, so give that"),
+    ("train --resume none", "none does not exist; give a run."),
+    ("train --resume folder", "is not a run: it has no training.safetensors; make", {"folder/a": ""}),
+    ("train --resume {ring}", "is an artefact already … give the run"),
+    ("train --resume {data}", "is a dataset; give a run … --data"),
+    ("train --resume {run}", "imported or copied in part: it has no training.safetensors"),
     ("train --resume {trained} --steps 3", "--steps is 3 … larger"),
     *((f"train --resume {{trained}} {o}", f"leave out {o.split()[0].split('=')[0]}") for o in (
         "--seed 1", "--vocab byte", "--text x", "--max-size 9", "--set seed=2"
@@ -198,7 +196,6 @@ PREPARE = [
     ("prepare enwik8 --from enwik8.zip --out out", "expected 100,000,000 bytes, found 5, … --unverified"),
     ("prepare text8 --from enwik8.zip --out out", "enwik8.zip has no text8 … it looks like enwik8"),
     ("prepare enwik8 --from none.zip --out out", "none.zip does not exist … --download"),
-    ("prepare enwik8 --from {data} --out out --unverified", "is a dataset … xl-export train --data"),
     ("prepare tokens --train n.npy --vocab-size 3 --out out", "--train is … does not exist"),
     ("prepare tokens --train text.txt --vocab-size 9 --out out", "as word 1 … `xl-export prepare text`"),
     ("prepare tokens --train a.npz --vocab-size 9 --out out", "a.npz is an archive of arrays … numpy.save("),
@@ -314,8 +311,6 @@ def place(
         if name == "ptb":
             source = make_source(folder / "corpus", "penn-treebank", "tar.gz")
             prepare("penn-treebank", source, folder / name, unverified=True, progress=False)
-        elif name == "holder":
-            shutil.copytree(chain("ids").run, folder / name / "run")
         elif name == "reversed":
             shutil.copytree(run, folder / name)
             vocab = json.loads((run / "vocab.json").read_text())

@@ -12,8 +12,9 @@ from typing import Any
 from runtimes.base.errors import UserError, first_line, needs
 from runtimes.base.files import atomic_file, read_bytes, writing
 from runtimes.base.records import to_json
-from trainer.run.checkpoint import METRICS, TENSORBOARD, WANDB
+from trainer.run.checkpoint import TENSORBOARD, WANDB
 from trainer.run.config import TrainConfig
+from trainer.run.history import METRICS
 
 PROJECT = "xl-export"  # of Weights & Biases, where WANDB_PROJECT names no other
 
