@@ -10,6 +10,24 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, Sublayers
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 
+SIZES = f"1 to {MAX_SIZE:,}"
+
+
+def refuse_outside(record: object, section: str = "", **ranges: str) -> None:
+    """Raises ConfigError for a number of a record that is outside of its range; null is inside of all.
+
+    section: goes before the key in the message. ranges: such as `1 to 9`, `above 0 to 1` or `0 to below 1`.
+    """
+    for name, expected in ranges.items():
+        value = getattr(record, name)
+        least, most = expected.replace(",", "").split(" to ")
+        if value is None:
+            continue
+        inside = value > float(least[6:]) if least.startswith("above ") else value >= float(least)
+        inside &= value < float(most[6:]) if most.startswith("below ") else value <= float(most)
+        if not inside:
+            raise ConfigError(f"{section}{name} is {value}; expected {expected}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyConfig:
@@ -38,11 +56,7 @@ class VocabularyConfig:
                 f"vocabulary.cutoffs is {list(self.cutoffs)!s:.80}; expected positive token ids in "
                 "ascending order."
             )
-        if not 0 <= self.d_embed <= MAX_SIZE or not 1 <= self.div_val <= MAX_SIZE:
-            raise ConfigError(
-                f"vocabulary.d_embed is {self.d_embed} and vocabulary.div_val is {self.div_val}; expected "
-                f"d_embed from 0 and div_val from 1, both up to {MAX_SIZE}."
-            )
+        refuse_outside(self, "vocabulary.", d_embed=f"0 to {MAX_SIZE:,}", div_val=SIZES)
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
             raise ConfigError(
                 f"vocabulary.tie_projections has {len(self.tie_projections)} entries; expected one for each "
@@ -78,18 +92,9 @@ class SpanConfig:
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < 1:
-            raise ConfigError(f"span.epsilon is {self.epsilon}; expected 0, or a small number such as 1e-8.")
-        if not 1 <= self.maximum <= MAX_LENGTH or not 1 <= self.ramp <= MAX_LENGTH:
-            raise ConfigError(
-                f"span.maximum is {self.maximum} and span.ramp is {self.ramp}; expected 1 to {MAX_LENGTH} "
-                "tokens."
-            )
-        if self.penalty < 0 or not 0 <= self.initial <= 1:
-            raise ConfigError(
-                f"span.penalty is {self.penalty} and span.initial is {self.initial}; expected a penalty of "
-                "at least 0 and an initial share from 0 to 1."
-            )
+        lengths = f"1 to {MAX_LENGTH:,}"
+        refuse_outside(self, "span.", maximum=lengths, ramp=lengths, penalty="0 to 1e30")
+        refuse_outside(self, "span.", initial="0 to 1", epsilon="0 to below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,22 +182,22 @@ class ModelConfig:
     """0 until the text has decided it."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "d_model", "heads", "head_dim"):
-            most = MAX_LAYERS if name == "layers" else MAX_SIZE
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected 1 to {most}.")
-        if not 0 <= self.vocab_size <= MAX_SIZE:
-            raise ConfigError(
-                f"model.vocab_size is {self.vocab_size}; expected 0 (taken from the text) to {MAX_SIZE}."
-            )
+        refuse_outside(
+            self,
+            "model.",
+            layers=f"1 to {MAX_LAYERS:,}",
+            d_model=SIZES,
+            heads=SIZES,
+            head_dim=SIZES,
+            vocab_size=f"0 to {MAX_SIZE:,}",
+            norm_epsilon="above 0 to below 1",
+            dropout="0 to below 1",
+            attention_dropout="0 to below 1",
+            embedding_dropout="0 to below 1",
+            inner_dropout="0 to below 1",
+            output_dropout="0 to below 1",
+        )
         self._check_sublayers()
-        if not 0 < self.norm_epsilon < 1:
-            raise ConfigError(
-                f"model.norm_epsilon is {self.norm_epsilon}; expected a small positive number such as 1e-5."
-            )
-        for name in ("dropout", "attention_dropout", "embedding_dropout", "inner_dropout", "output_dropout"):
-            if not 0 <= (getattr(self, name) or 0.0) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected at least 0 and below 1.")
         narrowest = (self.vocabulary.d_embed or self.d_model) // self.vocabulary.div_val ** len(
             self.vocabulary.cutoffs
         )

@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
-from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
-from trainer.model.config import ModelConfig
+from trainer.model.config import ModelConfig, refuse_outside
 from trainer.run.choices import CorpusName, refuse_vocab_name
 from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
+MANY = 1 << 40  # more than any training does
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
 
 
@@ -44,11 +44,7 @@ class Averaging:
             raise ConfigError(
                 "averaging has both start_step and patience, or neither; give exactly one of them."
             )
-        if (self.start_step or 0) < 0 or (self.patience or 0) < 0:
-            raise ConfigError(
-                f"averaging.start_step is {self.start_step} and averaging.patience is {self.patience}; "
-                "expected 0 or more."
-            )
+        refuse_outside(self, "averaging.", start_step=f"0 to {MANY:,}", patience=f"0 to {MANY:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,29 +142,24 @@ class TrainConfig:
     """
 
     def __post_init__(self) -> None:
-        for name in (
-            "min_count",
-            "batch",
-            "accumulate",
-            "steps",
-            "log_every",
-            "validate_every",
-            "checkpoint_every",
-        ):
-            if not 1 <= getattr(self, name) <= 1 << 40:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {1 << 40:,}.")
+        refuse_outside(
+            self,
+            min_count=f"1 to {MANY:,}",
+            max_size=f"2 to {1 << 24:,}",
+            batch=f"1 to {MANY:,}",
+            accumulate=f"1 to {MANY:,}",
+            steps=f"1 to {MANY:,}",
+            patience=f"0 to {MANY:,}",
+            seed=f"0 to below {1 << 63:,}",
+            log_every=f"1 to {MANY:,}",
+            validate_every=f"1 to {MANY:,}",
+            validate_tokens=f"1 to {MANY:,}",
+            checkpoint_every=f"1 to {MANY:,}",
+            threads="0 to 1,024",
+            sample_tokens=f"0 to {1 << 20:,}",
+            peak_tflops="above 0 to 1e9",
+        )
         refuse_vocab_name(self.vocab)
-        if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:
-            raise ConfigError(f"max_size is {self.max_size}; expected 2 to {1 << 24} tokens.")
-        if self.validate_tokens is not None and not 1 <= self.validate_tokens <= 1 << 40:
-            raise ConfigError(
-                f"validate_tokens is {self.validate_tokens}; expected a positive number, or null for the "
-                "whole held-out text."
-            )
-        if not 0 <= self.sample_tokens <= 1 << 20:
-            raise ConfigError(f"sample_tokens is {self.sample_tokens}; expected 0 to {1 << 20} tokens.")
-        if self.peak_tflops is not None and not 0 < self.peak_tflops <= 1e9:
-            raise ConfigError(f"peak_tflops is {self.peak_tflops}; expected a positive number, or null.")
         if self.batch % self.accumulate:
             raise ConfigError(
                 f"accumulate is {self.accumulate}; expected a divisor of batch, which is {self.batch}."
@@ -180,33 +171,15 @@ class TrainConfig:
             )
         warmup = self.schedule.warmup_steps
         fine_tune = self.schedule.fine_tune_steps
-        if fine_tune and warmup + fine_tune > self.steps:
+        if warmup + fine_tune > self.steps:
             raise ConfigError(
-                f"schedule.fine_tune_steps is {fine_tune} and schedule.warmup_steps is {warmup}; expected "
+                f"schedule.warmup_steps is {warmup} and schedule.fine_tune_steps is {fine_tune}; expected "
                 f"both to fit into steps, which is {self.steps}."
-            )
-        if self.schedule.warmup_steps > self.steps:
-            raise ConfigError(
-                f"schedule.warmup_steps is {self.schedule.warmup_steps}; expected 0 to steps, which is "
-                f"{self.steps}."
-            )
-        if self.patience < 0:
-            raise ConfigError(f"patience is {self.patience}; expected 0 or more validations.")
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed is {self.seed}; expected 0 to 2^63 - 1.")
-        if not 0 <= self.threads <= 1024:
-            raise ConfigError(
-                f"threads is {self.threads}; expected 1 to 1024, or 0 for PyTorch's own choice."
             )
         if self.averaging is not None and (self.averaging.start_step or 0) >= self.steps:
             raise ConfigError(
                 f"averaging.start_step is {self.averaging.start_step}; expected less than steps, which is "
                 f"{self.steps}."
-            )
-        if self.device == "mps" and self.autocast == "fp16":
-            raise ConfigError(
-                "device is mps and autocast is fp16, whose loss scale was never tried there; take autocast "
-                "bf16, or none."
             )
         if self.parallel == "fsdp" and self.autocast == "fp16":
             raise ConfigError(
@@ -230,15 +203,6 @@ class TrainConfig:
                 "numbers of steps after which the memory is empty, or 0 for never."
             )
         self.model.check_training_rule(self.longest)
-        shortest = min([self.training.segment, *(value for _, value in self.segment_schedule)])
-        if (
-            self.model.objective.second_target
-            and shortest - (shortest // 2 if self.model.objective.half else 0) < 2
-        ):
-            raise ConfigError(
-                f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens "
-                "that count; give a longer training.segment, or leave second_target out."
-            )
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:
         steps = [pair[0] for pair in pairs if len(pair) == 2]
@@ -267,21 +231,6 @@ class TrainConfig:
             return self.evaluation
         T = max(self.training.segment, self.evaluation.segment)
         return dataclasses.replace(self.evaluation, segment=T)
-
-    def refuse_if_too_large(self, *, lanes: int, memory_bytes: int, shards: int = 1) -> None:
-        """Raises ConfigError where training with `lanes` of the batch needs more memory than there is.
-
-        shards: processes that share the weights.
-        """
-        from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
-
-        refuse_beyond_memory(
-            self.num_bytes(lanes, shards),
-            what=f"training {count_parameters(self.model):,} parameters in {lanes} lanes",
-            mend="reduce layers, d_model, d_ff, batch, segment or mem_len",
-            error=ConfigError,
-            available=memory_bytes,
-        )
 
     def num_bytes(self, lanes: int, shards: int = 1) -> int:
         """Returns an estimate of the memory of training.
@@ -339,14 +288,7 @@ class TrainConfig:
     @classmethod
     def load(cls, name: str | Path) -> TrainConfig:
         """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
-        if not str(name):  # as a path that would be the working folder
-            raise ConfigError("CONFIG is empty; give a JSON file or the name of a configuration.")
         path = built_in().get(str(name), Path(name))
-        if (path / "config.json").is_file():
-            raise ConfigError(
-                f"{name} is a folder with a configuration; give {path / 'config.json'}, or continue its run "
-                f"with `xl-export train --resume {name}`."
-            )
         if not path.is_file():
             near = difflib.get_close_matches(str(name), list(built_in()), n=3)
             meant = f"; {' or '.join(near)} was probably meant, and " if near else "; "

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtimes.base.errors import ConfigError
-
-MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
+from trainer.model.config import refuse_outside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +27,14 @@ class OptimizerConfig:
     clip: float = 0.25
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr <= MAX_RATE:
-            raise ConfigError(f"optimizer.lr is {self.lr}; expected above 0 and at most {MAX_RATE:g}.")
-        if self.clip <= 0:
-            raise ConfigError(f"optimizer.clip is {self.clip}; expected a positive number.")
+        refuse_outside(
+            self,
+            "optimizer.",
+            lr="above 0 to 1e30",  # from a larger one, optimisers compute numbers beyond fp32
+            clip="above 0 to 1e308",
+            epsilon="above 0 to 1",
+            weight_decay="0 to 1e6",
+        )
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(
                 f"optimizer.betas is {list(self.betas)!s:.80}; expected two numbers from 0 to below 1, such "
@@ -42,13 +45,6 @@ class OptimizerConfig:
                 f"optimizer.betas is {list(self.betas)} and optimizer.kind is adagrad, which has none; leave "
                 "betas out, or give kind adam or adamw."
             )
-        if self.epsilon is not None and not 0 < self.epsilon <= 1:
-            raise ConfigError(
-                f"optimizer.epsilon is {self.epsilon}; expected a small positive number such as 1e-8, or "
-                "null."
-            )
-        if not 0 <= self.weight_decay <= 1e6:
-            raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}; expected 0 or more.")
         if self.weight_decay and self.kind != "adamw":
             raise ConfigError(
                 f"optimizer.weight_decay is {self.weight_decay} and optimizer.kind is {self.kind}; give "
@@ -76,16 +72,12 @@ class ScheduleConfig:
     fine_tune_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("warmup_steps", "fine_tune_steps"):
-            if not 0 <= getattr(self, name) <= 1 << 40:
-                raise ConfigError(f"schedule.{name} is {getattr(self, name)}; expected 0 or more steps.")
-        if self.min_lr < 0:
-            raise ConfigError(f"schedule.min_lr is {self.min_lr}; expected 0 or more.")
-        if not 0 < self.plateau_decay < 1:
-            raise ConfigError(
-                f"schedule.plateau_decay is {self.plateau_decay}; expected above 0 and below 1."
-            )
-        if self.plateau_patience < 0:
-            raise ConfigError(
-                f"schedule.plateau_patience is {self.plateau_patience}; expected 0 or more validations."
-            )
+        refuse_outside(
+            self,
+            "schedule.",
+            warmup_steps=f"0 to {1 << 40:,}",
+            fine_tune_steps=f"0 to {1 << 40:,}",
+            min_lr="0 to 1e30",
+            plateau_decay="above 0 to below 1",
+            plateau_patience=f"0 to {1 << 40:,}",
+        )

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.rule import MemoryRule
-from trainer.model.model import LanguageModel
+from trainer.model.model import LanguageModel, count_parameters
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
 from trainer.training.allocator import keep_freed_memory
@@ -106,7 +107,13 @@ class Training:
         lanes = ranks.lanes(config.batch, config.accumulate)
         device = ranks.device
         shards = ranks.count if config.parallel == "fsdp" else 1
-        config.refuse_if_too_large(lanes=lanes, memory_bytes=ranks.memory_bytes(), shards=shards)
+        refuse_beyond_memory(
+            config.num_bytes(lanes, shards),
+            what=f"training {count_parameters(config.model):,} parameters in {lanes} lanes",
+            mend="reduce layers, d_model, d_ff, batch, segment or mem_len",
+            error=ConfigError,
+            available=ranks.memory_bytes(),
+        )
         if config.threads:
             torch.set_num_threads(config.threads)
         if device.type == "cpu":

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtimes.base.errors import ConfigError
 from trainer.model.attention import Terms, relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.naive import naive_attention
@@ -97,23 +96,3 @@ def test_vectors_start_with_unit_variance_after_scaling() -> None:
     module.reset_parameters()
     for scaled in module.scaled():
         assert scaled.std().item() == pytest.approx(1.0, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        (
-            {"sublayers": "all-attention"},
-            "model.d_ff is 0 and model.persistent is 0; all-attention layers take 1 to",
-        ),
-        ({"sublayers": "all-attention", "persistent": 3, "d_ff": 4}, "and no d_ff"),
-        ({"sublayers": "feed-forward", "persistent": 3, "d_ff": 4}, "no persistent vectors"),
-        (
-            {"sublayers": "head-split", "persistent": 3, "heads": 3},
-            "heads is 3; head-split layers take an even number",
-        ),
-    ],
-)
-def test_sublayers_that_contradict_themselves_are_refused(sizes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ModelConfig(**{"layers": 1, "d_model": 6, "heads": 2, "head_dim": 3} | sizes)

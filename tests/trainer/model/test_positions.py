@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 import trainer.model.positions as positions
-from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
 
@@ -42,25 +39,6 @@ def test_absolute_positions_tabulate_only_short_contexts(
             answers.append(table.embed(0, torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2], [4, 5, 6]])))
     assert all(torch.equal(answers[0], other) for other in answers)
     assert computed == ([8, 3, 3] if from_segment_end else [8, 6, 6])  # the short table is kept
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_model": 15}, r"model\.d_model is 15; relative positions need an even number"),
-        ({"context": 3}, r"model\.context is 3; relative positions take 0\."),
-        ({"positions": "shaw"}, r"model\.context is 0; shaw positions take 1 to .* --set model\.context=N"),
-        ({"from_segment_end": True}, r"model\.from_segment_end is true and model\.positions is relative"),
-        (
-            {"positions": "shaw", "context": 3, "stored_frequencies": True},
-            r"model\.stored_frequencies is true and shaw positions have no sinusoids",
-        ),
-    ],
-)
-def test_options_that_a_kind_does_not_take_are_refused(options: dict[str, Any], message: str) -> None:
-    sizes: dict[str, Any] = {"layers": 1, "d_model": 4, "heads": 1, "head_dim": 4, "d_ff": 4}
-    with pytest.raises(ConfigError, match=message):
-        positions.make_positions(ModelConfig(**sizes | options))
 
 
 def test_kept_sinusoids_are_few_and_none_comes_from_inference() -> None:

@@ -9,10 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimes.base.errors import ConfigError
-from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig
-from trainer.model.positions import make_positions
 from trainer.model.span import AdaptiveSpan
 
 SIZES: dict[str, Any] = {
@@ -76,31 +73,6 @@ def test_spans_start_as_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("span", "message"),
-    [
-        ({"maximum": 0}, "span.maximum is 0"),
-        ({"maximum": 8, "ramp": 0}, "span.ramp is 0"),
-        ({"maximum": 8, "initial": 1.5}, "span.initial is 1.5"),
-        ({"maximum": 8, "penalty": -1.0}, "span.penalty is -1.0"),
-    ],
-)
-def test_impossible_spans_are_refused(span: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SpanConfig(**span)
-
-
-def test_spans_beyond_the_positions_or_the_memory_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"span.maximum is 101, beyond the 101 rows of model.context; give 102 rows"
-    ):
-        make_positions(ModelConfig(**SIZES, span=SpanConfig(maximum=101)))
-    config = ModelConfig(**SIZES, span=SpanConfig(maximum=100))
-    config.check_training_rule(MemoryRule(mem_len=100, segment=1))
-    with pytest.raises(ConfigError, match=r"span.maximum is 100 and training.mem_len is 99"):
-        config.check_training_rule(MemoryRule(mem_len=99, segment=1))
-
-
-@pytest.mark.parametrize(
     ("share", "maximum", "ramp", "window"),
     [
         (
@@ -122,8 +94,3 @@ def test_the_window_is_shortened_by_whole_steps(share: float, maximum: int, ramp
     plain = build([0.0, share], context=maximum + 1, maximum=maximum, ramp=ramp)
     assert plain.window() is None
     assert plain.remembered() == plain.longest_distances()
-
-
-def test_an_epsilon_that_is_not_small_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"span\.epsilon is 1\.5; expected 0, or a small number"):
-        SpanConfig(maximum=10, epsilon=1.5)

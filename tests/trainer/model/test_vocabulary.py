@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from runtimes.base.errors import ConfigError
 from trainer.model.config import ModelConfig, VocabularyConfig
 from trainer.model.vocabulary import Vocabulary
 
@@ -120,36 +119,6 @@ def test_gradients_reach_every_parameter_and_agree_between_the_two_ways() -> Non
     for name in losses[0]:
         torch.testing.assert_close(losses[0][name], losses[1][name])
         assert losses[0][name].abs().max() > 1e-6, name
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"cutoffs": (7, 3)}, "cutoffs is .7, 3.; expected positive token ids in ascending order"),
-        ({"cutoffs": (3, 3)}, "ascending"),
-        ({"cutoffs": (0, 3)}, "positive token ids in ascending order"),
-        (
-            {"cutoffs": (3,), "tie_projections": (True,)},
-            "tie_projections has 1 entries; expected one for each of the 2 clusters",
-        ),
-        ({"div_val": 0}, "div_val is 0"),
-    ],
-)
-def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        VocabularyConfig(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"cutoffs": (3, 11)}, "cutoffs is .3, 11. and the vocabulary has 11 tokens"),
-        ({"cutoffs": (3, 7), "div_val": 4}, "the last cluster would have a width of 0"),
-    ],
-)
-def test_clusters_that_do_not_fit_the_model_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ModelConfig(**SIZES, vocabulary=VocabularyConfig(**given))
 
 
 @pytest.mark.parametrize("kind", KINDS)

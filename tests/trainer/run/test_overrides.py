@@ -10,6 +10,7 @@ import pytest
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import to_json
 from trainer.model.config import SpanConfig
+from trainer.model.positions import make_positions
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.overrides import with_overrides
 
@@ -73,34 +74,73 @@ def test_an_object_can_be_made_changed_and_removed() -> None:
     assert other.averaging == Averaging(start_step=7)
 
 
-@pytest.mark.parametrize(
-    ("assignment", "words"),
-    [
-        ("steps", r"steps: expected KEY=VALUE"),
-        ("=3", r"=3: expected KEY=VALUE"),
-        ("schedule.fine_tune_steps=99999", "fit into steps"),
-        ("optimizer.lr=fast", "expected a number, found the text 'fast'"),
-        ("optimizer.lr=NaN", "expected a finite number, found nan"),
-        ("model.d_model=1.5", "expected a whole number, found the number 1.5"),
-        ("model.d_model=null", "expected a whole number"),
-        ("tensorboard=yes", "expected true or false, found the text 'yes'"),
-        ("optimizer.kind=sgd", "expected one of adam, adamw, adagrad, found 'sgd'"),
-        ("optimizer=adamw", r"expected an object with the keys kind, .* such as optimizer\.kind"),
-        ("optimiser.lr=1", r"there is no key optimiser\.lr; optimizer\.lr was probably meant"),
-        ("d_model=3", r"model\.d_model was probably meant"),
-        ("model.dmodel=3", r"model\.d_model was probably meant"),
-        ("learning_rate=3", r"optimizer\.lr was probably meant"),
-        ("model.span.max=3", r"model\.span\.maximum was probably meant"),
-        ("model.zzz=1", r"the known keys of model are .*d_model"),
-        ("steps.x=3", r"steps is one value and has no key 'x'; give steps=VALUE"),
-        ("model.span.ramp=8", "the key 'maximum' is missing"),
-        ("batch=0", "batch is 0; expected 1 to 1,099,511,627,776."),
-        ("schedule.warmup_steps=99999", r"schedule\.warmup_steps is 99999; expected 0 to steps"),
-    ],
-)
-def test_a_mistake_is_one_sentence(assignment: str, words: str) -> None:
+# Changes of the demo's configuration, and words of the refusal: one row for each check, at its boundary.
+MISTAKES = [
+    # what is no assignment, key or kind of value
+    ("steps", r"steps: expected KEY=VALUE"),
+    ("=3", r"=3: expected KEY=VALUE"),
+    ("optimizer.lr=fast", "expected a number, found the text 'fast'"),
+    ("optimizer=adamw", r"expected an object with the keys kind, .* such as optimizer\.kind"),
+    ("optimiser.lr=1", r"there is no key optimiser\.lr; optimizer\.lr was probably meant"),
+    ("d_model=3", r"model\.d_model was probably meant"),
+    ("learning_rate=3", r"optimizer\.lr was probably meant"),
+    ("model.span.max=3", r"model\.span\.maximum was probably meant"),
+    ("model.zzz=1", r"the known keys of model are .*d_model"),
+    ("steps.x=3", r"steps is one value and has no key 'x'; give steps=VALUE"),
+    ("model.span.ramp=8", "the key 'maximum' is missing"),
+    # numbers out of range
+    ("batch=0", r"batch is 0; expected 1 to 1,099,511,627,776\."),
+    ("model.layers=1000000000", "model.layers is 1000000000; expected 1 to"),
+    ("model.dropout=1.0", "model.dropout is 1.0; expected 0 to below 1"),
+    ("model.norm_epsilon=0", "model.norm_epsilon is 0.0; expected above 0 to below 1"),
+    ("optimizer.lr=1e31", r"optimizer.lr is 1e\+31; expected above 0 to 1e30"),
+    ("seed=9223372036854775808", "seed is 9223372036854775808; expected 0 to below 9,223"),
+    ("training.segment=0", "segment is 0"),
+    ("evaluation.mem_len=1000000000000", "mem_len is 1000000000000"),
+    # values that do not fit each other
+    ("accumulate=3", "accumulate is 3; expected a divisor of batch, which is 16"),
+    ("steps=10 schedule.warmup_steps=8 schedule.fine_tune_steps=3", "fit into steps"),
+    ("schedule.min_lr=1.0", "schedule.min_lr is 1.0; expected 0 to optimizer.lr"),
+    ("optimizer.betas=[0.9]", "expected two numbers"),
+    ("optimizer.betas=[0.9,1.0]", "expected two numbers from 0 to below 1"),
+    ("optimizer.kind=adagrad optimizer.betas=[0.8,0.9]", "adagrad, which has none"),
+    ("optimizer.weight_decay=0.1", "give kind adamw"),
+    ("averaging={}", "both start_step and patience, or neither"),
+    ("averaging.start_step=1 averaging.patience=1", "both start_step and patience, or neither"),
+    ("steps=10 averaging.start_step=10", "expected less than steps, which is 10"),
+    ("parallel=fsdp autocast=fp16", "loss scale is not shared"),
+    ("text=a.txt data=b", "give only one of the two"),
+    ("evaluation.include_self=false", "give both the same value"),
+    ("mem_len_schedule=[[0,1,2]]", r"mem_len_schedule is .*expected \[step, mem_len\] pairs"),
+    ("steps=10 mem_len_schedule=[[10,4]]", "ascend from 0 and stay below 10"),
+    ("segment_schedule=[[5,8],[5,9]]", "ascend from 0"),
+    ("segment_schedule=[[5,0]]", "segment is 0"),
+    ("empty_memory_schedule=[[5,-1]]", "expected numbers of steps"),
+    # models
+    ("model.positions=sine", "expected one of relative, shaw"),
+    ("model.d_model=15", r"model\.d_model is 15; relative positions need an even number"),
+    ("model.context=3", r"model\.context is 3; relative positions take 0\."),
+    ("model.positions=shaw", r"model\.context is 0; shaw positions take 1 to .* --set model\.context=N"),
+    ("model.from_segment_end=true", "expected a kind that is added to the input"),
+    ("model.positions=shaw model.context=3 model.stored_frequencies=true", "have no sinusoids"),
+    ("model.positions=learned model.context=5 model.span.maximum=5", "give 6 rows, for the distances 0 to 5"),
+    ("model.span.maximum=9999", "a span cannot be longer than the memory"),
+    ("model.d_ff=0", "feed-forward layers take a d_ff of 1"),
+    ("model.persistent=3", "and no persistent vectors"),
+    ("model.sublayers=all-attention model.persistent=3", "all-attention layers take .* and no d_ff"),
+    ("model.sublayers=head-split model.persistent=3 model.d_ff=0 model.heads=3", "take an even number"),
+    ("model.vocabulary.cutoffs=[7,3]", "expected positive token ids in ascending order"),
+    ("model.vocabulary.cutoffs=[0,3]", "expected positive token ids in ascending order"),
+    ("model.vocabulary.cutoffs=[3] model.vocabulary.tie_projections=[true]", "each of the 2 clusters"),
+    ("model.vocabulary.cutoffs=[3,11] model.vocab_size=11", "expected cutoffs below the number of tokens"),
+    ("model.vocabulary.cutoffs=[3,7] model.vocabulary.div_val=64", "would have a width of 0"),
+]
+
+
+@pytest.mark.parametrize(("assignments", "words"), MISTAKES)
+def test_a_mistake_is_one_sentence(assignments: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        with_overrides(DEMO, [assignment])
+        make_positions(with_overrides(DEMO, assignments.split(" ")).model)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
 

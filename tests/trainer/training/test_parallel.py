@@ -84,12 +84,6 @@ def test_an_apple_gpu_is_for_one_process(
         pass
 
 
-@pytest.mark.parametrize("change", [{"device": "mps"}, {"parallel": "fsdp"}])
-def test_a_loss_scale_is_refused_where_it_does_not_work(make_config: Make, change: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"is (mps|fsdp) and autocast is fp16"):
-        make_config(autocast="fp16", **change)
-
-
 def test_rows_are_shared_out_in_order_and_all_of_them() -> None:
     rows = torch.arange(12).view(6, 2)
     parts = [Ranks(rank=rank, count=3).share(rows) for rank in range(3)]

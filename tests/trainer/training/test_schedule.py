@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runtimes.base.errors import ConfigError
 from trainer.run.config import TrainConfig
 from trainer.training.schedule import learning_rate, training_rule
 
@@ -76,20 +75,3 @@ def test_lengths_change_at_their_steps_and_nothing_else_does(make_config: Make) 
     assert training_rule(config, 11).mask == config.training.mask
     assert (config.longest.mem_len, config.longest.segment) == (16, 8)
     assert training_rule(make_config(), 3) == make_config().training
-
-
-@pytest.mark.parametrize(
-    "schedule", [((3, 4), (3, 5)), ((5, 4), (2, 4)), ((-1, 4),), ((12, 4),), ((1,),), ((1, 2, 3),)]
-)
-@pytest.mark.parametrize("name", ["mem_len_schedule", "segment_schedule"])
-def test_pairs_that_are_no_schedule_are_refused(make_config: Make, name: str, schedule: Any) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=rf"{name} is .*expected \[step, \w+\] pairs, with steps that ascend from 0 and stay below 12",
-    ):
-        make_config(steps=12, **{name: schedule})
-
-
-def test_a_length_that_is_none_is_refused(make_config: Make) -> None:
-    with pytest.raises(ConfigError, match="segment is 0"):
-        make_config(segment_schedule=((1, 0),))

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimes.base.errors import ConfigError
 from runtimes.contract.vocabulary import ByteVocab
 from runtimes.tasks.evaluate import evaluate
 from tests.architectures import ARCHITECTURES, RULE
@@ -161,11 +160,3 @@ def test_the_average_starts_at_its_step_or_trigger() -> None:
     )  # worse than 3, and 3 is three validations before
     assert average_start(trigger, history(5, 3, 4, 4, 3.5, 1, 9)) == 50  # and stays so
     assert average_start(Averaging(patience=0), history(3, 4)) == 20
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"start_step": 1, "patience": 1}, {"start_step": -1}, {"patience": -1}]
-)
-def test_averaging_is_told_one_thing(settings: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="averaging"):
-        Averaging(**settings)
