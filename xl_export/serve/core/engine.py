@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-import numpy as np
-
-from runtimes.base.errors import StreamError, TextError, UserError
-from runtimes.contract.checks import check_memory
+from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Admission, Reservation, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Delivery, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
 
@@ -96,9 +92,9 @@ class Engine:
         """Queues a task for a row; any thread. Its answers are delivered, the last one an Ended.
 
         reserved: provides the place of the task and the memory of its state, if it has them left. Raises what
-        `reserve(1)` raises, and UserError for a task that cannot be done; neither has cost any work.
+        `reserve(1)` raises, which has cost no work. What the task asks for was checked when its request was
+        read.
         """
-        refuse_impossible(task, self._session)
         if self._stopping:
             raise StoppedError
         place = self._admission.admit(task, reserved)
@@ -293,32 +289,3 @@ class Engine:
             self._deliver(delivery)
         except Exception:  # the clients of this delivery are lost, and the others are not
             LOG.exception("the answers of %d tasks could not be delivered", len(delivery))
-
-
-def refuse_impossible(task: Task, session: Session) -> None:
-    """Raises UserError for tokens or a state that do not fit this session. How tokens are drawn was checked
-    when the drawing was made.
-    """
-    tokens = task.tokens
-    size = session.vocab.size
-    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64 or tokens.ndim != 1:
-        raise TextError("the tokens of a task are no int64 array [N]; give token ids.")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= size):
-        raise TextError(f"a token id is outside the vocabulary of this model (0 to {size - 1}); give others.")
-    if not len(tokens) and (task.state is None or task.state.logits is None):
-        raise TextError("the task has no tokens, and nothing is known of what follows; give at least one.")
-    if task.state is not None:
-        _refuse_state(task.state, session)
-
-
-def _refuse_state(state: StreamState, session: Session) -> None:
-    if state.memory.owner != session.identity:
-        raise StreamError(
-            f"the stream belongs to artefact {state.memory.owner:.12} and this engine runs "
-            f"{session.identity:.12}; start a new stream."
-        )
-    check_memory(session, state.memory)
-    if state.memory.batch != 1:
-        raise StreamError(f"the state holds {state.memory.batch} streams; expected one.")
-    if state.logits is not None and state.logits.shape != (session.vocab.size,):
-        raise StreamError("the logits of the state do not fit this vocabulary; start a new stream.")

@@ -80,8 +80,6 @@ def test_reserved_places_are_there_whoever_comes_in_between(session: Session) ->
         for refused in (lambda: engine.submit(task()), lambda: engine.reserve(1), engine.refuse_more):
             with pytest.raises(Busy, match=r"^2 tasks wait already.*ask again in"):
                 refused()
-        with pytest.raises(UserError, match="no tokens"):
-            engine.submit(Task(tokens=np.zeros(0, np.int64)), places)
         engine.submit(one := task(), places)
         with pytest.raises(UserError, match="submitted before"):
             engine.submit(one, places)  # and its place is free again
@@ -99,56 +97,30 @@ def test_reserved_places_are_there_whoever_comes_in_between(session: Session) ->
         engine.reserve(1)
 
 
-def test_the_bytes_of_states_that_wait_are_bounded(session: Session) -> None:
+def test_the_bytes_of_states_are_bounded(session: Session) -> None:
+    """Of the states with which tasks begin, and of those that a request is about to make."""
     driver = Driver(session, rows=1)
     driver.run(*(tasks := [task(keep=True), task(keep=True)]))
     one, other = (driver.ended(each).state for each in tasks)
-    engine = Engine(session, EngineSettings(state_bytes=one.num_bytes), deliver=lambda delivery: None)
+    engine = Engine(session, EngineSettings(state_bytes=2 * one.num_bytes), deliver=lambda delivery: None)
     engine.submit(task(state=one))
-    with pytest.raises(Busy, match="fill the memory"):
-        engine.submit(task(state=other))
-    with engine.reserve(1) as places, pytest.raises(Busy, match="fill the memory"):
-        engine.submit(task(state=other), places)
-    engine.stop(within=60)
-    admission = engine._admission
-    assert (admission._bytes, admission._places) == (0, {})
-
-
-def test_reserved_memory_covers_the_state_of_a_task(session: Session) -> None:
-    driver = Driver(session, rows=1)
-    driver.run(*(tasks := [task(keep=True), task(keep=True)]))
-    one, other = (driver.ended(each).state for each in tasks)
-    engine = Engine(session, EngineSettings(state_bytes=1), deliver=lambda delivery: None)
     memory = engine.reserve(0, states=1)
-    with pytest.raises(Busy, match="fill the memory"):
-        engine.submit(task(state=one))
-    engine.submit(task(state=other), memory)
+    with engine.reserve(1) as places:
+        for ask in (
+            lambda: engine.submit(task(state=other)),
+            lambda: engine.submit(task(state=other), places),
+            lambda: engine.reserve(0, states=1),
+        ):
+            with pytest.raises(Busy, match="fill the memory"):
+                ask()
+    engine.submit(task(state=other), memory)  # which is covered
+    with pytest.raises(UserError, match=r"3 prompts with several choices .* send fewer prompts"):
+        engine.reserve(0, states=3)
     engine.stop(within=60)
+    memory.release()
     memory.release()
     admission = engine._admission
     assert (admission._bytes, admission._places) == (0, {})
-
-
-def test_kept_states_are_counted_before_they_are_made(session: Session) -> None:
-    driver = Driver(session, rows=1)
-    driver.run(kept := task(keep=True))
-    state = driver.ended(kept).state
-    engine = Engine(session, EngineSettings(state_bytes=2 * state.num_bytes), deliver=lambda delivery: None)
-    assert (
-        state.num_bytes - engine._admission._state_bytes == state.tail.nbytes  # as much as is kept
-    )
-    one, other = engine.reserve(0, states=1), engine.reserve(0, states=1)
-    for ask in (lambda: engine.reserve(0, states=1), lambda: engine.submit(task(state=state))):
-        with pytest.raises(Busy, match="fill the memory"):
-            ask()
-    with pytest.raises(UserError, match=r"3 prompts with several choices .* send fewer prompts"):
-        engine.reserve(0, states=3)
-    one.release()
-    one.release()
-    engine.reserve(0, states=1).release()
-    other.release()
-    engine.stop(within=60)
-    assert engine._admission._bytes == 0
 
 
 def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> None:
@@ -181,18 +153,6 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.run()
     assert (scheduler.paused_copies.total, scheduler.preempted_copies.total) == (0, 0)
     assert not scheduler.paused_copies._own, "no tenant is remembered for ever"
-
-
-def test_no_row_is_preempted_without_room_for_a_copy(session: Session) -> None:
-    driver = Driver(session, rows=2, state_bytes=1)
-    long = [Task(tokens=np.arange(n), drawing=Drawing(max_tokens=30), tenant="a") for n in (3, 4)]
-    driver.submit(*long)
-    driver.iterate(2)
-    driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=9), tenant=f"b{n}") for n in (3, 4)))
-    driver.iterate(2)
-    assert (driver.scheduler.preempted, driver.scheduler.preempted_copies.total) == (1, 1)
-    driver.run()
-    assert driver.scheduler.preempted_copies.total == 0
 
 
 def test_slow_clients_of_one_tenant_leave_room_for_others(session: Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import pytest
 
 from runtimes import open_session
 from runtimes.base.errors import StreamError, UserError
-from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from tests.architectures import ARCHITECTURES
 from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
 from xl_export.artefact.export import export
-from xl_export.serve.core.admission import Busy
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Rows
 from xl_export.serve.core.settings import EngineSettings
@@ -171,32 +168,6 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     assert session.before_run is None  # the session does not keep an engine that has ended
 
 
-def test_delivery_counts_as_engine_time_and_figures_never_fall(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Figures that fall are a restart to whoever collects them."""
-    clients, seen, began = Clients(), [0.0], session.begins
-
-    def slowly(delivery: Delivery) -> None:
-        seen.append(engine.scheduler.model_seconds)
-        time.sleep(0.02)
-        clients.deliver(delivery)
-
-    def begins() -> None:
-        began()
-        seen.append(engine.scheduler.model_seconds)
-
-    engine = Engine(session, EngineSettings(rows=2), deliver=slowly)
-    monkeypatch.setattr(session, "begins", begins)
-    engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=9, ends=False)))
-    engine.start()
-    clients.wait(task)
-    engine.stop(within=60)
-    assert len(seen) > 9
-    assert seen == sorted(seen)
-    assert engine.other_seconds > 5 * 0.02, "the answers of all steps but the last go out within a step"
-
-
 def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
@@ -224,60 +195,6 @@ def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
     assert len(failed) == 1
 
 
-def test_a_full_queue_refuses_and_later_accepts_again(session: Session) -> None:
-    clients, held = Clients(), Held(session)
-    engine = Engine(held, EngineSettings(rows=2, queue=3), deliver=clients.deliver)  # type: ignore[arg-type]
-    tasks = [Task(tokens=np.arange(3)) for _ in range(6)]
-    for task in tasks[:5]:
-        engine.submit(task)  # the engine has not started: all of them wait
-    for _ in range(20):
-        with pytest.raises(Busy, match=r"3 tasks wait already.*ask again in") as refused:
-            engine.submit(tasks[5])
-    assert 1 <= refused.value.retry_after <= 60
-    assert engine.waiting == 5
-    engine.start()
-    clients.wait(*tasks[:5])
-    engine.submit(tasks[5])
-    clients.wait(tasks[5])
-    engine.submit(task := endless())
-    with pytest.raises(UserError, match="was submitted before"):
-        engine.submit(task)
-    engine.stop(within=60)
-    assert len(clients.ends(task)) == 1
-
-
-def state_of(session: Session, **changes: Any) -> Any:
-    driver = Driver(session, rows=1)
-    driver.run(task := Task(tokens=np.arange(5), keep=True))
-    state = driver.ended(task).state
-    for name, value in changes.items():
-        setattr(state.memory, name, value)
-    return state
-
-
-IMPOSSIBLE: dict[str, tuple[Callable[[Session], Task], str]] = {
-    "nothing": (lambda s: Task(tokens=np.zeros(0, np.int64)), "has no tokens"),
-    "outside": (lambda s: Task(tokens=np.array([s.vocab.size])), "outside the vocabulary"),
-    "floats": (lambda s: Task(tokens=np.zeros(3)), "int64 array"),
-    "another's stream": (
-        lambda s: Task(tokens=np.arange(2), state=state_of(s, owner="x")), "belongs to artefact x",
-    ),
-    "a broken stream": (
-        lambda s: Task(tokens=np.arange(2), state=state_of(s, tensors={})), "not have the names",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_what_cannot_be_done_is_refused_where_it_is_submitted(what: str, session: Session) -> None:
-    make, message = IMPOSSIBLE[what]
-    engine = Engine(session, EngineSettings(rows=2), deliver=lambda delivery: None)
-    with pytest.raises(UserError, match=message) as error:
-        engine.submit(make(session))
-    assert "\n" not in str(error.value)
-    assert engine.waiting == 0
-
-
 def test_sessions_whose_rows_cannot_advance_apart_are_refused(
     artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -291,21 +208,17 @@ def test_sessions_whose_rows_cannot_advance_apart_are_refused(
             Engine(open_session(folder), EngineSettings(), deliver=lambda delivery: None)
 
 
-class Spied:
-    """A session that notes the batches that were started, and may be made wrong."""
+class Mixed:
+    """A session whose rows depend on each other."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self.started = session, list[int]()
+        self._session = session
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def start(self, batch: int) -> Memory:
-        self.started.append(batch)
-        return self._session.start(batch)
 
-
-class MixedLogits(Spied):
+class MixedLogits(Mixed):
     """The number of rows shows in the last bit of the logits."""
 
     def predict(self, tokens: np.ndarray, *given: Any, **lengths: Any) -> Any:
@@ -313,7 +226,7 @@ class MixedLogits(Spied):
         return answer * np.float32(1 + 1e-6 * len(tokens)), memory
 
 
-class MixedMemory(Spied):
+class MixedMemory(Mixed):
     """The number of rows shows in the memory that a step leaves, and not in its logits."""
 
     def predict(self, tokens: np.ndarray, *given: Any, **lengths: Any) -> Any:
@@ -324,7 +237,7 @@ class MixedMemory(Spied):
 
 
 @pytest.mark.parametrize("kind", [MixedLogits, MixedMemory])
-def test_rows_that_depend_on_each_other_are_noticed(kind: type[Spied], session: Session) -> None:
+def test_rows_that_depend_on_each_other_are_noticed(kind: type[Mixed], session: Session) -> None:
     assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
     engine = Engine(kind(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
     said = engine.dependence
@@ -332,14 +245,3 @@ def test_rows_that_depend_on_each_other_are_noticed(kind: type[Spied], session: 
         "rows are not independent of each other with ONNX Runtime, standard operators: 1 of"
     )
     assert "\n" not in said
-
-
-def test_the_trial_needs_no_memory_beside_the_rows(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    def copied(*arguments: Any) -> None:
-        raise AssertionError("memory was copied")
-
-    for name in ("copy", "select"):
-        monkeypatch.setattr(Memory, name, copied)
-    spied = Spied(session)
-    Engine(spied, EngineSettings(rows=32), deliver=lambda delivery: None)  # type: ignore[arg-type]
-    assert sorted(spied.started) == [2, 32]  # 2: whether the session is served at all
