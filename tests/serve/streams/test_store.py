@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -145,27 +144,6 @@ def test_appended_tokens_cost_no_snapshot(
     assert_same(read(open_store(), name, advance), state)
 
 
-def test_positions_are_right_while_a_snapshot_is_replaced(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray, monkeypatch: Any
-) -> None:
-    """Whoever asks for the position of a stream does not wait for its files, at any step of a change."""
-    store = open_store()
-    name = store.create("anna", fresh).id
-    seen: set[int] = set()
-    assign = object.__setattr__
-
-    def assigned(folder: StreamFolder, attribute: str, value: object) -> None:
-        assign(folder, attribute, value)
-        seen.add(store.find(name, "anna").position)
-
-    monkeypatch.setattr(StreamFolder, "__setattr__", assigned)
-    append(store, name, tokens[:5], advance)
-    with store.operation(name, "anna") as operation:
-        operation.snapshot().close()
-    assert store.written == 2
-    assert seen == {0, 5}
-
-
 def test_two_servers_do_not_share_a_folder(open_store: Open) -> None:
     store = open_store()
     with pytest.raises(UserError, match=r"being written by another process \(keeping streams by process"):
@@ -222,21 +200,6 @@ def test_a_damaged_folder_is_told_counted_and_left_alone(
     assert (store.path / names[0]).exists()
 
 
-def test_a_snapshot_that_was_altered_is_damaged(
-    open_store: Open, fresh: StreamState, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = open_store(ram_bytes=0)
-    name = store.create("anna", fresh).id
-    (file,) = (store.path / name).glob("*.stream")
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with store.operation(name, "anna") as operation, pytest.raises(DamagedStreamError):
-        operation.load()
-    assert name in caplog.text
-    store.delete(name, "anna")
-
-
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="the system does not list open descriptors")
 def test_operations_leave_no_descriptor_open(
     open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
@@ -256,23 +219,6 @@ def test_operations_leave_no_descriptor_open(
     for _ in range(50):
         all_operations()
     assert len(os.listdir("/dev/fd")) == before
-
-
-def test_a_state_is_saved_while_other_threads_use_it(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
-) -> None:
-    """A fork has the state of its source; both are saved, and stepped from, at any moment."""
-    store = open_store()
-    name = store.create("anna", fresh).id
-    append(store, name, tokens[:3], advance)
-    fork = store.fork(name, "anna").id
-    with store.operation(name, "anna") as operation, store.operation(fork, "anna") as other:
-        state = operation.ready()
-        assert state is not None
-        with state.memory.in_use():
-            operation.snapshot().close()
-            other.snapshot().close()
-            other.commit(state)
 
 
 def test_a_commit_survives_a_failing_eviction(

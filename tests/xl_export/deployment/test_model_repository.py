@@ -108,6 +108,8 @@ def test_the_server_gives_the_answers_of_the_session(
     most = 3e-2 if case == "engine" else 1e-4
     assert compare(found, expected) < most
     assert server.executions < sum(map(len, STREAMS.values()))  # requests of equal length share a step
+    with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):  # a segment that is too long
+        server.infer([(7, False, next_request(tokens, length=9, selective=selective))])
 
     leaking = Server(folder, leaks=True)
     leaking.infer([(1, True, next_request(tokens, selective=selective))])
@@ -157,9 +159,9 @@ def test_the_server_refuses_steps_that_are_not_promised(tmp_path: Path) -> None:
         write_model(fixed, tmp_path / "repository")
 
 
-def next_request(tokens: np.ndarray, *, selective: bool) -> dict[str, np.ndarray]:
-    inputs = {"input_ids": tokens[None, 50:58]}
-    return inputs | ({"targets": tokens[None, 51:59]} if selective else {})
+def next_request(tokens: np.ndarray, *, selective: bool, length: int = 8) -> dict[str, np.ndarray]:
+    inputs = {"input_ids": tokens[None, 50 : 50 + length]}
+    return inputs | ({"targets": tokens[None, 51 : 51 + length]} if selective else {})
 
 
 def test_states_keep_their_order_in_models_of_any_depth(
@@ -212,17 +214,6 @@ def test_the_configuration_is_what_the_servers_own_client_reads(
     # The tests' own reader of the format finds the same.
     own = read_config((folder / CONFIG).read_text())
     assert len(own["sequence_batching"][0]["state"]) == len(batching.state) == 5
-
-
-@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-def test_a_segment_that_is_too_long_is_an_error(
-    form: str, artefacts: dict[str, Path], tokens: np.ndarray, tmp_path: Path
-) -> None:
-    server = Server(write_model(artefacts[form], tmp_path / "repository"))
-    longest = load_spec(artefacts[form]).rule.segment
-    server.infer([(1, True, {"input_ids": tokens[None, :longest]})])
-    with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
-        server.infer([(1, False, {"input_ids": tokens[None, : longest + 1]})])
 
 
 def test_the_command_writes_a_model_beside_the_artefact(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from runtimes import open_session
-from runtimes.contract.precision import MEMORY_TYPES
 from runtimes.contract.spec import load_spec
 from tests.architectures import ARCHITECTURES
 from tests.commands import xl
@@ -23,7 +22,6 @@ from xl_export.deployment.polygraphy_files import (
     ANSWERS,
     COMMANDS,
     INPUTS,
-    RELATIVE,
     write_polygraphy_files,
 )
 
@@ -58,22 +56,6 @@ def test_the_tool_itself_finds_the_same_answers(files: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tool_itself_finds_wrong_answers(files: Path) -> None:
-    line = (files / COMMANDS).read_text().splitlines()[0]
-    answers = json.loads((files / ANSWERS).read_text())
-    outputs = answers["lst"][0][1][1]["outputs"]
-    inputs = json.loads((files / INPUTS).read_text())
-    outputs["logits"]["values"]["array"], outputs["present.0.key"]["values"]["array"] = (
-        answers["lst"][0][1][0]["outputs"]["logits"]["values"]["array"],
-        inputs[0]["past_key_values.0.key"]["array"],
-    )
-    (files / "wrong.json").write_text(json.dumps(answers))
-    told = run_tool(files, line.replace(ANSWERS, "wrong.json"))
-    assert told.returncode == 1
-    assert "FAILED" in told.stdout
-
-
-@pytest.mark.slow
 def test_memory_in_int8_may_differ_by_one_in_each_byte(make_run: Callable[..., Path], tmp_path: Path) -> None:
     artefact = export(make_run(), tmp_path / "artefact", memory_precision="int8")
     write_polygraphy_files(artefact, tmp_path / "files")
@@ -82,11 +64,6 @@ def test_memory_in_int8_may_differ_by_one_in_each_byte(make_run: Callable[..., P
     assert "scale:1" not in line
     told = run_tool(tmp_path / "files", line)
     assert told.returncode == 0, told.stdout + told.stderr
-
-
-@pytest.mark.parametrize("memory", MEMORY_TYPES.values())
-def test_every_type_of_memory_has_a_tolerance(memory: str) -> None:
-    assert memory in RELATIVE
 
 
 @pytest.mark.parametrize("form", ["ring", "shift", "selective"])

@@ -21,7 +21,7 @@ from tests.serve.http.test_status import ANNA, BERT
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import INLINE
-from xl_export.serve.http.openai import completions, score
+from xl_export.serve.http.openai import completions
 
 RELOAD = "/admin/models/tiny/reload"
 
@@ -40,25 +40,18 @@ def exchanged(server: Running) -> Model:
     return before
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "module", "name"),
-    [("/v1/completions", "prompt", completions, "plan_of"), ("/v1/score", "texts", score, "rows_of")],
-)
-def test_a_request_ends_on_the_model_that_began_it(
-    own: Running, path: str, field: str, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode, begun, goes_on = getattr(module, name), threading.Event(), threading.Event()
+def test_a_request_ends_on_the_model_that_began_it(own: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, begun, goes_on = completions.plan_of, threading.Event(), threading.Event()
 
     def slowly(*arguments: Any) -> Any:
         begun.set()
         assert goes_on.wait(60)
         return encode(*arguments)
 
-    monkeypatch.setattr(module, name, slowly)
-    text = "a" * 3900
-    body = json.dumps({field: text if field == "prompt" else [text]}) + " " * INLINE  # encoded on a thread
+    monkeypatch.setattr(completions, "plan_of", slowly)
+    body = json.dumps({"prompt": "a" * 300, "max_tokens": 1}) + " " * INLINE  # encoded on a thread
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(own.post, path, body.encode())
+        answer = pool.submit(own.post, "/v1/completions", body.encode())
         assert begun.wait(60)
         before = exchanged(own)
         assert comes_true(lambda: before.users == 1 or before.stopped)

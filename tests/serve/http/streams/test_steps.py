@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +113,22 @@ def test_a_step_that_overflows_leaves_the_stream(server: Running) -> None:
 
 
 def test_a_memory_that_overflows_is_refused_despite_finite_outputs(
-    module_artefact: Callable[[str], Path],
+    server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.xl_export.tracing.modules import Frames
+    stream = created(server)
+    session = server.server.models["policy"].session
+    compute = session.step
 
-    with running(sources(("frames", module_artefact("frames"))), limits=LIMITS) as server:
-        stream = created(server)
-        inputs = 3e38 * Frames().encoder.weight[:1, None].sign().detach().numpy()  # all terms add up
-        answer = server.post(f"{stream.path}/step", save({"input": inputs}), headers=FILE)
-        assert answer.status_code == 400
-        assert "the step has made numbers that are not finite" in answer.json()["error"]["message"]
-        assert server.get(stream.path).json()["position"] == 0
+    def overflows(*given: Any) -> Any:
+        outputs, memory = compute(*given)
+        next(iter(memory.tensors.values()))[:] = np.inf
+        return outputs, memory
+
+    monkeypatch.setattr(session, "step", overflows)
+    answer = server.post(f"{stream.path}/step", {"inputs": lists(observed(1, 1, 0))})
+    assert answer.status_code == 400
+    assert "the step has made numbers that are not finite" in answer.json()["error"]["message"]
+    assert server.get(stream.path).json()["position"] == 0
 
 
 def test_a_safetensors_file_of_too_many_arrays_is_refused() -> None:
