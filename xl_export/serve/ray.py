@@ -97,8 +97,7 @@ class Streams:
                 return JSONResponse({"deleted": await self._replica.delete(name)})
             if request.method != "POST" or not name:
                 raise RefusedError(f"there is nothing here; send POST {PATH}NAME.", status=404)
-            declared = request.headers.get("content-length", "")
-            answer = await self._replica.answer(name, await read_body(request.stream(), declared))
+            answer = await self._replica.answer(name, await read_body(request.stream()))
             return JSONResponse(answer, headers={"x-replica": self._id})
         except (RefusedError, UserError) as error:
             return refusal_of(error).response()

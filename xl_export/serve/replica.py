@@ -74,20 +74,15 @@ class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         self.seed = self.seed or 0
 
 
-async def read_body(parts: AsyncIterable[bytes], declared: str) -> object:
-    """The body of a request as JSON says it. No more of a large one is read than shows that it is too large.
-
-    declared: its length as the client says it, or nothing. Raises RefusedError.
+async def read_body(parts: AsyncIterable[bytes]) -> object:
+    """The body of a request as JSON says it; no more of a large one is read than shows that it is too large.
+    Raises RefusedError.
     """
-    size = int(declared) if declared.isdecimal() else 0
     content = bytearray()
-    if size <= BODY_BYTES:
-        async for part in parts:
-            content += part
-            if len(content) > BODY_BYTES:
-                break
-    if max(size, len(content)) > BODY_BYTES:
-        raise too_large(BODY_BYTES)
+    async for part in parts:
+        content += part
+        if len(content) > BODY_BYTES:
+            raise too_large(BODY_BYTES)
     return await asyncio.to_thread(finished, decoded(content, ANYTHING, LIMITS))
 
 

@@ -82,11 +82,11 @@ class Engine:
             raise StoppedError
         return self._admission.reserve(tasks, tenant, bulk=bulk, states=states)
 
-    def refuse_more(self, tasks: int = 1, *, tenant: str = "", bulk: bool = False) -> None:
-        """Raises what `reserve` would raise now, and reserves nothing; any thread."""
+    def refuse_more(self, *, tenant: str = "", bulk: bool = False) -> None:
+        """Raises what `reserve(1)` would raise now, and reserves nothing; any thread."""
         if self._stopping:
             raise StoppedError
-        self._admission.refuse(tasks, tenant, bulk=bulk)
+        self._admission.refuse(1, tenant, bulk=bulk)
 
     def submit(self, task: Task, reserved: Reservation | None = None) -> None:
         """Queues a task for a row; any thread. Its answers are delivered, the last one an Ended.

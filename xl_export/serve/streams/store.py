@@ -34,7 +34,6 @@ from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unserved import UnservedStreams, stored
 
 IDENTITY = 32  # digits of the identity of an artefact that name the folder of its streams
-_New = tuple[str, dict[str, object]]  # the name and the facts of a stream that is to be made
 
 
 class Upload(NamedTuple):
@@ -42,8 +41,8 @@ class Upload(NamedTuple):
 
     #: Of the file that it is written to.
     path: Path
-    #: Makes a new stream from that file; uses the disk, and raises as `read_snapshot` and `create`.
-    restore: Callable[[], Stream]
+    #: Of the stream that is made of it.
+    name: str
 
 
 class StreamStore(ByOwner, StreamIndex):
@@ -96,31 +95,33 @@ class StreamStore(ByOwner, StreamIndex):
         name: a random one if it is None. Raises TooManyStreamsError, BusyStreamError if there is a stream of
         that name, and UnwritableError for a full disk; no stream has appeared then.
         """
-        with self._new(owner, name) as new:
-            return self._create(new, owner, state)
+        with self._new(owner, name) as name:
+            return self._create(name, owner, state)
 
     @contextlib.contextmanager
     def receiving(self, owner: str) -> Iterator[Upload]:
         """A place for a snapshot that arrives, which counts as a stream of its owner until the block ends.
         Raises TooManyStreamsError. What was received is gone when the block ends.
         """
-        with self._new(owner) as new:
-            path = self.path / f".{secrets.token_hex(12)}.upload"
+        with self._new(owner) as name:
+            path = self.path / f".{name}.upload"
             try:
-                yield Upload(path, lambda: self._restore(new, owner, path))
+                yield Upload(path, name)
             finally:
                 path.unlink(missing_ok=True)
 
-    def _restore(self, new: _New, owner: str, path: Path) -> Stream:
-        return self._create(new, owner, read_snapshot(path, self.session, key=self.key))
+    def restore(self, upload: Upload, owner: str) -> Stream:
+        """A new stream from a snapshot that has arrived; uses the disk, and raises as `read_snapshot` and
+        `create`.
+        """
+        return self._create(upload.name, owner, read_snapshot(upload.path, self.session, key=self.key))
 
-    def _create(self, new: _New, owner: str, state: StreamState) -> Stream:
-        name, facts = new
+    def _create(self, name: str, owner: str, state: StreamState) -> Stream:
+        created = time.time()
+        facts = {"owner": owner, "created": created}
         folder = StreamFolder.create(self.path / name, state, facts, key=self.key, flush=self.settings.flush)
         self.written += 1
-        stream = self._add(name, owner, facts["created"], folder, state)
-        self.make_room()
-        return stream
+        return self._added(Stream(name, owner, created, created, folder, state))
 
     def fork(self, name: str, owner: str) -> Stream:
         """A new stream in the state of another one, which goes on by itself; uses the disk a little.
@@ -129,16 +130,16 @@ class StreamStore(ByOwner, StreamIndex):
         in RAM change together, under its lock, when the operation is done.
         """
         stream = self.find(name, owner)
-        with self._new(owner) as (other, facts), stream.lock:
-            self.refuse_closed()
-            if stream.gone:
-                raise NoStreamError(name)
-            stream.used = time.time()
-            assert isinstance(stream.files, StreamFolder)
-            folder = stream.files.fork(self.path / other, facts)
-            fork = self._add(other, owner, facts["created"], folder, stream.state)
-        self.make_room()
-        return fork
+        with self._new(owner) as other:
+            with stream.lock:
+                self.refuse_closed()
+                if stream.gone:
+                    raise NoStreamError(name)
+                stream.used = time.time()
+                assert isinstance(stream.files, StreamFolder)
+                folder = stream.files.fork(self.path / other, {"owner": owner, "created": stream.used})
+                fork = Stream(other, owner, stream.used, stream.used, folder, stream.state)
+            return self._added(fork)
 
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
@@ -237,23 +238,20 @@ class StreamStore(ByOwner, StreamIndex):
         return super().count(owner) + sum(each == owner for each in list(self._making.values()))
 
     @contextlib.contextmanager
-    def _new(self, owner: str, name: str | None = None) -> Iterator[_New]:
-        """The name and the facts of a stream to be made, within the bounds of its owner."""
+    def _new(self, owner: str, name: str | None = None) -> Iterator[str]:
+        """The name of a stream that is made while the block runs, within the bounds of its owner."""
         name = name or f"stream-{secrets.token_hex(12)}"
         self.refuse_more(owner, making=name)
         try:
-            yield name, {"owner": owner, "created": time.time()}
+            yield name
         finally:
             with self.lock:
                 del self._making[name]
 
-    def _add(
-        self, name: str, owner: str, created: object, folder: StreamFolder, state: StreamState | None
-    ) -> Stream:
-        assert isinstance(created, float)
-        stream = Stream(name, owner, created, created, folder, state)
+    def _added(self, stream: Stream) -> Stream:
         with self.lock:
-            self.streams[name] = stream
-            if state is not None:
-                self.in_ram(name, state)
+            self.streams[stream.id] = stream
+            if stream.state is not None:
+                self.in_ram(stream.id, stream.state)
+        self.make_room()
         return stream

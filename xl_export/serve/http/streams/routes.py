@@ -201,7 +201,7 @@ async def restore(exchange: Exchange) -> Response:
             refusal.closes = True
             raise refusal from error
         await _receive(exchange, upload.path, most)
-        stream = await DISK.run(tenant, upload.restore)
+        stream = await DISK.run(tenant, model.store.restore, upload, tenant)
     return json(stream_document(stream, model.name), 201)
 
 

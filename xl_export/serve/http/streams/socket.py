@@ -1,14 +1,15 @@
 """One stream over one WebSocket: messages of JSON, one operation after the other.
 
-A message is an object with `op` (a key of `BODIES`), the fields of that operation, and `tag`, a short text or
-an integer, which comes back with each answer. Answers have `event`: `chunk` while a stream goes on, `end`
-with the result, or `error`.
+A message is an object with `op` (a key of `OPERATIONS`), the fields of that operation, and `tag`, a short
+text or an integer, which comes back with each answer. Answers have `event`: `chunk` while a stream goes on,
+`end` with the result, or `error`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ from xl_export.serve.http.base.body import decoding_error, refuse_many_values
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import BodyAccount, Limits
-from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.streams.documents import (
     AppendBody,
@@ -29,20 +29,23 @@ from xl_export.serve.http.streams.documents import (
     StepBody,
     stream_document,
 )
-from xl_export.serve.http.streams.work import StreamWork, encoded, found
+from xl_export.serve.http.streams.work import Each, StreamWork, encoded, found
 
 WAITING = 8  # messages that wait for the operation before them; more are refused
 LONGEST_TAG = 128  # characters
 Tag = str | int | None
-BODIES: dict[str, type[msgspec.Struct]] = {
-    "append": AppendBody,
-    "continue": ContinueBody,
-    "step": StepBody,
-    "rewind": RewindBody,
-    "fork": NoBody,
-    "facts": NoBody,
-    "delete": NoBody,
-    "cancel": NoBody,
+Do = Callable[[StreamWork, str, Any, Each], Coroutine[Any, Any, dict[str, Any]]]
+# The body of each operation, and what it does with the stream of a name; None for what the conversation
+# itself answers.
+OPERATIONS: dict[str, tuple[type[msgspec.Struct], Do | None]] = {
+    "append": (AppendBody, lambda work, name, body, each: work.append(name, body)),
+    "continue": (ContinueBody, lambda work, name, body, each: work.continue_(name, body, each)),
+    "step": (StepBody, lambda work, name, body, each: work.step(name, body.inputs, body.position)),
+    "rewind": (RewindBody, lambda work, name, body, each: work.rewind(name, body.tokens)),
+    "fork": (NoBody, lambda work, name, body, each: work.fork(name)),
+    "delete": (NoBody, lambda work, name, body, each: work.delete(name)),
+    "facts": (NoBody, None),
+    "cancel": (NoBody, None),
 }
 POLICY = 1008  # the code with which a connection is closed whose client is too slow, or has no key any more
 TOO_MANY = RefusedError(
@@ -143,40 +146,27 @@ class Conversation:
                 self._cancel_next = False
 
     async def _do(self, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
+        """Does an operation. cancelled: whether a `cancel` for it has come already."""
         model = found(self._server, self._name, self._tenant)  # the one that is served now
-        if op == "facts":
+        do = OPERATIONS[op][1]
+        if do is None:
             return stream_document(model.store.find(self._name, self._tenant), model.name)
-        with self._server.requests.one(self._tenant):
-            if op != "delete":
-                self._server.refuse_when_full(self._tenant)
-            return await self._change(model, tag, op, body, cancelled)
-
-    async def _change(self, model: Model, tag: Tag, op: str, body: Any, cancelled: bool) -> dict[str, Any]:
-        """Does an operation that changes the stream, or makes another one.
-
-        cancelled: whether a `cancel` for it has come already.
-        """
-        if op == "continue":  # its tokens are sent as they are drawn
-            body.stream = True
 
         async def each(document: dict[str, Any]) -> None:
             await self._send(tag, "chunk", document)
 
-        work = self._work = StreamWork(model, self._tenant, self._server.limits)
-        if cancelled:
-            work.leave()
-        coroutine = {
-            "append": lambda: work.append(self._name, body),
-            "continue": lambda: work.continue_(self._name, body, each),
-            "step": lambda: work.step(self._name, body.inputs, body.position),
-            "rewind": lambda: work.rewind(self._name, body.tokens),
-            "fork": lambda: work.fork(self._name),
-            "delete": lambda: work.delete(self._name),
-        }[op]()
-        try:
-            return await work.lasting(coroutine)
-        finally:
-            self._work = None
+        with self._server.requests.one(self._tenant):
+            if op != "delete":
+                self._server.refuse_when_full(self._tenant)
+            if op == "continue":  # its tokens are sent as they are drawn
+                body.stream = True
+            work = self._work = StreamWork(model, self._tenant, self._server.limits)
+            if cancelled:
+                work.leave()
+            try:
+                return await work.lasting(do(work, self._name, body, each))
+            finally:
+                self._work = None
 
     async def _send(self, tag: Tag, event: str, document: dict[str, Any]) -> None:
         """Sends one answer; waits while the client does not read, and then closes the connection."""
@@ -211,10 +201,10 @@ def parsed(data: str | bytes, limits: Limits) -> Steps[tuple[Tag, str, Any]]:
                 param="tag",
             )
         tag = given
-        if not isinstance(op, str) or op not in BODIES:
-            known = ", ".join(BODIES)
+        if not isinstance(op, str) or op not in OPERATIONS:
+            known = ", ".join(OPERATIONS)
             raise RefusedError(f"op is {op!r:.40}; expected one of {known}.", param="op")
-        expected = BODIES[op]
+        expected = OPERATIONS[op][0]
         return tag, op, msgspec.convert(fields, expected)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         return tag, "", RefusedError(decoding_error(error, expected))
