@@ -194,7 +194,7 @@ def serve_command(
         from xl_export.serve.http.base.limits import Limits
         from xl_export.serve.http.base.models import sources_of
         from xl_export.serve.http.base.server import Log, Server
-        from xl_export.serve.http.serving import Address, refuse_open_door, run
+        from xl_export.serve.http.serving import Address, run
     from xl_export.serve.core.settings import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings
 
@@ -206,7 +206,6 @@ def serve_command(
     if state is not None and state.exists() and not state.is_dir():
         raise ConfigError(f"{state} is a file; expected a folder for the streams: give another --state.")
     address = Address(host=host, port=port)
-    refuse_open_door(address, has_keys=api_keys is not None)
     sources = sources_of(
         named(models, name),
         EngineSettings(rows=rows, queue=queue, state_bytes=waiting_mb << 20),

@@ -10,8 +10,9 @@ import pytest
 
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import SHORT, comes_true, connection, head, is_idle, wait_for
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import SMALL_BODY, BodyAccount, BodyBytes, Limits
+from xl_export.serve.http.base.limits import SMALL_BODY, BodyAccount, Limits
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -61,22 +62,8 @@ def test_a_body_that_comes_to_nothing_leaves_no_memory(
             gc.enable()
 
 
-def test_a_tenant_has_a_share_of_the_bytes() -> None:
-    bodies = BodyBytes(Limits(body_bytes=10, bodies_bytes=100, tenant_share=0.5))
-    bodies.change("anna", 50)
-    with pytest.raises(RefusedError, match="other large requests take all memory"):
-        bodies.change("anna", 1)
-    bodies.change("bert", 40)
-    bodies.change("", 10)  # of a server without keys, where nobody has a share
-    with pytest.raises(RefusedError):
-        bodies.change("bert", 1)
-    bodies.change("anna", -50)
-    bodies.change("anna", 1)
-    assert bodies.total == 51
-
-
 def test_the_first_bytes_are_free_and_refusals_change_nothing() -> None:
-    bodies = BodyBytes(Limits(body_bytes=1, bodies_bytes=100))
+    bodies = Quota(100)
     one, other = BodyAccount(bodies, ""), BodyAccount(bodies, "")
     counted = []
     for count in (SMALL_BODY - 10, 15, 20, -30, -5):

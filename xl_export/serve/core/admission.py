@@ -60,10 +60,11 @@ class Quota:
         self._own: Counter[str] = Counter()
         self._lock = threading.RLock()
 
-    def has_room(self, tenant: str) -> bool:
-        """Whether the tenant may have one more."""
+    def has_room(self, tenant: str, count: int = 1) -> bool:
+        """Whether the tenant may have so many more."""
         most_of_one = max(1, int(self.most * self._share))
-        return self.total < self.most and (not tenant or self._own[tenant] < most_of_one)
+        own = self._own[tenant] + count
+        return self.total + count <= self.most and (not tenant or own <= most_of_one)
 
     def add(self, tenant: str, count: int = 1) -> None:
         """The tenant has so many more, or fewer."""

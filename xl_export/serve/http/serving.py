@@ -75,21 +75,16 @@ class Address:
         return listener
 
 
-def refuse_open_door(address: Address, *, has_keys: bool) -> None:
-    """Raises ConfigError for a server that other machines reach without a key."""
-    if not address.only_here and not has_keys:
-        raise ConfigError(
-            f"--host {address.host} lets other machines in and no keys were given; give --api-keys FILE, or "
-            "leave --host out."
-        )
-
-
 async def serve(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """Opens the models and answers requests until SIGTERM or Ctrl-C; then every stream ends within seconds.
 
     ready: called when requests are answered. On SIGHUP the keys and changed models are read again.
     """
-    refuse_open_door(address, has_keys=bool(server.keys))
+    if not address.only_here and not server.keys:
+        raise ConfigError(
+            f"--host {address.host} lets other machines in and no keys were given; give --api-keys FILE, or "
+            "leave --host out."
+        )
     listener = address.bind()
     with _logs(server):
         try:
@@ -283,13 +278,7 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
             ready(port, web)
 
     try:
-        import uvloop
+        from uvloop import run as run_loop
     except ImportError:
-        asyncio.run(serve(server, address, ready=began))
-        return
-    if sys.version_info >= (3, 11):
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(server, address, ready=began))
-    else:
-        uvloop.install()
-        asyncio.run(serve(server, address, ready=began))
+        run_loop = asyncio.run  # type: ignore[assignment]
+    run_loop(serve(server, address, ready=began))

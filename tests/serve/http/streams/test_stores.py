@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtimes import Session
-from xl_export.serve.http.base.stores import StoreLease, Stores
+from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 
@@ -17,13 +17,13 @@ from xl_export.serve.streams.store import StreamStore
 def test_models_of_an_artefact_share_a_store(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lease(identity: str) -> StoreLease:
-        return stores.lease(SimpleNamespace(identity=identity * 64, state=session.state))  # type: ignore[arg-type]
+    def store_of(identity: str) -> StreamStore:
+        return stores.acquire(SimpleNamespace(identity=identity * 64, state=session.state))  # type: ignore[arg-type]
 
     stores = Stores(tmp_path, StoreSettings())
-    first, second, other = lease("a"), lease("a"), lease("b")
-    assert first.store is second.store
-    assert first.store is not other.store
+    first, second, other = store_of("a"), store_of("a"), store_of("b")
+    assert first is second
+    assert first is not other
     together, close = threading.Barrier(2, timeout=20), StreamStore.close
     closed: list[StreamStore] = []
 
@@ -33,11 +33,11 @@ def test_models_of_an_artefact_share_a_store(
         closed.append(store)
 
     monkeypatch.setattr(StreamStore, "close", slowly)
-    first.close()
-    threads = [threading.Thread(target=each.close) for each in (second, other)]
+    stores.release("a" * 64)
+    threads = [threading.Thread(target=stores.release, args=(each * 64,)) for each in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {id(store) for store in closed} == {id(first.store), id(other.store)}
-    assert lease("a").store is not first.store, "the folder was given back"
+    assert {id(store) for store in closed} == {id(first), id(other)}
+    assert store_of("a") is not first, "the folder was given back"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from runtimes.base.errors import ConfigError
+from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 
 SMALL_BODY = 1 << 16  # bytes of a request or a WebSocket that do not count among those of all
@@ -19,7 +19,7 @@ class Limits:
     #: Of the body of one request.
     body_bytes: int = 16 << 20
     #: Of the bodies of all requests that are served at once and of all messages of WebSockets that are not
-    #: answered, without the first `SMALL_BODY` of each; a single body may be larger.
+    #: answered, without the first `SMALL_BODY` of each; a tenant may always send one body of `body_bytes`.
     bodies_bytes: int = 256 << 20
     #: Of one message of a WebSocket.
     message_bytes: int = 1 << 20
@@ -72,22 +72,23 @@ def too_many(what: str) -> Callable[[int, bool], RefusedError]:
     return refusal
 
 
-class BodyBytes:
-    """Counts the bytes of bodies and messages that are in memory, so that many large ones do not fill it."""
+class BodyAccount:
+    """The bytes of one request or WebSocket that are in memory. The first `SMALL_BODY` of them do not count,
+    so a small request is never refused because others send books.
 
-    def __init__(self, limits: Limits) -> None:
-        self._most = max(limits.bodies_bytes, limits.body_bytes)
-        self.total = 0
-        self._own_most = max(int(self._most * limits.tenant_share), limits.body_bytes)
-        self._own: Counter[str] = Counter()
+    bodies: counts the bytes of all.
+    """
 
-    def change(self, tenant: str, count: int) -> None:
-        """Counts more bytes, or fewer; raises RefusedError if they would be too many, or more than the
-        share of a tenant with a name.
-        """
-        total = self.total + count
-        own = self._own[tenant] + count
-        if count > 0 and (total > self._most or (tenant and own > self._own_most)):
+    def __init__(self, bodies: Quota, tenant: str) -> None:
+        self._bodies = bodies
+        self._tenant = tenant
+        self._held = 0
+
+    def change(self, count: int) -> None:
+        """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
+        held = self._held + count
+        counted = max(0, held - SMALL_BODY) - max(0, self._held - SMALL_BODY)
+        if counted > 0 and not self._bodies.has_room(self._tenant, counted):
             raise RefusedError(
                 "other large requests take all memory that the server has for them; ask again when one of "
                 "them has ended, or send less at once.",
@@ -96,26 +97,7 @@ class BodyBytes:
                 retry_after=1,
                 closes=True,
             )
-        self.total, self._own[tenant] = total, own
-        if not own:
-            del self._own[tenant]
-
-
-class BodyAccount:
-    """The bytes of one request or WebSocket. The first `SMALL_BODY` of them do not count, so a
-    small request is never refused because others send books.
-    """
-
-    def __init__(self, bodies: BodyBytes, tenant: str) -> None:
-        self._bodies = bodies
-        self._tenant = tenant
-        self._held = 0
-
-    def change(self, count: int) -> None:
-        """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
-        held = self._held + count
-        if counted := max(0, held - SMALL_BODY) - max(0, self._held - SMALL_BODY):
-            self._bodies.change(self._tenant, counted)
+        self._bodies.add(self._tenant, counted)
         self._held = held
 
     def close(self) -> None:

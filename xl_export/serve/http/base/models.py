@@ -31,7 +31,7 @@ from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.steps import StepEngine
-from xl_export.serve.http.base.stores import StoreLease, Stores
+from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.streams.store import StreamStore
 
 
@@ -48,8 +48,10 @@ class Model:
     bridge: Bridge
     #: What `Source.stamp` was before the model was opened.
     stamp: str
-    #: Where its streams are kept.
-    lease: StoreLease
+    #: The stores of all artefacts.
+    stores: Stores
+    #: The streams of its artefact.
+    store: StreamStore
     #: The figures of what was asked of it.
     requests: Figures
     created: int = field(default_factory=lambda: int(time.time()))
@@ -58,20 +60,17 @@ class Model:
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    @property
-    def store(self) -> StreamStore:
-        """The streams of its artefact."""
-        return self.lease.store
-
     @cached_property
     def texts(self) -> TokenTexts:
         """The texts of the tokens of this model."""
         return TokenTexts(self.session.vocab)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
-        """Name, meaning and value of each figure of the engine, for `/metrics`."""
+        """Name, meaning and value of each figure, for `/metrics`."""
         yield from self.engine.figures()
-        yield from self.lease.figures()
+        damaged = len(self.store.damaged)
+        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
+        yield from self.store.figures()
 
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""
@@ -112,13 +111,13 @@ class Model:
             await asyncio.sleep(0.05)
 
     def stop(self, within: float) -> None:
-        """Ends all tasks and the engine, once, and the lease of its store. It blocks; use a thread."""
+        """Ends all tasks and the engine, once, and gives back its store. It blocks; use a thread."""
         with self._stopping:
             if self.stopped:
                 return
             self.stopped = True
             self.engine.stop(within=within)
-            self.lease.close()
+            self.stores.release(self.session.identity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,7 @@ class Source:
         engine = self.make_engine(session, bridge.deliver)
         engine.start()
         try:
-            lease = stores.lease(session)
+            store = stores.acquire(session)
         except BaseException:
             engine.stop(within=0)
             raise
@@ -159,7 +158,8 @@ class Source:
             engine=engine,
             bridge=bridge,
             stamp=stamp,
-            lease=lease,
+            stores=stores,
+            store=store,
             requests=figures,
         )
 

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
@@ -19,7 +20,7 @@ from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.core.admission import Busy, Quota, StoppedError
 from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
-from xl_export.serve.http.base.limits import BodyBytes, Limits, too_many
+from xl_export.serve.http.base.limits import Limits, too_many
 from xl_export.serve.http.base.metrics import Metrics
 from xl_export.serve.http.base.models import Model, Source
 from xl_export.serve.http.base.stores import Stores
@@ -93,7 +94,8 @@ class Server:
         share = self.limits.tenant_share
         self.requests = Quota(self.limits.requests, share=share, refusal=too_many("requests"))
         self.sockets = Quota(self.limits.sockets, share=share, refusal=too_many("WebSockets"))
-        self.bodies = BodyBytes(self.limits)
+        #: The bytes of bodies and messages that are in memory; see `BodyAccount`.
+        self.bodies = Quota(max(self.limits.bodies_bytes, ceil(self.limits.body_bytes / share)), share=share)
         self.metrics = Metrics(self.models, self.requests, self.sockets)
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`

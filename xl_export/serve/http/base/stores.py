@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,18 +43,20 @@ class Stores:
                 if path.is_dir():
                     self._of(path.name).unserved = UnservedStreams.read(path)
 
-    def lease(self, session: Session) -> StoreLease:
-        """The store of the session's artefact, for one model that serves it; uses the disk."""
+    def acquire(self, session: Session) -> StreamStore:
+        """The store of the session's artefact, for one model until `release`; uses the disk."""
         kept = self._of(session.identity)
         with kept.lock:
             if kept.store is None:
                 kept.store = self._open(session, kept.unserved)
                 kept.unserved = None
             kept.users += 1
-            return StoreLease(kept.store, self, session.identity)
+            return kept.store
 
-    def end_lease(self, identity: str) -> None:
-        """One model less uses the store of an artefact. Several stores may close at one time."""
+    def release(self, identity: str) -> None:
+        """One model less uses the store of an artefact, which is closed after the last one. Several stores
+        may close at one time.
+        """
         kept = self._of(identity)
         with kept.lock:
             kept.users -= 1
@@ -92,22 +94,3 @@ class Stores:
     def _of(self, identity: str) -> _Kept:
         with self._lock:
             return self._kept.setdefault(identity[:IDENTITY], _Kept())
-
-
-class StoreLease:
-    """The store of one model. Close it once the model's engine has stopped."""
-
-    def __init__(self, store: StreamStore, stores: Stores, identity: str) -> None:
-        self.store = store
-        self._stores = stores
-        self._identity = identity
-
-    def close(self) -> None:
-        """Lets the store be closed when no other model uses it."""
-        self._stores.end_lease(self._identity)
-
-    def figures(self) -> Iterator[tuple[str, str, float]]:
-        """Name, meaning and value of each figure, for `/metrics`."""
-        damaged = len(self.store.damaged)
-        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
-        yield from self.store.figures()
