@@ -17,33 +17,24 @@ from xl_export.serve.http.base.limits import SMALL_BODY, BodyAccount, Limits
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [
-        ("leaves", None),
-        ("too large", b"413"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("waits", b"408"), ("no JSON", b"400"))),
-    ],
-)
-def test_a_body_that_comes_to_nothing_leaves_no_memory(
-    artefacts: dict[str, Path], end: str, status: bytes | None
-) -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_body_that_comes_to_nothing_leaves_no_memory(artefacts: dict[str, Path], leaves: bool) -> None:
     """Not even until the garbage collector comes by, which may take long in a server that does little."""
     part = b"a" * (1 << 20)
-    limits = Limits(body_bytes=1 << 22, body_seconds=0.5 if end == "waits" else 60)
+    limits = Limits(body_bytes=1 << 21)
 
     def crowd(server: Running) -> None:
         clients = [connection(server) for _ in range(4)]
         for client in clients:
-            if end == "too large":  # by one byte: what is left unread would reset the answer
-                client.sendall(CHUNKED + 4 * (b"%x\r\n%s\r\n" % (len(part), part)) + b"1\r\na\r\n")
-            else:
-                client.sendall(head(part, length=len(part) + (end != "no JSON")))
-        if end == "leaves":  # in the middle of its body, which is there
+            if leaves:
+                client.sendall(head(part, length=len(part) + 1))
+            else:  # too large by one byte: what is left unread would reset the answer
+                client.sendall(CHUNKED + 2 * (b"%x\r\n%s\r\n" % (len(part), part)) + b"1\r\na\r\n")
+        if leaves:  # in the middle of its body, which is there
             assert comes_true(lambda: server.server.bodies.total == len(clients) * (len(part) - SMALL_BODY))
         for client in clients:
-            if status is not None:
-                assert wait_for(client, b"\r\n\r\n").split()[1] == status
+            if not leaves:
+                assert wait_for(client, b"\r\n\r\n").split()[1] == b"413"
             client.close()
         assert comes_true(lambda: is_idle(server) and server.server.bodies.total == 0)
 

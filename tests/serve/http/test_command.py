@@ -32,44 +32,42 @@ def serve(*arguments: object) -> Result:
         return pool.submit(xl, "serve", *arguments).result()
 
 
-ELSEWHERE = ["--host", "192.0.2.1", "--api-keys", "{keys}"]
+# With an address of another machine, a command that does not refuse the options ends too.
+ELSEWHERE = ["{ring}", "--host", "192.0.2.1", "--api-keys", "{keys}"]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("arguments", "words"),
     [
-        (["--host", "0.0.0.0"], "--api-keys"),
-        (["--api-keys", "nowhere"], "nowhere"),
-        (["b={}", "--name", "x"], "NAME=FOLDER"),
-        (["{}"], "two models have one name"),
-        (["..={}"], "'..' is no name that clients can ask for; give NAME=FOLDER"),
-        (["a b={}"], "'a b' is no name"),
-        (["a/b={}"], "'a/b' is no name"),
-        (["={}"], "'' is no name"),
-        (["a/b=c"], "a/b=c does not exist"),
-        (ELSEWHERE, "cannot listen at 192.0.2.1"),
-        # With an address of another machine, a command that does not refuse these ends too.
-        ([*ELSEWHERE, "--flush-streams"], "--flush-streams is given without --state"),
-        ([*ELSEWHERE, "--state", "{keys}"], "is a file; expected a folder for the streams: give another"),
+        (["{ring}", "--host", "0.0.0.0"], ["no keys were given; give --api-keys"]),
+        (["{ring}", "--api-keys", "nowhere"], ["nowhere"]),
+        (["{ring}", "{ring}"], ["two models have one name"]),
+        (["{ring}", "b={ring}", "--name", "x"], ["NAME=FOLDER"]),
+        (["a b={ring}"], ["'a b' is no name that clients can ask for; give NAME=FOLDER"]),
+        (["{ring}", "--name", ".."], ["'..' is no name that clients can ask for; give another --name"]),
+        (["a/b=c"], ["a/b=c does not exist"]),
+        (["{shift}"], ["ring"]),
+        (["{ring}", "--device", "cuda"], ["device is cuda", "only on the CPU", "leave --device out"]),
+        (["{engine}"], ["engines are not served; give the artefact of it"]),
+        (ELSEWHERE, ["cannot listen at 192.0.2.1"]),
+        ([*ELSEWHERE, "--flush-streams"], ["--flush-streams is given without --state"]),
+        ([*ELSEWHERE, "--state", "{keys}"], ["is a file; expected a folder for the streams"]),
     ],
+    ids=str,
 )
 def test_what_cannot_be_served_is_one_sentence(
-    artefacts: dict[str, Path], tmp_path: Path, options: list[str], words: str
+    artefacts: dict[str, Path], tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("anna 0123456789abcdef\n")
-    filled = [each.format(artefacts["ring"], keys=keys) for each in options]
-    refused(serve(artefacts["ring"], "--port", "0", *filled), words)
-
-
-@pytest.mark.parametrize("name", ["", "x=y", "a/b", "a b", ".."])
-def test_a_name_that_clients_cannot_ask_for_is_refused(artefacts: dict[str, Path], name: str) -> None:
-    words = f"{name!r} is no name that clients can ask for; give another --name"
-    refused(serve(artefacts["ring"], "--name", name, "--port", "0"), words)
-
-
-def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> None:
-    refused(serve(artefacts["shift"], "--port", "0"), "ring")
+    engine = tmp_path / "engine"
+    if "{engine}" in arguments:
+        shutil.copytree(artefacts["ring"], engine)
+        (engine / BUILD).write_text("{}")
+    refused(
+        serve("--port", "0", *(each.format(keys=keys, engine=engine, **artefacts) for each in arguments)),
+        *words,
+    )
 
 
 def test_the_bounds_of_the_command_reach_the_server(
@@ -113,20 +111,6 @@ def test_artefacts_are_served_on_the_cpu_despite_a_gpu(
         (source,) = server.sources.values()
         source.open_session()
     assert opened == ["cpu", "cpu", "cuda:1"]
-
-
-def test_unserved_devices_and_folders_are_refused_unopened(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    refused(
-        serve(artefacts["ring"], "--port", "0", "--device", "cuda"),
-        "device is cuda",
-        "is served only on the CPU",
-        "leave --device out",
-    )
-    engine = shutil.copytree(artefacts["ring"], tmp_path / "engine")
-    (engine / BUILD).write_text("{}")
-    refused(serve(engine, "--port", "0"), "engines are not served; give the artefact of it")
 
 
 def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:

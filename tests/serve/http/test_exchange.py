@@ -53,15 +53,12 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
 @pytest.mark.parametrize(
     ("size", "pause", "is_cut"),
     [
-        (1, 30.0, True),  # takes nothing
         (int(SLOWEST * STALLED / LOOKS / 4), STALLED / LOOKS / 2, True),  # takes half of what it must
         (int(SLOWEST * STALLED), STALLED / LOOKS / 2, False),  # takes eight times as much, and is waited for
-        (1, 0.0, False),  # takes little because there is no more
     ],
 )
 def test_a_client_that_reads_too_slowly_is_disconnected(size: int, pause: float, is_cut: bool) -> None:
-    count = 20 if pause else 100
-    assert answered(size, pause=pause, count=count) == (is_cut, is_cut)
+    assert answered(size, pause=pause, count=20) == (is_cut, is_cut)
 
 
 @pytest.mark.parametrize("binary", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from runtimes import Session, open_session
+from runtimes.contract.spec import SPEC
 from tests.serve.http.conftest import Running, running, sources
 from tests.steps import observed
 from xl_export.serve.core.state import StreamState
@@ -105,21 +106,19 @@ def test_a_later_step_makes_no_new_memory(server: Running, monkeypatch: pytest.M
     assert asked(server, inputs, parameters={"sequence_id": 1, "sequence_end": True}).is_success
 
 
-def test_sequences_of_a_replaced_artefact_stay_apart(
-    policy: Path, module_artefact: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_sequences_of_a_replaced_artefact_stay_apart(policy: Path, tmp_path: Path) -> None:
     """The same sequence begins again after a reload; deleting its stream keeps the earlier one."""
-    images = {"input": np.zeros((1, 1, 2, 4, 4), np.float32)}
+    inputs = listed(observed(1, 2, 0))
     start = {"sequence_id": 1, "sequence_start": True}
     served = shutil.copytree(policy, tmp_path / "served")
     with running(sources(("policy", served))) as server:
-        before = asked(server, listed(observed(1, 2, 0)), parameters=start).json()["parameters"]["stream"]
-        shutil.rmtree(served)
-        shutil.copytree(module_artefact("frames"), served)
+        before = asked(server, inputs, parameters=start).json()["parameters"]["stream"]
+        with open(served / SPEC, "ab") as file:
+            file.write(b"\n")
         assert server.post("/admin/models/policy/reload").is_success
-        refused = asked(server, listed(images), parameters={"sequence_id": 1})
+        refused = asked(server, inputs, parameters={"sequence_id": 1})
         assert "or the model has been replaced" in refused.json()["error"]
-        after = asked(server, listed(images), parameters=start).json()["parameters"]["stream"]
+        after = asked(server, inputs, parameters=start).json()["parameters"]["stream"]
         server.client.delete(f"{server.at}/v1/streams/{after}")
         assert [each["id"] for each in server.get("/v1/streams").json()["data"]] == [before]
 
@@ -194,16 +193,12 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     (refused_step(datatype="FP64"), "the datatype of observation is 'FP64'; expected FP32 or INT64"),
     (refused_step(shape=[1, 2, 4]), "observation has 10 numbers of the type float64, which do not make"),
     (refused_step(shape=[1, 5, 2]), "observation is float64 [1, 5, 2]; expected float32 [1, tokens, 5]"),
-    (refused_step(shape=[2, 1, 5]), "observation is float64 [2, 1, 5]; expected float32 [1, tokens, 5]"),
     (refused_step(shape=[-1, -2, 5]), "which do not make the shape [-1, -2, 5]"),
-    (refused_step(shape=[0, 1 << 70], data=[]), "observation has 0 numbers of the type float64"),
-    (refused_step(shape=[1] * 100, data=[1]), "observation has 1 numbers of the type int64"),
     (refused_step(data=[["a"]]), "observation is no array of numbers"),
     (
         refused_step(data=None),
         "observation has a binary_data_size of None, and 0 bytes follow; expected either data",
     ),
-    (refused_step()[:2], "the inputs are ['observation', 'previous']; expected"),
     ([*refused_step(), *refused_step()], "an input is given twice"),
     (listed(observed(1, 5, 0)), "the segment has 5 tokens; this artefact takes 1 to 4"),
 ]

@@ -16,11 +16,8 @@ WANTED = 2 * 4096 + 256  # two for each of the default connections, and the rese
     ("soft", "hard", "files", "connections", "sockets"),
     [
         (1024, 1 << 20, WANTED, 4096, 2048),  # it is raised as far as it is needed
-        (1024, -1, WANTED, 4096, 2048),
         (1 << 20, 1 << 20, WANTED, 4096, 2048),  # and never lowered
-        (-1, -1, WANTED, 4096, 2048),
         (1024, 4096, 4096, 1920, 960),
-        (128, 128, 128, 32, 16),
         (1, 1, 1, 1, 1),
     ],
 )

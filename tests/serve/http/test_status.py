@@ -7,7 +7,6 @@ import contextlib
 import json
 import shutil
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,11 +50,6 @@ def test_a_model_says_what_it_is(served: Running, session) -> None:
     assert facts["rows_independent"] is True
     assert served.get("/v1/models/tiny").json() == model
     assert served.get("/v1/models/other").status_code == 404
-
-
-def test_the_server_is_alive_and_ready(served: Running) -> None:
-    assert served.get("/health").json()["status"] == "ok"
-    assert served.get("/ready").json() == {"ready": True}
 
 
 def test_figures_have_the_usual_names_and_grow(served: Running) -> None:
@@ -264,8 +258,6 @@ def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:
 def test_a_line_that_is_no_key_is_refused(line: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         keys_of([KEYS[0], line], "keys")
-    with pytest.raises(ConfigError, match="has no keys"):
-        keys_of(["# nothing"], "keys")
 
 
 def test_a_key_may_be_kept_as_its_hash() -> None:
@@ -314,13 +306,10 @@ def test_the_end_cuts_slow_bodies_and_the_log_stays_json(
 
 
 def test_stopping_does_not_wait_for_stalled_clients(artefacts: dict[str, Path]) -> None:
-    done = threading.Event()
-    with running(sources(("m", artefacts["ring"]), rows=1, unread=8)) as server:
+    with running(sources(("m", artefacts["ring"]), rows=1, unread=8)) as server:  # which waits for its end
         server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         still = connection(server)
         still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         still.sendall(head(json.dumps({**LONG, "max_tokens": 100_000}).encode()))
         assert comes_true(lambda: server.server.models["m"].engine.scheduler.rows.decoding == 1)
-        done.set()
-    assert done.is_set()
     still.close()

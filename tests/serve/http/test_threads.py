@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serve.http.conftest import running
 from xl_export.serve.core import trial
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.trial import SHORT, has_short_steps
 from xl_export.serve.http.base import models
-from xl_export.serve.http.base.models import sources_of
+from xl_export.serve.http.base.models import Source
 
 CPUS = 5
+
+
+def source(path: Path, threads: int | None = None) -> Source:
+    return Source(name="m", path=path, settings=EngineSettings(rows=2), threads=threads)
 
 
 @pytest.fixture
@@ -34,18 +37,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return given
 
 
-def opened(path: Path, threads: int | None = None) -> int | None:
-    """The threads with which the source of a folder opens it."""
-    (source,) = sources_of([("m", path)], EngineSettings(rows=2), threads=threads)
-    return source.open_session()[1]
-
-
 @pytest.mark.parametrize(
-    ("short", "small", "expected"), [(True, 1 << 30, [4]), (False, 1 << 30, [4, 5]), (True, 1000, [5])]
+    ("short", "small", "cpus", "given", "expected"),
+    [
+        (True, 1 << 30, CPUS, None, [4]),
+        (False, 1 << 30, CPUS, None, [4, 5]),
+        (True, 1000, CPUS, None, [5]),  # a large artefact is opened once
+        (True, 1 << 30, 1, None, [1]),
+        (True, 1 << 30, CPUS, 3, [3]),
+    ],
 )
 def test_short_steps_leave_one_cpu_to_the_event_loop(
     short: bool,
     small: int,
+    cpus: int,
+    given: int | None,
     expected: list[int],
     artefacts: dict[str, Path],
     asked: list[int | None],
@@ -53,25 +59,13 @@ def test_short_steps_leave_one_cpu_to_the_event_loop(
 ) -> None:
     monkeypatch.setattr(models, "has_short_steps", lambda session: short)
     monkeypatch.setattr(models, "SMALL", small)
-    assert opened(artefacts["ring"]) == expected[-1]
-    assert asked == expected  # a large artefact is opened once
-
-
-def test_one_cpu_is_not_tried(
-    artefacts: dict[str, Path], asked: list[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models, "available_cpus", lambda: 1)
-    assert opened(artefacts["ring"]) == 1
-    assert asked == [1]
-
-
-def test_threads_that_are_given_are_taken(artefacts: dict[str, Path], asked: list[int | None]) -> None:
-    assert opened(artefacts["ring"], 3) == 3
-    assert asked == [3]
+    monkeypatch.setattr(models, "available_cpus", lambda: cpus)
+    assert source(artefacts["ring"], given).open_session()[1] == expected[-1]
+    assert asked == expected
 
 
 def test_a_run_leaves_the_threads_to_pytorch(run: Path, asked: list[int | None]) -> None:
-    assert opened(run) is None
+    assert source(run).open_session()[1] is None
     assert asked == [None]
 
 
@@ -86,8 +80,7 @@ def test_the_check_before_a_reload_uses_the_server_s_threads(
 
     monkeypatch.setattr(models, "check", check)
     for threads in (None, 3):
-        (source,) = sources_of([("m", artefacts["ring"])], EngineSettings(rows=2), threads=threads)
-        source.check()
+        source(artefacts["ring"], threads).check()
     assert checked == [4, 3]
 
 
@@ -110,10 +103,3 @@ def test_the_fastest_step_over_a_full_memory_decides(
     )
     assert has_short_steps(session) == short
     assert set(map(str, steps)) == {"((1, 1), [70])"}
-
-
-def test_a_model_tells_its_threads(artefacts: dict[str, Path]) -> None:
-    sources = sources_of([("m", artefacts["ring"])], EngineSettings(rows=2), threads=2)
-    with running(sources) as server:
-        (model,) = server.get("/v1/models").json()["data"]
-        assert model["xl_export"]["threads"] == 2
