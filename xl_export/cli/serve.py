@@ -192,7 +192,7 @@ def serve_command(
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import NO_KEYS, read_keys
         from xl_export.serve.http.base.limits import Limits
-        from xl_export.serve.http.base.models import sources_of
+        from xl_export.serve.http.base.models import Source
         from xl_export.serve.http.base.server import Log, Server
         from xl_export.serve.http.serving import Address, run
     from xl_export.serve.core.settings import EngineSettings
@@ -206,14 +206,18 @@ def serve_command(
     if state is not None and state.exists() and not state.is_dir():
         raise ConfigError(f"{state} is a file; expected a folder for the streams: give another --state.")
     address = Address(host=host, port=port)
-    sources = sources_of(
-        named(models, name),
-        EngineSettings(rows=rows, queue=queue, state_bytes=waiting_mb << 20),
-        cache_bytes=cache_mb << 20,
-        cache_shared=share_cache,
-        threads=threads,
-        device=device,
-    )
+    sources = [
+        Source(
+            name=own,
+            path=path,
+            settings=EngineSettings(rows=rows, queue=queue, state_bytes=waiting_mb << 20),
+            cache_bytes=cache_mb << 20,
+            cache_shared=share_cache,
+            threads=threads,
+            device=device,
+        )
+        for own, path in named(models, name)
+    ]
     server = Server(
         sources,
         limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),

@@ -22,7 +22,7 @@ from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.body import decoded, decoding_error, too_large
+from xl_export.serve.http.base.body import decoded, misfit, too_large
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import encoding, json_steps
 from xl_export.serve.http.base.endpoint import doc
@@ -112,7 +112,7 @@ class Replica:
         try:
             ask = msgspec.convert(body, StreamRequest)
         except msgspec.ValidationError as error:
-            raise RefusedError(decoding_error(error, StreamRequest)) from None
+            raise misfit(error, StreamRequest) from None
         if bool(ask.text) + bool(ask.tokens) + (ask.inputs is not None) != 1:
             raise RefusedError(
                 "give either text or tokens, and at least one character or token; or the inputs of a step.",

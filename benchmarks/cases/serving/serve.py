@@ -123,9 +123,9 @@ def run(
 
 def _default_threads(artefact: Path) -> int:
     """The threads that the server takes for an artefact where it is not told."""
-    from xl_export.serve.http.base.models import sources_of  # needs the extra of the server
+    from xl_export.serve.http.base.models import Source  # needs the extra of the server
 
-    (source,) = sources_of([(artefact.name, artefact)], EngineSettings())
+    source = Source(name=artefact.name, path=artefact, settings=EngineSettings())
     _, threads = source.open_session()
     return threads or available_cpus()
 

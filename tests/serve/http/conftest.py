@@ -19,7 +19,7 @@ from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.models import Source, sources_of
+from xl_export.serve.http.base.models import Source
 from xl_export.serve.http.base.server import Log, Server
 from xl_export.serve.http.serving import Address, Web, serve
 
@@ -119,9 +119,11 @@ def running(
 
 def sources(*named: tuple[str, Path], cache_bytes: int = 1 << 20, **settings: int) -> list[Source]:
     """The sources of models, with settings of their engines."""
-    return sources_of(
-        named, EngineSettings(**{"rows": 4, **settings}), cache_bytes=cache_bytes, threads=1, device="cpu"
-    )
+    engine = EngineSettings(**{"rows": 4, **settings})
+    return [
+        Source(name=name, path=path, settings=engine, cache_bytes=cache_bytes, threads=1)
+        for name, path in named
+    ]
 
 
 @pytest.fixture(scope="session")

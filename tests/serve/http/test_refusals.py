@@ -120,7 +120,7 @@ def test_a_wrong_request_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "has no body"),
+        (b"", "there is no body"),
         (b"{", "ends too early; send a whole"),
         (b"[]", "the body is a list; expected an object"),
         (b'{"prompt":"\xff"}', "is not UTF-8"),

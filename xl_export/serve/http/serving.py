@@ -237,13 +237,10 @@ def raised(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
     target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if target <= soft:
-        return int(soft)
-    try:
+    with contextlib.suppress(OSError, ValueError):  # a system that allows less than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
-    except (OSError, ValueError):  # a system that allows less than it says
-        return int(soft)
-    return int(target)
+        soft = target
+    return int(soft)
 
 
 def fitted(limits: Limits) -> tuple[Limits, int]:

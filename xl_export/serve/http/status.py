@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
 from starlette.responses import Response
@@ -11,7 +10,6 @@ from runtimes.base.errors import UserError
 from runtimes.contract.session import is_language_model
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
-from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
@@ -130,7 +128,13 @@ async def figures(exchange: Exchange) -> Response:
             "object": "server",
             "requests": server.requests.total,
             "streams_survive": server.state is not None,
-            "models": {name: dict(_figures(model)) for name, model in server.models.items()},
+            "models": {
+                name: {
+                    "bytes_per_stream": _bytes_per_stream(model),
+                    **{figure: value for figure, _, value in model.figures()},
+                }
+                for name, model in server.models.items()
+            },
         }
     )
 
@@ -173,9 +177,11 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     session = model.session
     spec = model.session.spec
     rule = session.rule
-    vocab = session.vocab if is_language_model(session) else None
+    vocabulary: VocabularyFacts | None = None
+    if is_language_model(session):
+        vocab = session.vocab
+        vocabulary = {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()}
     dependence = model.engine.dependence if isinstance(model.engine, Engine) else None
-    row = POSITION_BYTES + row_bytes(session.state)
     return {
         "id": model.name,
         "object": "model",
@@ -187,11 +193,11 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "mem_len": rule.mem_len,
             "segment": rule.segment,
             "mask": rule.mask,
-            "vocabulary": None if vocab is None else _vocabulary(vocab),
+            "vocabulary": vocabulary,
             "parameters": None if spec is None else spec.model.parameters,
             "precision": "fp32" if spec is None else spec.precision,
             "memory_precision": "fp32" if spec is None else spec.memory_precision,
-            "bytes_per_stream": row,
+            "bytes_per_stream": _bytes_per_stream(model),
             "growing_bytes_per_token": None if spec is None else spec.model.growing_bytes_per_token,
             "sampling": session.sampler.changed(),
             "computed_by": session.computed_by,
@@ -202,11 +208,5 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     }
 
 
-def _vocabulary(vocab: Vocab) -> VocabularyFacts:
-    return {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()}
-
-
-def _figures(model: Model) -> Iterator[tuple[str, float]]:
-    """The figures of a model by name, and the bytes of a stream."""
-    yield "bytes_per_stream", POSITION_BYTES + row_bytes(model.session.state)
-    yield from ((name, value) for name, _, value in model.figures())
+def _bytes_per_stream(model: Model) -> int:
+    return POSITION_BYTES + row_bytes(model.session.state)

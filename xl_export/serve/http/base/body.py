@@ -45,9 +45,7 @@ def decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if not body:
-            raise RefusedError("the request has no body; send a JSON object.") from None
-        raise RefusedError(decoding_error(error, decoder.type, body), param=_field(error)) from None
+        raise misfit(error, decoder.type, body) from None
 
 
 def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
@@ -93,57 +91,65 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> Steps[int]:
     return len(body)
 
 
-def decoding_error(error: Exception, expected: Any = None, body: bytes | bytearray = b"") -> str:
-    """One sentence for a document that is not what was expected.
+def misfit(error: Exception, expected: Any, body: bytes | bytearray | str = b"") -> RefusedError:
+    """The refusal of a document that is not what was expected, from msgspec's error.
 
     expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known. body:
     what was decoded.
     """
-    if isinstance(error, UnicodeDecodeError):
-        return "the body is not UTF-8; send a JSON object that is encoded as UTF-8."
-    if isinstance(error, RecursionError):
-        return "the body is nested too deeply; send a plain JSON object."
+    why = str(error)
     if isinstance(error, msgspec.ValidationError):
-        return _misfit(str(error), expected)
-    if "truncated" in str(error):  # msgspec calls half of a surrogate pair so too
-        if SURROGATE.search(body):
-            return "a text in the body has half of a character, such as \\ud800; send whole characters."
-        return "the body is not JSON, because it ends too early; send a whole JSON object."
-    why = str(error).removeprefix("JSON is malformed: ").rstrip(".")
-    return f"the body is not JSON ({why:.200}); send a JSON object."
+        return _wrong_field(why, expected)
+    if isinstance(error, UnicodeDecodeError):
+        return RefusedError("the body is not UTF-8; send a JSON object that is encoded as UTF-8.")
+    if isinstance(error, RecursionError):
+        return RefusedError("the body is nested too deeply; send a plain JSON object.")
+    if not body:
+        return RefusedError("there is no body; send a JSON object.")
+    if "truncated" in why:  # msgspec calls half of a surrogate pair so too
+        if not isinstance(body, str) and SURROGATE.search(body):
+            return RefusedError("a text has half of a character, such as \\ud800; send whole characters.")
+        return RefusedError("the body is not JSON, because it ends too early; send a whole JSON object.")
+    why = why.removeprefix("JSON is malformed: ").rstrip(".")
+    return RefusedError(f"the body is not JSON ({why:.200}); send a JSON object.")
 
 
-def _misfit(reason: str, expected: Any) -> str:
-    """One sentence for a document with a field that is not what was expected, from msgspec's message."""
-    name = reason.partition("`")[2].partition("`")[0][: LONGEST_NAME + 1]
-    if "unknown field" in reason:
-        fields = [] if " - at " in reason else _fields(expected)
+def _wrong_field(why: str, expected: Any) -> RefusedError:
+    """The refusal of a document with a field that is not what was expected."""
+    reason, _, place = why.partition(" - at ")
+    where = place.rpartition("`$")[2].strip("`.").replace("[...]", "[]")[:LONGEST_NAME]
+    if " field `" in reason:
+        name = reason.partition("`")[2].partition("`")[0][:LONGEST_NAME]
+        if "missing" in reason:
+            return RefusedError(
+                f"the field {name!r} is missing; see /openapi.json for what it is.", param=name
+            )
+        mend = "leave it out, or see /openapi.json for those that are"
+        fields = [] if where else _fields(expected)
         if near := get_close_matches(name, fields):
             # By letters, max_completion_tokens would be closest to min_tokens.
             words = set(name.split("_"))
             meant = max(near, key=lambda field: len(words.intersection(field.split("_"))))
-            mend = f"did you mean {meant!r}? If not, leave it out, or see /openapi.json for those that are"
+            mend = f"did you mean {meant!r}? If not, {mend}"
         elif 0 < len(fields) <= FEW:
             mend = f"expected {', '.join(fields)}"
-        else:
-            mend = "leave it out, or see /openapi.json for those that are"
-        within = re.search(r" - at `\$\.?([^`]*)`", reason)
-        of = f" of {within[1].replace('[...]', '[]'):.60}" if within else ""
-        return f"the field {name!r:.60}{of} is not known here; {mend}."
-    if "missing required field" in reason:
-        return f"the field {name!r} is missing; give it, as /openapi.json describes it."
-    place = re.search(r"- at (`key` in )?`\$\.?([^`]*)`", reason)
-    what = place[2].replace("[...]", "[]") if place and place[2] else "the body"
-    if place and place[1]:
+        of = f" of {where}" if where else ""
+        return RefusedError(f"the field {name!r}{of} is not known here; {mend}.", param=name)
+    what = where or "the body"
+    param = re.match(r"\w*", where)[0] or None  # type: ignore[index]
+    if place.startswith("`key`"):
         what = f"a key of {what}"
-    if found := re.match(r"Expected `([^`]*)`, got `([^`]*)`", reason):
-        *kinds, last = [KINDS.get(kind, kind) for kind in found[1].split(" | ")]
-        expected = f"{', '.join(kinds)} or {last}" if kinds else last
-        given = KINDS.get(found[2], found[2])
-        if found[2] == "float" and "int" in found[1] and "float" not in found[1]:
-            given = "a number with a point or an exponent"
-        return f"{what:.60} is {given}; expected {expected}."
-    return f"{what:.60} does not fit ({reason.partition(' - at ')[0].rstrip('.'):.200}); see /openapi.json."
+    found = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", reason)
+    if found is None:
+        return RefusedError(
+            f"{what} does not fit ({reason.rstrip('.'):.200}); see /openapi.json.", param=param
+        )
+    *kinds, last = [KINDS.get(kind, kind) for kind in found[1].split(" | ")]
+    wanted = f"{', '.join(kinds)} or {last}" if kinds else last
+    given = KINDS.get(found[2], found[2])
+    if found[2] == "float" and "float" not in found[1]:
+        given = "a number with a point or an exponent"
+    return RefusedError(f"{what} is {given}; expected {wanted}.", param=param)
 
 
 def _fields(expected: Any) -> list[str]:
@@ -160,12 +166,3 @@ def too_large(most: int) -> RefusedError:
         code="body_too_large",
         closes=True,
     )
-
-
-def _field(error: Exception) -> str | None:
-    """The field of the body that a validation error names."""
-    message = str(error)
-    if "unknown field" in message or "missing required field" in message:
-        return message.partition("`")[2].partition("`")[0][:LONGEST_NAME]
-    name = re.search(r"`\$\.(\w+)", message)
-    return name[1] if name else None

@@ -7,11 +7,10 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.machine import available_cpus
@@ -212,11 +211,6 @@ class Source:
         except (OSError, UserError):
             return ""
         return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts])
-
-
-def sources_of(named: Iterable[tuple[str, Path]], settings: EngineSettings, **options: Any) -> list[Source]:
-    """The sources of models by name and folder. options: fields of `Source`, the same for all models."""
-    return [Source(name=name, path=path, settings=settings, **options) for name, path in named]
 
 
 def _is_artefact(path: Path) -> bool:

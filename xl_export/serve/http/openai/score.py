@@ -144,8 +144,7 @@ class Scoring:
         self._tenant = exchange.tenant.name
         self._found: dict[int, list[np.ndarray]] = {index: [] for index in range(len(rows))}
         self._texts: dict[Task, int] = {}  # the row that each task scores
-        self._contexts: dict[Task, list[int]] = {}  # the rows that follow each context
-        self._kept: dict[Task, _Kept] = {}  # the state that each task makes or follows
+        self._contexts: dict[Task, _Context] = {}  # the context that each task feeds or follows
         self._tokens = 0
 
     async def run(self) -> None:
@@ -172,12 +171,7 @@ class Scoring:
                             self._found[self._texts[task]].append(answer.log_probs)
                         elif type(answer) is Ended:
                             refuse_failure(answer)
-                            if task in self._contexts:
-                                waiting += self._after(task, answer.state)
-                                continue
-                            del self._texts[task]  # it holds the state of its context
-                            if task in self._kept:
-                                self._kept.pop(task).leave()
+                            waiting += self._after(task, answer.state)
         self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
         size = len(self._rows) + (size_of(self._tokens, 0) if self._each else 0)
         await self._exchange.document(await aside(size, self._tenant, self._answer))
@@ -196,17 +190,10 @@ class Scoring:
 
     def _submit(self, inbox: Inbox, task: Task) -> None:
         """Submits a task. The state of a context has its memory until all texts that follow it have ended."""
-        if task not in self._contexts:
-            kept = self._kept.get(task)
-            inbox.submit(task, None if kept is None else kept.memory)
-            return
-        memory = inbox.reserve(0, self._tenant, states=1)
-        try:
-            inbox.submit(task)
-        except BaseException:
-            memory.release()
-            raise
-        self._kept[task] = _Kept(memory, len(self._contexts[task]))
+        context = self._contexts.get(task)
+        if context is not None and context.memory is None:
+            context.memory = inbox.reserve(0, self._tenant, states=1)
+        inbox.submit(task, None if context is None else context.memory)
 
     def _first_tasks(self) -> Iterator[Task]:
         """The texts without context, and a task for each context."""
@@ -217,18 +204,27 @@ class Scoring:
         for context, rows in groups.items():
             if len(context.fed):
                 task = Task(tokens=context.fed, keep=True, cached=False, tenant=self._tenant, bulk=True)
-                self._contexts[task] = rows
+                self._contexts[task] = _Context(rows)
                 self._tokens += len(context.fed)
                 yield task
             else:
                 yield from (self._task(index, None) for index in rows)
 
     def _after(self, task: Task, state: StreamState | None) -> list[Task]:
-        """The texts that follow a context, which has been fed."""
-        assert state is not None, "the task that fed a context keeps its state"
-        after = [self._task(index, state) for index in self._contexts.pop(task)]
-        self._kept |= dict.fromkeys(after, self._kept.pop(task))
-        return after
+        """Notes that a task has ended; the tasks of the texts that follow it, if it has fed a context."""
+        context = self._contexts.pop(task, None)
+        if task not in self._texts:
+            assert context is not None, "a task scores a text or feeds a context"
+            assert state is not None, "the task that fed a context keeps its state"
+            after = [self._task(index, state) for index in context.rows]
+            self._contexts |= dict.fromkeys(after, context)
+            return after
+        index = self._texts.pop(task)
+        if context is not None:
+            context.rows.remove(index)
+            if not context.rows and context.memory is not None:
+                context.memory.release()
+        return []
 
     def _task(self, index: int, state: StreamState | None) -> Task:
         stream = self._rows[index].stream
@@ -270,18 +266,13 @@ class Scoring:
 
 
 @dataclass
-class _Kept:
-    """The memory of a context's state."""
+class _Context:
+    """A context that several texts may share."""
 
-    memory: Reservation
-    #: The texts that follow the context and have not ended.
-    left: int
-
-    def leave(self) -> None:
-        """Notes that one of the texts has ended."""
-        self.left -= 1
-        if not self.left:
-            self.memory.release()
+    #: The texts that follow it and have not ended.
+    rows: list[int]
+    #: The memory of its state.
+    memory: Reservation | None = None
 
 
 def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:

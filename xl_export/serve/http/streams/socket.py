@@ -16,7 +16,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.base.body import decoding_error, refuse_many_values
+from xl_export.serve.http.base.body import misfit, refuse_many_values
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import BodyAccount, Limits
@@ -207,7 +207,7 @@ def parsed(data: str | bytes, limits: Limits) -> Steps[tuple[Tag, str, Any]]:
         expected = OPERATIONS[op][0]
         return tag, op, msgspec.convert(fields, expected)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        return tag, "", RefusedError(decoding_error(error, expected))
+        return tag, "", misfit(error, expected, data)
     except RefusedError as error:
         return tag, "", error
 
