@@ -14,7 +14,7 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.body import reads_json
 from xl_export.serve.http.base.encoding import json_steps
-from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoint
+from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.models import Model
@@ -49,20 +49,41 @@ NOTHING = reads_json(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
+ENDPOINTS = Endpoints()
+ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", described=False)(conversation)
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams",
+    queue="people",
+    answer=AppendResult,
+    status=201,
+    link=("id", "/stream/id"),
+    refused=WRITES,
+)
 async def create(exchange: Exchange, body: CreateBody) -> None:
     """A new stream."""
     work = _work(exchange, exchange.use(exchange.server.model(body.model)))
     await _answer(exchange, work, lambda: work.create(body), status=201)
 
 
+@ENDPOINTS.add("POST", f"{ONE}/append", queue="people", answer=AppendResult, refused=WRITES)
 async def append(exchange: Exchange, body: AppendBody) -> None:
-    """Appends to a stream."""
+    """Appends to a stream and returns the surprisal of each token."""
     work, name = _found(exchange)
     await _answer(exchange, work, lambda: work.append(name, body))
 
 
+@ENDPOINTS.add(
+    "POST",
+    f"{ONE}/continue",
+    queue="people",
+    answer=ContinueResult,
+    event=ContinueChunk,
+    last_event=ContinueResult,
+    refused=WRITES,
+)
 async def continue_(exchange: Exchange, body: ContinueBody) -> None:
     """Continues a stream."""
     work, name = _found(exchange)
@@ -79,8 +100,17 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> None:
     await exchange.while_connected(run())
 
 
+@ENDPOINTS.add(
+    "POST",
+    f"{ONE}/step",
+    queue="people",
+    reads=step_body,
+    form=SAFETENSORS,
+    answer=StepResult,
+    refused=WRITES,
+)
 async def step(exchange: Exchange, body: StepBody) -> None:
-    """Computes one step of a stream; the answer has the form of the body."""
+    """Computes one step of a stream whose model has named inputs."""
     work, name = _found(exchange)
     if exchange.headers.get("content-type") != SAFETENSORS:
         return await _answer(exchange, work, lambda: work.step(name, body.inputs, body.position))
@@ -94,12 +124,21 @@ async def step(exchange: Exchange, body: StepBody) -> None:
     await exchange.while_connected(run())
 
 
+@ENDPOINTS.add("POST", f"{ONE}/rewind", answer=StreamDocument, refused=WRITES)
 async def rewind(exchange: Exchange, body: RewindBody) -> None:
     """Takes back the last tokens."""
     work, name = _found(exchange)
     await _answer(exchange, work, lambda: work.rewind(name, body.tokens))
 
 
+@ENDPOINTS.add(
+    "POST",
+    f"{ONE}/fork",
+    answer=StreamDocument,
+    status=201,
+    link=("id", "/id"),
+    refused=(*WRITES, *WITH_BODY),
+)
 async def fork(exchange: Exchange) -> None:
     """A second stream in the same state."""
     if exchange.headers.get("content-length", "0") != "0":  # refused if it asks for something
@@ -108,9 +147,11 @@ async def fork(exchange: Exchange) -> None:
     await _answer(exchange, work, lambda: work.fork(name), status=201)
 
 
+@ENDPOINTS.add("GET", "/v1/streams", query=("model",), answer=StreamList, refused=(404, 503))
 async def list_all(exchange: Exchange) -> Response:
-    """The streams of the client; of one model if `model` is given, and otherwise also of artefacts that are
-    not served.
+    """The streams of the client.
+
+    Of one model if `model` is given, and otherwise also of artefacts that are not served.
     """
     server = exchange.server
     tenant = exchange.tenant.name
@@ -133,6 +174,7 @@ async def list_all(exchange: Exchange) -> Response:
     return of_json(await SHORT_WORK.run(tenant, listed))  # there may be ten thousand
 
 
+@ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
 async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
     name = exchange.params["id"]
@@ -144,6 +186,7 @@ async def facts(exchange: Exchange) -> Response:
     return json(stream_document(model.store.find(name, tenant), model.name))
 
 
+@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES)
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
@@ -157,6 +200,7 @@ async def delete(exchange: Exchange) -> Response:
     return json(deleted_document(name))
 
 
+@ENDPOINTS.add("GET", f"{ONE}/snapshot", content="application/octet-stream", refused=WRITES)
 async def snapshot(exchange: Exchange) -> None:
     """The stream as a signed file."""
     name = exchange.params["id"]
@@ -188,8 +232,18 @@ async def snapshot(exchange: Exchange) -> None:
     await exchange.while_connected(run())
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/restore",
+    query=("model",),
+    file=True,
+    answer=StreamDocument,
+    status=201,
+    link=("id", "/id"),
+    refused=WRITES,
+)
 async def restore(exchange: Exchange) -> Response:
-    """A new stream from a signed file."""
+    """A new stream from a snapshot."""
     model = exchange.server.model(exchange.query.get("model"))
     tenant = exchange.tenant.name
     most = most_snapshot_bytes(model.session)
@@ -249,118 +303,3 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
             code="disk_full",
             closes=True,
         ) from error
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="POST",
-        path="/v1/streams",
-        handler=create,
-        summary="A new stream.",
-        queue="people",
-        body=CreateBody,
-        answer=AppendResult,
-        status=201,
-        link=("id", "/stream/id"),
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/streams",
-        handler=list_all,
-        summary="The streams of the client.",
-        query=("model",),
-        answer=StreamList,
-        refused=(404, 503),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/streams/restore",
-        handler=restore,
-        summary="A new stream from a snapshot.",
-        query=("model",),
-        file=True,
-        answer=StreamDocument,
-        status=201,
-        link=("id", "/id"),
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="GET",
-        path=ONE,
-        handler=facts,
-        summary="A stream as it is now.",
-        answer=StreamDocument,
-        refused=(404, 410, 503),
-    ),
-    Endpoint(
-        method="DELETE",
-        path=ONE,
-        handler=delete,
-        summary="Deletes a stream.",
-        answer=DeletedStream,
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{ONE}/append",
-        handler=append,
-        summary="Appends to a stream and returns the surprisal of each token.",
-        queue="people",
-        body=AppendBody,
-        answer=AppendResult,
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{ONE}/continue",
-        handler=continue_,
-        summary="Continues a stream.",
-        queue="people",
-        body=ContinueBody,
-        answer=ContinueResult,
-        event=ContinueChunk,
-        last_event=ContinueResult,
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{ONE}/step",
-        handler=step,
-        summary="Computes one step of a stream whose model has named inputs.",
-        queue="people",
-        body=StepBody,
-        reads=step_body,
-        form=SAFETENSORS,
-        answer=StepResult,
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{ONE}/rewind",
-        handler=rewind,
-        summary="Takes back the last tokens.",
-        body=RewindBody,
-        answer=StreamDocument,
-        refused=WRITES,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{ONE}/fork",
-        handler=fork,
-        summary="A second stream in the same state.",
-        answer=StreamDocument,
-        status=201,
-        link=("id", "/id"),
-        refused=(*WRITES, *WITH_BODY),  # a body is read, and refused if it asks for something
-    ),
-    Endpoint(
-        method="GET",
-        path=f"{ONE}/snapshot",
-        handler=snapshot,
-        summary="The stream as a signed file.",
-        content="application/octet-stream",
-        refused=WRITES,
-    ),
-    Endpoint(method="WEBSOCKET", path=f"{ONE}/ws", handler=conversation),
-]
