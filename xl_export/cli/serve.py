@@ -195,6 +195,7 @@ def serve_command(
         from xl_export.serve.http.base.models import Source
         from xl_export.serve.http.base.server import Log, Server
         from xl_export.serve.http.serving import Address, run
+    from runtimes.contract.session import is_language_model
     from xl_export.serve.core.settings import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings
 
@@ -237,7 +238,10 @@ def serve_command(
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{at}/"
         models = ", ".join(server.models)
-        click.echo(f"{url} serves {models} until Ctrl-C (OpenAI's interface: {url}v1)")
+        interface = f"the Open Inference Protocol: {url}v2"
+        if any(is_language_model(each.session) for each in server.models.values()):
+            interface = f"OpenAI's interface: {url}v1"
+        click.echo(f"{url} serves {models} until Ctrl-C ({interface})")
 
     run(server, address, ready=ready)
 

@@ -185,7 +185,7 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
         "info": {
             "title": "xl-export serve",
             "version": version,
-            "description": "Language models with fixed memory: completions, scores and streams.",
+            "description": "Models with fixed memory: completions, scores, streams and steps.",
         },
         "paths": paths,
         "components": {

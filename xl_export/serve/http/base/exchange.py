@@ -65,9 +65,7 @@ class Exchange:
         self.size = 0
         #: The status of the answer; 0 before it has begun.
         self.status = 0
-        #: Whether an answer made of parts has begun.
-        self.started = False
-        #: Whether these parts are server-sent events.
+        #: Whether the answer consists of server-sent events.
         self.streams_events = False
         #: Whether the server waits for the client to accept the last part.
         self.sending = False
@@ -207,13 +205,13 @@ class Exchange:
 
     async def start(self, headers: list[tuple[bytes, bytes]], status: int = 200) -> None:
         """Sends the headers of an answer whose parts are sent by `events`, and the last one by `end`."""
-        self.started = self.sending = True
+        self.sending = True
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         self.sending = False
 
     async def events(self, data: bytes) -> None:
         """Sends encoded events, and the headers before the first of them."""
-        if not self.started:
+        if not self.status:
             self.streams_events = True
             await self.start(EVENTS)
         await self._put(data, more=True)
@@ -226,7 +224,7 @@ class Exchange:
         """Sends a refusal: as the answer, or as the last event of one that has begun. Any other answer that
         has begun is cut off. A WebSocket that is not accepted yet has its handshake refused.
         """
-        if not self.started:
+        if not self.status:
             await self.respond(refusal.response(plain=self.plain_errors))
         elif self.streams_events:
             await self.end(EVENT + refusal.body() + END + DONE)

@@ -147,7 +147,7 @@ class Completion:
                 while inbox.running:
                     refusal = await self._take_all(inbox, await inbox.get())
                     # Where nothing was sent yet, a refusal becomes the whole answer, with its own status.
-                    if self._ready and (refusal is None or exchange.started):
+                    if self._ready and (refusal is None or exchange.status):
                         data = bytes(self._ready)
                         self._ready = bytearray()
                         await exchange.events(data)
