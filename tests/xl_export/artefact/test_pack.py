@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from runtimes import check, generate, load_memory, open_session, save_memory
@@ -97,13 +96,6 @@ def test_other_packed_kinds_compute_what_the_folder_computes(
             parts.append(log_probs)
         answers.append(np.hstack(parts))
     assert np.abs(answers[0] - answers[1]).max() < (1e-6 if storage == "single-file" else 1e-4)
-
-
-def test_weights_are_inside_and_the_facts_still_there(packed: dict[str, Path]) -> None:
-    model = onnx.load(packed["single-file"] / GRAPH, load_external_data=False)
-    external = onnx.TensorProto.EXTERNAL
-    assert [x.name for x in model.graph.initializer if x.data_location == external] == []
-    assert {entry.key: entry.value for entry in model.metadata_props}["xl_export.form"] == "ring"
 
 
 def test_the_operators_of_an_ort_file_are_listed(packed: dict[str, Path]) -> None:

@@ -152,15 +152,6 @@ def test_an_export_whose_check_fails_says_so(
     assert not (tmp_path / "stored").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("precision", "int3"), ("memory_precision", "int16"), ("memory_precision", "int4")]
-)
-def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is '{value}'; expected one of fp32, fp16"):
-        export(run, tmp_path / "artefact", **{name: value})  # type: ignore[arg-type]
-    assert not (tmp_path / "artefact").exists()
-
-
 def test_loading_widens_the_matrices_of_bytes_once(calm_run: Callable[..., Path], tmp_path: Path) -> None:
     """The Cast of each is computed when the graph is loaded, so the products are of constants in fp32."""
     folder = export(calm_run("transformer-xl"), tmp_path / "artefact", precision="int8-stored")

@@ -115,10 +115,3 @@ def test_a_ring_that_forgets_where_it_is_beyond_32_bits(
     )
     with pytest.raises(UserError, match="over a stream beyond token 8,589,"):
         export(run, tmp_path / "artefact")
-
-
-def test_the_right_writes_pass(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: None
-) -> None:
-    wrong_writes(monkeypatch, lambda op, first, _: first)
-    export(run, tmp_path / "artefact")

@@ -59,10 +59,6 @@ def test_genai_runs_a_batch(artefacts: dict[str, Path]) -> None:
     ]
 
 
-def test_only_the_ring_writes_a_genai_configuration(artefacts: dict[str, Path]) -> None:
-    assert {form for form, folder in artefacts.items() if (folder / "genai_config.json").exists()} == {"ring"}
-
-
 def assert_same_tokens(folder: Path, texts: tuple[str, ...]) -> None:
     """genai's tokenizer gives the ids of the artefact's vocabulary, and back its text, also as a stream."""
     vocab, tokenizer = open_session(folder).vocab, og.Tokenizer(og.Model(str(folder)))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from runtimes import open_session
-from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from runtimes.contract.tensors import FORMS
@@ -95,30 +94,3 @@ def test_a_new_kind_exports_for_tensorrt(
     expected, _ = feed(open_session(run), stream, [8, 1, 7] * 4)
     answer, _ = feed(open_session(artefact), stream, [8, 1, 7] * 4)
     assert np.abs(answer - expected).max() < 0.05  # float16
-
-
-def test_fast_and_naive_agree_on_a_bias_alone() -> None:
-    from trainer.model.attention import relative_attention
-    from trainer.model.naive import naive_attention
-
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(2, n, 3, 4, dtype=torch.float64) for n in (5, 9, 9))
-    visible = torch.ones(2, 5, 9, dtype=torch.bool).tril(4)
-    terms = Terms(bias=torch.randn(9, 3, dtype=torch.float64))
-    fast, naive, without = (
-        attend(query, key, value, visible=visible, terms=used)
-        for attend, used in (
-            (relative_attention, terms),
-            (naive_attention, terms),
-            (relative_attention, Terms()),
-        )
-    )
-    torch.testing.assert_close(fast, naive)
-    assert (fast - without).abs().max() > 0.1
-
-
-def test_a_kind_refuses_options_that_it_does_not_take(make_run: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"model\.context is 3; linear-bias positions take 0\."):
-        make_run(positions="linear-bias", context=3)
-    with pytest.raises(ConfigError, match=r"model\.positions is 'rotary'; expected one of relative, shaw"):
-        make_run(positions="rotary")

@@ -18,14 +18,12 @@ from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import Precision
 from runtimes.contract.reference import Reference
-from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.nightly import matrix
 from tests.streams import feed, rows
 from tests.xl_export.graph.rounding import in_blocks, in_columns
-from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run
 from xl_export.artefact import validate
 from xl_export.artefact.export import export, finite_weights, make_spec
@@ -253,20 +251,3 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
             else:
                 with pytest.raises(ArtefactError, match="as those of another model would"):
                     validate.check_quantised(session, session, reference)
-
-
-def test_half_precision_clamps_finite_values() -> None:
-    found = presets._half(np.array([1e6, -1e6, np.inf, -np.inf, 1.0], np.float32))
-    assert found.tolist() == [65504, -65504, np.inf, -np.inf, 1]
-
-
-def test_vocabularies_of_a_narrow_embedding_keep_their_tables(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run(
-        vocabulary=VocabularyConfig(cutoffs=(30,), div_val=4), rule=MemoryRule(mem_len=16, segment=8)
-    )
-    graph = onnx.load(
-        export(run, tmp_path / "artefact", precision="int8") / GRAPH, load_external_data=False
-    ).graph
-    assert not any(node.op_type == "GatherBlockQuantized" for node in graph.node)

@@ -164,11 +164,23 @@ class Padded(Base):
         return logits.masked_fill(torch.arange(VOCAB.size) >= PADDING, float("-inf")), after
 
 
-class MemoryNotAdvanced(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        return super().step(tokens, positions, memory)[0], list(memory)
+def altered(name: str, change: Callable[..., tuple[Tensor, list[Tensor]]]) -> type[nn.Module]:
+    """`Base` whose step gives `change(logits, memory after the step, tokens, memory before it)`."""
+
+    def step(self: Base, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]) -> Any:
+        return change(*Base.step(self, tokens, positions, memory), tokens, list(memory))
+
+    return type(name, (Base,), {"step": step})
+
+
+MemoryNotAdvanced = altered("MemoryNotAdvanced", lambda y, after, tokens, before: (y, before))
+MemoryGrows = altered("MemoryGrows", lambda y, after, *_: (y, [torch.cat([after[0], after[0]], 1)]))
+RowsMixed = altered("RowsMixed", lambda y, after, *_: (y * y.mean(dim=0, keepdim=True), after))
+Random = altered("Random", lambda y, after, *_: (y + torch.rand_like(y), after))
+NotFinite = altered("NotFinite", lambda y, after, *_: (y * 3e38 * 3e38, after))
+BranchOnValues = altered(
+    "BranchOnValues", lambda y, after, tokens, _: (y * 2 if tokens[0, 0] > 1000 else y, after)
+)
 
 
 class MemoryNotRead(Base):
@@ -212,89 +224,15 @@ class WholeMemorySeen(Base):
         return (distance < 0) | (distance > positions[:, :, None].clamp(min=0))
 
 
-class RowsMixed(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        logits, after = super().step(tokens, positions, memory)
-        return logits * logits.mean(dim=0, keepdim=True), after
-
-
-class Random(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        logits, after = super().step(tokens, positions, memory)
-        return logits + torch.rand_like(logits), after
-
-
-class MemoryGrows(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        x = self.table(tokens)
-        return self.out(x), [torch.cat([memory[0], x], dim=1)]
-
-
 class RingNotZero(Ring):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.ones(batch, HEADS, M + T, D // HEADS) for _ in range(2)]
-
-
-class RowsOfStartDiffer(Base):
-    def start(self, batch: int) -> list[Tensor]:
-        return [torch.arange(batch).float()[:, None, None].expand(batch, M, D)]
 
 
 class OtherVocabulary(Base):
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(D, VOCAB.size + 1)
-
-
-class NotFinite(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = 3e38
-
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        logits, after = super().step(tokens, positions, memory)
-        return logits * self.scale * self.scale, after
-
-
-class BranchOnValues(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        logits, after = super().step(tokens, positions, memory)
-        return (logits * 2 if positions[0, 0] > 1000 else logits), after
-
-
-class ShapeFromValues(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        logits, after = super().step(tokens, positions, memory)
-        return logits + torch.zeros(int(tokens.max()) + 1).sum(), after
-
-
-class SegmentFixed(Base):
-    """It takes any number of tokens in PyTorch, and its trace would take one."""
-
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        logits, after = super().step(tokens, positions, memory)
-        return logits + 0 * torch.zeros(len(tokens.tolist()[0]))[:, None], after
-
-
-class NoStep(nn.Module):
-    sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D)
-
-    def start(self, batch: int) -> list[Tensor]:
-        return []
 
 
 class OnePositionForAll(Base):

@@ -142,16 +142,6 @@ def test_spans_run_on_a_ring_with_the_shortest_segments(
     assert np.abs(logits - expected.step(fed.numpy(), expected.start(1))[0]).max() < 1e-4
 
 
-@pytest.mark.slow  # a trace takes seconds
-@pytest.mark.parametrize("segment", [1, 2])
-def test_spans_can_be_traced_with_the_shortest_segments(
-    segment: int, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    rule = MemoryRule(mem_len=6, segment=segment)
-    run = make_run(**{**ARCHITECTURES["adaptive-span"], "layers": 1})
-    assert check(export(run, tmp_path / "traced", exporter="trace", rule=rule)).passed
-
-
 @pytest.mark.parametrize(
     ("precision", "memory_precision"),
     [
@@ -206,14 +196,6 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
         xl("export", run, "--out", tmp_path / "b", *trace, "--target", "tensorrt", "--attention-as", "node"),
         "--attention-as is for a graph that is written",
     )
-
-
-@pytest.mark.slow  # tracing takes seconds; the test above traces a ring
-def test_rows_of_a_traced_ring_advance_together_where_positions_count_from_the_end(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run(**ARCHITECTURES["per-layer-from-segment-end"], layers=1)
-    assert check(export(run, tmp_path / "traced", exporter="trace", memory="ring")).passed
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])

@@ -159,20 +159,10 @@ def test_a_module_with_a_large_vocabulary_and_buffers_named_as_inputs(tmp_path: 
     assert check(artefact).passed
 
 
-def test_the_tensors_of_an_own_form_are_in_the_spec_and_cannot_be_changed(
-    traced: dict[str, Path],
-) -> None:
-    spec = load_spec(traced["Gru"])
-    assert spec.memory_shapes == ((modules.D,),)
-    assert [(state.name, state.shape) for state in spec.state] == [("past_state.0", ("batch", 8))]
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         (modules.BranchOnValues, "could not trace the step .*: a shape or a branch depends on the values"),
-        (modules.ShapeFromValues, "could not trace the step .*: a shape or a branch depends on the values"),
-        (modules.SegmentFixed, "could not trace the step|the step gives"),
         pytest.param(
             modules.RingReadTwice,
             r"past_key_values\.0\.key is not written only by xl_export.ring_write",

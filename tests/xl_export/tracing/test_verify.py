@@ -20,7 +20,7 @@ from xl_export.artefact.validate import validate
 from xl_export.artefact.write import finite_arrays
 from xl_export.tracing.module import ModuleStep, digest_of, facts_of, form_of, refuse_other_modules
 from xl_export.tracing.ring import ring_write
-from xl_export.tracing.verify import _Streams, check_module
+from xl_export.tracing.verify import check_module
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,11 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
         (modules.Random, "to the same text twice"),
         (
             modules.MemoryGrows,
-            r"gives a memory of float32 \[3, 10, 8\], and .*start one of float32 \[3, 6, 8\]",
+            r"gives a memory of float32 \[3, 12, 8\], and .*start one of float32 \[3, 6, 8\]",
         ),
         (modules.OtherVocabulary, "gives logits .* 257.*expected .*256"),
         (modules.NotFinite, "gives log-probabilities that are not numbers"),
         (modules.RingNotZero, "the ring with which RingNotZero starts is not zero"),
-        (modules.RowsOfStartDiffer, "differs from row to row"),
-        (modules.NoStep, "NoStep has no `step`"),
     ],
 )
 def test_wrong_modules_are_refused(kind: type[nn.Module], message: str, tmp_path: Path) -> None:
@@ -95,15 +93,12 @@ def test_the_rule_may_say_how_far_a_module_looks(module: nn.Module, rule: Memory
             PLAIN,
             "the memory of Stack holds 6 tokens and the rule says mem_len=8; give mem_len=6",
         ),
-        (Stack(6, 6, full=True), FULL_8, "the memory of Stack holds 6 tokens and the rule says mem_len=8"),
         (Stack(11, 11), PLAIN, "Stack looks back 11 tokens and the rule says mem_len=8; give mem_len=11"),
-        (Stack(9, 9, full=True), FULL_8, "Stack looks back 9 tokens and the rule says mem_len=8"),
         (
             Stack(8, 8),
             MemoryRule(mem_len=0, segment=4),
             "Stack looks back 8 tokens and the rule says mem_len=0",
         ),
-        (Stack(0, 0), PLAIN, "the memory of Stack holds 0 tokens and the rule says mem_len=8"),
         (
             Stack(8, 8),
             FULL_8,
@@ -155,13 +150,6 @@ def test_wrong_modules_are_refused_under_the_full_rule(
         check_module(ModuleStep(kind().eval()), FULL, form)
 
 
-def test_the_memory_is_full_before_its_answers_are_compared() -> None:
-    rule = MemoryRule(mem_len=100, segment=modules.T)
-    streams = _Streams(ModuleStep(modules.Base()), rule, "hidden")
-    assert streams.follows >= rule.slots + rule.segment
-    assert streams.tokens.inputs["input_ids"].shape == (3, 2 * rule.segment + 1)
-
-
 def test_right_modules_with_unusual_tensors_pass() -> None:
     counting = modules.Counting().eval()
     check_module(ModuleStep(counting), RULE, "own")
@@ -173,11 +161,6 @@ def test_right_modules_with_unusual_tensors_pass() -> None:
     counting.alpha.data.fill_(float("inf"))
     with pytest.raises(UserError, match="alpha holds values that are not finite"):
         finite_arrays(counting)
-
-
-def test_a_module_on_another_device_is_refused() -> None:
-    with pytest.raises(UserError, match=r"bias of Base is on the device meta.*call module.cpu\(\)"):
-        refuse_other_modules(modules.Base().to("meta"))
 
 
 def test_a_ring_has_gradients() -> None:
