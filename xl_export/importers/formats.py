@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
@@ -24,7 +24,7 @@ from xl_export.importers.pickle import values
 from xl_export.importers.pickle.compressed import inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, shown_folder
+from xl_export.importers.shared.checkpoint import Source, shown_folder
 from xl_export.importers.shared.shards import INDEX, WEIGHTS, find_weights
 from xl_export.importers.shared.state_dict import state_in, unwrapped
 from xl_export.importers.shared.validated import OWN_MODEL, shown
@@ -34,22 +34,9 @@ CONFIG = "config.json"
 IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")
 
 
-class Format(Protocol):
-    """The module of one project's checkpoints."""
-
-    #: Its name, for messages and for the record of an import.
-    PROJECT: str
-
-    def recognises(self, opened: Source, /) -> bool:
-        """Whether the content is a checkpoint of the project."""
-        ...
-
-    def read(self, opened: Source, options: ImportOptions, /) -> Checkpoint:
-        """The model, its rule and its vocabulary."""
-        ...
-
-
-FORMATS: dict[str, Format] = {
+# Each module has PROJECT (a name for messages and records), `recognises(source)`, whether the content is a
+# checkpoint of the project, and `read(source, options)`, which returns its `Checkpoint`.
+FORMATS: dict[str, ModuleType] = {
     "kimiyoung": kimiyoung,
     "nvidia": nvidia,
     "fairseq": fairseq,

@@ -1,7 +1,7 @@
 """Finds the files of a TensorFlow checkpoint, and reads its variables if TensorFlow is installed.
 
 A checkpoint consists of the files PREFIX.index and PREFIX.data-00000-of-00001, and often PREFIX.meta. The
-file `checkpoint` in their folder names the newest prefix. The oldest releases wrote one file PREFIX.
+file `checkpoint` in their folder names the newest prefix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from xl_export.importers.pickle.tensors import read_npz_tensors
 PARTS = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)", re.DOTALL)
 STATE = "checkpoint"
 NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
-TABLE = bytes.fromhex("57fb808b247547db")  # the last bytes of a file of the oldest releases
 # The process may need SECONDS to start, and then the time to read its file at this rate.
 SECONDS = 300
 BYTES_PER_SECOND = 5_000_000
@@ -52,15 +51,11 @@ def find_prefix(path: Path) -> Path | None:
     match = PARTS.fullmatch(path.name)
     if match and path.is_file() and _is_index(_index(path.with_name(match[1]))):
         return path.with_name(match[1])
-    if _index(path).is_file() or (path.is_file() and _is_table(path)):
-        return path
-    return None
+    return path if _index(path).is_file() else None
 
 
 def files_of(prefix: Path) -> dict[str, Path]:
     """Returns the files that hold the variables, by role."""
-    if not _index(prefix).is_file():
-        return {"model": prefix}
     shards = sorted(
         path
         for path in prefix.parent.iterdir()
@@ -130,7 +125,7 @@ def _run_child(prefix: Path, out: Path, size: int) -> None:
 
 def _in_folder(folder: Path) -> Path | None:
     newest = _newest(folder / STATE) if (folder / STATE).is_file() else None
-    if newest and (_index(folder / newest).is_file() or (folder / newest).is_file()):
+    if newest and _index(folder / newest).is_file():
         return folder / newest
     found = sorted(path.name for path in folder.glob("*.index") if _is_index(path))
     if len(found) > 1:
@@ -163,11 +158,3 @@ def _newest(state: Path) -> str | None:
 
 def _index(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".index")
-
-
-def _is_table(path: Path) -> bool:
-    with reading(path), open_file(path) as stream:
-        if stream.seek(0, os.SEEK_END) < len(TABLE):
-            return False
-        stream.seek(-len(TABLE), os.SEEK_END)
-        return stream.read() == TABLE

@@ -176,7 +176,7 @@ IMPORT = [
     setting('{"mem_len": 99999999999}', "mem_len is 99999999999"),
     setting('{"ramp": 0}', "ramp is 0"),
     checkpoint("model.pt is empty", model__pt=b""),
-    checkpoint("model.pt is a text; give the checkpoint", "source/model.pt", model__pt=b"Some notes on it\n"),
+    checkpoint("model.pt was not read", "source/model.pt", model__pt=b"Some notes on it\n"),
     checkpoint("none does not exist", "none"),
     checkpoint("has pytorch_model.bin and no config.json", pytorch_model__bin=b"0"),
     checkpoint("has model.safetensors and no config.json", model__safetensors=b"0"),

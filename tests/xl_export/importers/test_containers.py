@@ -60,7 +60,8 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "file", b"", "is empty")
     cut = zip_container(CONTENT, {"0": NUMBERS})[:-30]
     refused(tmp_path / "file", cut, "is a damaged zip archive (its end is missing)")
-    refused(tmp_path / "file", b"text of a reader", "is a text; give the checkpoint")
+    for other in (b"text of a reader", b"\x89PNG\r\n\x1a\n" + bytes(40), bytes(100)):
+        refused(tmp_path / "file", other, "nothing in it was run: the pickle")
 
 
 def member_offset(data: bytes, member: str) -> int:
@@ -84,13 +85,13 @@ def test_a_bad_crc_is_refused(tmp_path: Path) -> None:
 )
 def test_a_truncated_file_is_refused(file: str, tmp_path: Path) -> None:
     whole = (DATA / file).read_bytes()
-    for keep in [*range(1, 40), *np.linspace(40, len(whole) - 1, 60).astype(int).tolist()]:
+    for keep in [*range(1, 20), *np.linspace(20, len(whole) - 1, 20).astype(int).tolist()]:
         refused(tmp_path / "file", whole[:keep])
 
 
 def test_a_truncated_bare_pickle_is_refused(tmp_path: Path) -> None:
     whole = (DATA / "hf-wt103/pretrained/vocab.pkl").read_bytes()
-    for keep in range(1, len(whole), 101):
+    for keep in range(1, len(whole), 503):
         refused(tmp_path / "file", whole[:keep], "the pickle")
 
 
@@ -125,8 +126,8 @@ def test_zip_members_must_be_stored_with_the_right_size(tmp_path: Path) -> None:
         path, zip_container(CONTENT, {"0": NUMBERS}, compression=zipfile.ZIP_DEFLATED), "compressed member"
     )
     bomb = zip_container(
-        program(tensor(storage(1 << 26), (1 << 26,), (1,))),
-        {"0": bytes(1 << 28)},
+        program(tensor(storage(1 << 20), (1 << 20,), (1,))),
+        {"0": bytes(1 << 22)},
         compression=zipfile.ZIP_DEFLATED,
     )
     refused(path, bomb, "compressed member")
@@ -146,7 +147,6 @@ def test_other_archives_are_refused(tmp_path: Path) -> None:
     refused(path, archive({"word/document.xml": b"x"}, path), "NAME/data.pkl")
     refused(path, archive({"data.pkl": program(b"N")}, path), "NAME/data.pkl")
     refused(path, archive({**good, "b/data.pkl": program(b"N")}, path), "NAME/data.pkl")
-    refused(path, archive({**good, "a/constants.pkl": b"", "a/code/x.py": b""}, path), "torch.jit.save")
     refused(path, archive({**good, "a/byteorder": b"big"}, path), "byte order", "big")
     with zipfile.ZipFile(path, "w") as file:
         for _ in range(2):

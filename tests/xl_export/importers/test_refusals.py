@@ -246,27 +246,3 @@ def test_a_strangers_name_cannot_spoil_the_message(tmp_path: Path) -> None:
             program(b"(" + text("storage") + name("torch.FloatStorage") + text("\n") + b"NK\x00tQ")
         ),
     )
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"\x89PNG\r\n\x1a\n" + bytes(40), ["begins like a PNG picture"]),
-        (b"\x08\x0a\x12\x09xl-export" + bytes(40), ["begins like an ONNX model"]),
-        (bytes(100), ["its first bytes are 00 00 00 00"]),
-        (b"BM\x00\x01" + bytes(40), ["its first bytes are 42 4d 00 01"]),  # B is an opcode, too
-    ],
-)
-def test_a_file_of_another_kind_is_named(tmp_path: Path, data: bytes, words: list[str]) -> None:
-    refused(
-        tmp_path / "file",
-        data,
-        "is not a checkpoint of PyTorch",
-        "neither a zip archive nor a pickle",
-        *words,
-    )
-
-
-def test_a_zip_archive_that_was_cut_short_is_told_so(tmp_path: Path) -> None:
-    whole = zip_container(b"\x80\x02}.")
-    refused(tmp_path / "file", whole[: len(whole) // 2], "is a damaged zip archive (its end is missing")

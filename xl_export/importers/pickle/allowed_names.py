@@ -74,12 +74,6 @@ FOREIGN_NAMES = {
     "torch.torch_version.TorchVersion": "torch.torch_version.TorchVersion",
     "collections.deque": "collections.deque",
 }
-# Names that are refused like all others, and show where the file comes from.
-HINTS = {
-    "torch.storage._load_from_bytes": "by which pickle.dump writes tensors (save it again with torch.save)",
-    "torch._utils._rebuild_tensor_v3": "by which PyTorch writes numbers of a type that is not read here "
-    "(save them as float32)",
-}
 MAX_NAME = 200
 NUMPY_SCALARS = frozenset({"f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"})
 Call = Callable[[Storages, tuple[Any, ...]], Any]
@@ -95,8 +89,6 @@ def named(module: str, name: str) -> Named:
         or (len(full) < MAX_NAME and is_foreign_class(module, name))
     ):
         return Named(full)
-    if full in HINTS:
-        raise PickleError(f"calls {full}, {HINTS[full]}")
     raise PickleError(
         f"calls {shown(full)}, which is neither plain data nor a class of a known model (for a model of your "
         "own code, see docs/guides/own-model.md)"
@@ -137,17 +129,6 @@ def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
     if not args or not isinstance(args[0], Tensor):
         raise ValueError
     return args[0]
-
-
-def _from_type(storages: Storages, args: tuple[Any, ...]) -> Tensor:
-    """Returns the tensor of `_rebuild_from_type_v2(function, class, arguments, attributes)`.
-
-    PyTorch writes it for a tensor with extra attributes, which are dropped here.
-    """
-    function, _, inner, _ = args
-    if not isinstance(function, Named) or function.name not in REBUILT or type(inner) is not tuple:
-        raise ValueError
-    return _tensor(storages, inner) if CALLS[function.name] is _tensor else _parameter(storages, inner)
 
 
 def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
@@ -222,13 +203,11 @@ def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     return value
 
 
-REBUILT = frozenset({"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"})
 CALLS: dict[str, Call] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.nn.parameter.Parameter": _parameter,
     "torch.Size": lambda _, args: tuple(_sequence(args)),
     "torch.device": _device,

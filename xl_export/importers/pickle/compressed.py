@@ -15,7 +15,6 @@ from runtimes.base.machine import memory_bytes
 from trainer.data.archives import SUFFIXES, opened, reading_archive
 from trainer.data.formats import COMPRESSED, START, kind_by_start
 
-ZSTANDARD = b"\x28\xb5\x2f\xfd"
 # Weights become little smaller and vocabularies a few times; a file that grows more is a bomb.
 RATIO = 64
 LEAST = 64 << 20
@@ -49,23 +48,17 @@ def open_content(path: Path, budget: Budget | None = None) -> Iterator[tuple[Bin
     """Yields the content of a file as a stream that can be sought, and the number of its bytes.
 
     A file that is compressed with gzip, bz2 or xz is decompressed into memory. budget: of the files that
-    are kept in memory together; without one, the file has its own. Raises ArtefactError for more, for a
-    tar archive, and for a compression that is not read here; UserError for damage; OSError if the file
-    cannot be opened.
+    are kept in memory together; without one, the file has its own. Raises ArtefactError for more, UserError
+    for damage, and OSError if the file cannot be opened.
     """
     with open_file(path) as file:
-        start = file.read(START)
+        kind = kind_by_start(file.read(START))
         size = file.seek(0, io.SEEK_END)
-        _refuse_others(path, start)
-        if kind_by_start(start) not in COMPRESSED:
+        if kind not in COMPRESSED:
             file.seek(0)
             yield file, size
             return
     content = _decompressed(path, budget or Budget(str(path), size))
-    start = content.read(START)
-    _refuse_others(path, start)
-    if kind_by_start(start) in COMPRESSED:
-        raise ArtefactError(f"{path} is compressed twice; decompress it once and give the file.")
     size = content.seek(0, io.SEEK_END)
     content.seek(0)
     yield content, size
@@ -101,13 +94,3 @@ def _decompressed(path: Path, budget: Budget) -> io.BytesIO:
                 return content
             budget.take(len(block))
             content.write(block)
-
-
-def _refuse_others(path: Path, start: bytes) -> None:
-    if kind_by_start(start) == "tar":
-        raise ArtefactError(f"{path} is a tar archive; unpack it and give the checkpoint that was in it.")
-    if start.startswith(ZSTANDARD):
-        raise ArtefactError(
-            f"{path} is compressed with Zstandard, and only gzip, bz2 and xz are read; decompress it and "
-            "give the file."
-        )

@@ -166,8 +166,6 @@ def _prefix(members: dict[str, zipfile.ZipInfo]) -> str:
     ]
     if len(found) != 1:
         raise ContainerError("is a zip archive without one NAME/data.pkl; expected what torch.save writes")
-    if f"{found[0]}constants.pkl" in members:
-        raise ContainerError("is a program of torch.jit.save; expected a checkpoint of torch.save")
     return found[0]
 
 

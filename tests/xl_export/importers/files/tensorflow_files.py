@@ -16,15 +16,15 @@ v1 = tensorflow.compat.v1
 with v1.Session() as session, numpy.load(sys.argv[1]) as arrays:
     variables = [v1.Variable(arrays[name], name=name) for name in arrays.files]
     session.run(v1.global_variables_initializer())
-    v1.train.Saver(variables, write_version=int(sys.argv[3])).save(session, sys.argv[2], global_step=7)
+    v1.train.Saver(variables).save(session, sys.argv[2], global_step=7)
 """
 
 
-def write_checkpoint(folder: Path, variables: dict[str, np.ndarray], *, version: int) -> Path:
+def write_checkpoint(folder: Path, variables: dict[str, np.ndarray]) -> Path:
     """Returns the prefix of a checkpoint with these variables, as a Saver of TensorFlow 1 writes it."""
     folder.mkdir()
     np.savez(folder.parent / "arrays.npz", **variables)
-    arguments = [str(folder.parent / "arrays.npz"), str(folder / "model.ckpt"), str(version)]
+    arguments = [str(folder.parent / "arrays.npz"), str(folder / "model.ckpt")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True, env=environment)
     return folder / "model.ckpt-7"

@@ -18,9 +18,7 @@ from tests.xl_export.importers.forge import call, in_every_container, name, prog
 from tests.xl_export.importers.oracles import DATA
 from xl_export.importers import formats, kimiyoung
 from xl_export.importers.pickle import read
-from xl_export.importers.pickle.allowed_names import CALLS
-from xl_export.importers.pickle.tensors import Storages
-from xl_export.importers.pickle.values import Foreign, Named
+from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import ImportOptions
 from xl_export.importers.shared.state_dict import unwrapped
 
@@ -103,32 +101,6 @@ def test_numbers_of_numpy_are_numbers(protocol: int, tmp_path: Path) -> None:
         }
 
 
-def test_tensors_with_attributes_are_tensors(tmp_path: Path) -> None:
-    """Libraries hang attributes on parameters, and PyTorch then writes them by other functions."""
-    tensor, parameter = torch.arange(3.0), torch.nn.Parameter(torch.arange(4.0))
-    tensor.tag, parameter.tag = 1, 2  # type: ignore[attr-defined]
-    for new in (True, False):
-        content = {"a": tensor, "b": parameter, "c": tensor[1:]}
-        torch.save(content, tmp_path / "file.pt", _use_new_zipfile_serialization=new)
-        found = read.read_pickle(tmp_path / "file.pt")
-        assert {key: value.tolist() for key, value in found.items()} == {
-            "a": [0, 1, 2],
-            "b": [0, 1, 2, 3],
-            "c": [1, 2],
-        }
-    for arguments in (
-        [name("os.system"), name("torch.Tensor"), text("x") + b"\x85", b"N"],
-        [name("builtins.set"), name("torch.Tensor"), b")", b"N"],
-        [name("torch._utils._rebuild_tensor_v2"), name("torch.Tensor"), text("x"), b"N"],
-    ):
-        (tmp_path / "file").write_bytes(program(call("torch._tensor._rebuild_from_type_v2", *arguments)))
-        refused(xl("import", tmp_path / "file", "--describe"), "nothing in it was run: the pickle calls ")
-    rebuild = CALLS["torch._tensor._rebuild_from_type_v2"]
-    for function in ("builtins.set", "data.Corpus"):  # no function that rebuilds a tensor
-        with pytest.raises(ValueError, match=r"^$"):
-            rebuild(Storages(100), (Named(function), Named("torch.Tensor"), (tensor,), None))
-
-
 def test_what_a_training_keeps_beside_its_weights_is_passed_over(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -142,11 +114,3 @@ def test_what_a_training_keeps_beside_its_weights_is_passed_over(tmp_path: Path)
     }
     torch.save(content, tmp_path / "model.pt")
     refused(xl("import", tmp_path / "model.pt", "--describe"), "key_pe is [2], expected 3 dimensions")
-
-
-def test_files_that_must_be_saved_again_say_so(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps({"a": torch.zeros(2)}))
-    words = "by which pickle.dump writes tensors (save it again with torch.save)"
-    refused(xl("import", tmp_path / "model.pt", "--describe"), words)
-    torch.save({"a": torch.zeros(2, dtype=torch.float8_e4m3fn)}, tmp_path / "model.pt")
-    refused(xl("import", tmp_path / "model.pt", "--describe"), "that is not read here (save them as float32)")

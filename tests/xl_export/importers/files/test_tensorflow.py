@@ -151,8 +151,6 @@ def test_other_files_are_not_taken_for_such_a_checkpoint(tmp_path: Path) -> None
         (tmp_path / name).write_bytes(b"0")
         assert find_prefix(tmp_path / name) is None
     assert find_prefix(tmp_path) is None
-    (tmp_path / "old").write_bytes(b"x" * 40 + tensorflow_checkpoint.TABLE)  # one file, as until 2016
-    assert find_prefix(tmp_path / "old") == tmp_path / "old"
 
 
 @pytest.mark.skipif(INSTALLED, reason="TensorFlow is installed")
@@ -172,14 +170,13 @@ def test_without_tensorflow_the_extra_and_the_other_way_are_named(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-@pytest.mark.parametrize("version", [1, 2])
-def test_tensorflow_itself_reads_what_it_wrote(version: int, run: Path, tmp_path: Path) -> None:
-    """Version 1 is the format of the oldest releases, one file; damage of either is refused."""
+def test_tensorflow_itself_reads_what_it_wrote(run: Path, tmp_path: Path) -> None:
+    """Damage is refused."""
     from tests.xl_export.importers.files.tensorflow_files import write_checkpoint
 
     variables = variables_of(run)
     variables["transformer/r_w_bias/Adam_1"] = np.zeros((4, 12), np.float32)
-    prefix = write_checkpoint(tmp_path / "source", variables, version=version)
+    prefix = write_checkpoint(tmp_path / "source", variables)
     check_model(prefix, run, tmp_path / "out")
     check_model(prefix.parent, run, tmp_path / "folder")
     draw = np.random.default_rng(3)
