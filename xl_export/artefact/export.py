@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+import onnx_ir as ir
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.folders import refuse_existing
@@ -27,7 +29,6 @@ from trainer.run.history import history_of
 from xl_export.artefact.pack import refuse_other_storage
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
-    Exportable,
     finite_arrays,
     precisions_for,
     reference_of,
@@ -38,7 +39,6 @@ from xl_export.artefact.write import (
     write_artefact,
 )
 from xl_export.graph import fused_cpu, web
-from xl_export.graph.layers import Weights
 from xl_export.graph.ops import OPSETS, save_graph, save_model
 from xl_export.graph.quantise import lowered
 from xl_export.graph.step import StepGraph
@@ -112,14 +112,17 @@ def export(
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run)
     spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
-    model: Exportable = WrittenRun(trained, attention)
+    model = WrittenRun(trained, attention)
     if exporter == "trace":
         from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import
-        from xl_export.artefact.traced_run import TracedRun
 
         refuse_precisions(target, precision, memory_precision)
-        model = TracedRun(trained)
-        spec = model.traced(spec, rows)
+        model = TracedRun(trained, attention)
+        # Every head has the whole memory, even if it learned a shorter span.
+        facts = dataclasses.replace(spec.model, reaches=())
+        spec = dataclasses.replace(
+            spec, model=facts, opset=OPSETS[spec.form], exporter="trace", fixed_rows=rows
+        ).completed()
         if rows is not None and spec.model.selective:
             raise ConfigError(
                 f"--rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose "
@@ -210,6 +213,7 @@ class WrittenRun:
         self.run = run
         self.vocab = run.vocab
         self.attention = attention
+        self.traced: dict[Any, ir.Model] = {}
 
     def reference(self, rule: MemoryRule) -> Session:
         return reference_of(self.run, rule)
@@ -218,12 +222,26 @@ class WrittenRun:
         return write_graphs(spec, self.run, folder, self.attention)
 
 
+class TracedRun(WrittenRun):
+    """A run whose step PyTorch traces."""
+
+    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
+        from xl_export.artefact.traced import write_traced
+        from xl_export.tracing.module import ModuleStep
+        from xl_export.tracing.steps import OwnStep
+
+        finite_arrays(self.run.model)
+        assert spec.form != "own", "the memory of a run has one of the three forms"
+        step = OwnStep(self.run.model.eval(), spec.rule, spec.form).eval()
+        return write_traced(ModuleStep(step), spec, self.vocab, folder, self.traced)
+
+
 def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> OrtSession:
     """Writes the step graph of a spec, and the one for the fused CPU operator if the spec allows it.
 
     Returns a session over the step graph.
     """
-    weights = finite_weights(run)
+    weights = finite_arrays(run.model)
     if spec.target == "tensorrt":
         from xl_export.tensorrt.graph import tensorrt_graph
 
@@ -233,14 +251,6 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
         graph = lowered(made.build(), spec.precision)
     save_model(stamp(graph, spec, run.vocab), folder)
     if fused_cpu.takes(spec):
-        graph = lowered(fused_cpu.fused_step_graph(spec, run.config.model, weights), spec.precision)
+        graph = lowered(fused_cpu.FusedStepGraph(spec, run.config.model, weights).build(), spec.precision)
         save_graph(stamp(graph, spec, run.vocab), folder / FUSED, weights_of=folder / GRAPH)
     return OrtSession(spec, run.vocab, folder / GRAPH)
-
-
-def finite_weights(run: Run) -> Weights:
-    """Returns the run's parameters as float32 arrays by name.
-
-    Raises ArtefactError if one is not finite.
-    """
-    return finite_arrays(run.model)

@@ -6,18 +6,16 @@ In fp32 nothing here imports the package `trainer`: a user's folder may have a `
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
 from runtimes.contract.memory import MAX_BATCH
-from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
+from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -51,20 +49,6 @@ from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.verify import check_module
 
 
-@contextmanager
-def _python_names() -> Iterator[None]:
-    """Errors that name options of a command name the arguments of `trace`."""
-    try:
-        yield
-    except UserError as error:
-        text = str(error).replace("--force", "force=True").replace("--target tensorrt", 'target="tensorrt"')
-        text = re.sub(r"--(precision|memory-precision) (\w+)", r'\1="\2"', text).replace("--out", "`out`")
-        if text == str(error):
-            raise
-        raise type(error)(text.replace("memory-precision", "memory_precision")) from error
-
-
-@_python_names()
 def trace(
     module: Any,
     out: Path | str,
@@ -213,7 +197,7 @@ class TracedModule:
                 f"a rule with segment={S} or less."
             )
         finite_arrays(module)
-        self._graphs = Graphs()
+        self._graphs: dict[Any, ir.Model] = {}
         self.form, self.shapes = form_of(module, self.facts, rule, memory)
 
     def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
@@ -252,28 +236,23 @@ class TracedModule:
         return ModuleSession(self.step, self.vocab, dataclasses.replace(spec, without=self.without))
 
     def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        return write(self._graphs.of(self.step, spec), spec, self.vocab, folder)
+        return write_traced(self.step, spec, self.vocab, folder, self._graphs)
 
 
-class Graphs:
-    """The last traced graph, since precisions of weights differ in what follows the trace."""
+def write_traced(
+    step: ModuleStep, spec: Spec, vocab: Vocab | None, folder: Path, kept: dict[Any, ir.Model]
+) -> OrtSession:
+    """Traces a step, lowers its graph to the precision of the spec, and writes it.
 
-    def __init__(self) -> None:
-        self._last: tuple[tuple[Target, MemoryType], ir.Model] | None = None
-
-    def of(self, step: ModuleStep, spec: Spec) -> ir.Model:
-        """The graph of a spec, in float32 throughout for an engine; the caller may change it."""
-        if spec.target == "tensorrt":
-            spec = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
-        key = spec.target, spec.state_dtype
-        assert key[1] != "int8", "refused before"
-        if self._last is None or self._last[0] != key:
-            self._last = key, traced_graph(step, spec)
-        return self._last[1].clone()
-
-
-def write(graph: ir.Model, spec: Spec, vocab: Vocab | None, folder: Path) -> OrtSession:
-    """Lowers a traced graph to the precision of its spec, and writes it."""
+    kept: the graphs that were traced, because precisions of weights differ in what follows the trace.
+    """
+    # For an engine, the graph is float32 throughout.
+    whole = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
+    traced = whole if spec.target == "tensorrt" else spec
+    key = spec.target, traced.state_dtype
+    if key not in kept:
+        kept[key] = traced_graph(step, traced)
+    graph = kept[key].clone()
     if spec.target == "tensorrt":
         if spec.precision != "fp32":
             from xl_export.tensorrt.half import to_half

@@ -18,6 +18,7 @@ from runtimes.contract.reference import Reference, StepReference, replay, replay
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
+from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.segment_end import sees_segment_end
 
@@ -35,7 +36,7 @@ class FailingCheckWarning(UserWarning):
     """An artefact is written, and on this machine its `check` fails."""
 
 
-def validate(exported: Session, torch: Session, *, tolerance: float, seed: int = 0) -> Reference:
+def validate(exported: GraphSession, torch: Session, *, tolerance: float, seed: int = 0) -> Reference:
     """Compares an exported graph with its PyTorch model, and returns the answers of PyTorch.
 
     First it compares single segments of three shapes from empty memory, over the whole vocabulary. Then it
@@ -68,36 +69,32 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
             tolerance=tolerance,
             what=f"two streams of {tokens.shape[1] - 1} tokens in {len(segments)} segments",
         )
+    count = _rows(exported)
+    whole = _whole(exported)
     if any(len(tensor.shape) == 4 for tensor in exported.state):  # hidden states do not depend on positions
-        _compare(
-            *(_far_on(session, _rows(exported), _whole(exported)) for session in (exported, torch)),
-            tolerance=tolerance,
-            what=f"a stream beyond token {FAR:,}",
-        )
-    traced = exported.spec is not None and exported.spec.exporter == "trace"
-    if traced:
-        _compare(
-            *(_moved_on(session, _rows(exported), _whole(exported)) for session in (exported, torch)),
-            tolerance=tolerance,
-            what=f"a text that goes on beyond token {FAR:,}",
-        )
-    if traced and _padding(exported) and _rows(exported) == 2:
-        # Positions that count from the end of the segment would be changed by padding behind a row.
-        apart = exported.spec is not None and exported.spec.rows_apart and sees_segment_end(torch) is False
-        sides = [_unusual_rows(session, apart=apart) for session in (exported, torch)]
-        _compare(*sides, tolerance=tolerance, what="rows with padding")
+        sides = [_far_on(session, count, whole) for session in (exported, torch)]
+        _compare(*sides, tolerance=tolerance, what=f"a stream beyond token {FAR:,}")
+    if exported.spec.exporter == "trace":
+        sides = [_moved_on(session, count, whole) for session in (exported, torch)]
+        _compare(*sides, tolerance=tolerance, what=f"a text that goes on beyond token {FAR:,}")
+        if _padding(exported) and count == 2:
+            # Positions that count from the end of the segment would be changed by padding behind a row.
+            apart = exported.spec.rows_apart and sees_segment_end(torch) is False
+            sides = [_unusual_rows(session, apart=apart) for session in (exported, torch)]
+            _compare(*sides, tolerance=tolerance, what="rows with padding")
     return Reference(
         tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last
     )
 
 
-def validate_step(exported: Session, torch: Session, *, tolerance: float, seed: int = 0) -> StepReference:
+def validate_step(
+    exported: GraphSession, torch: Session, *, tolerance: float, seed: int = 0
+) -> StepReference:
     """`validate` for a step that is no language model: the outputs are compared.
 
     Differences are absolute up to 1 and relative above.
     """
     spec = exported.spec
-    assert spec is not None, "a graph has a spec"
     rule = spec.rule
     for batch, segment in _single_steps(exported):
         _compare_outputs(exported, torch, [segment], [0] * batch, tolerance=tolerance)
@@ -138,7 +135,7 @@ def drawn_inputs(spec: Spec, draw: np.random.Generator, batch: int, count: int) 
 
 
 def _compare_outputs(
-    exported: Session,
+    exported: GraphSession,
     torch: Session,
     lengths: list[int],
     first: list[int],
@@ -150,7 +147,6 @@ def _compare_outputs(
     by `jump` before the last segment.
     """
     spec = exported.spec
-    assert spec is not None
     draw = np.random.default_rng(1)
     fed = [drawn_inputs(spec, draw, len(first), length) for length in lengths]
     sides = []
@@ -186,32 +182,26 @@ def _refuse_other_outputs(mine: np.ndarray, theirs: np.ndarray, *, tolerance: fl
         )
 
 
-def _rows(session: Session) -> int:
+def _rows(session: GraphSession) -> int:
     """How many rows a stream of the validation has."""
-    spec = session.spec
-    if spec is None:
-        return 2
-    return spec.fixed_rows or (1 if "rows" in spec.without else 2)
+    return session.spec.fixed_rows or (1 if "rows" in session.spec.without else 2)
 
 
-def _whole(session: Session) -> bool:
+def _whole(session: GraphSession) -> bool:
     """Whether steps are whole segments: a cut would change answers, or the graph takes no others."""
-    spec = session.spec
-    return spec is not None and ("cuts" in spec.without or spec.fixed_rows is not None)
+    return "cuts" in session.spec.without or session.spec.fixed_rows is not None
 
 
-def _padding(session: Session) -> bool:
+def _padding(session: GraphSession) -> bool:
     """Whether padding in front of a text may be fed."""
-    spec = session.spec
-    return spec is None or not {"padding", "cuts"} & set(spec.without)
+    return not {"padding", "cuts"} & set(session.spec.without)
 
 
-def _single_steps(session: Session) -> list[tuple[int, int]]:
+def _single_steps(session: GraphSession) -> list[tuple[int, int]]:
     """Rows and tokens of single steps from empty memory."""
     T = session.rule.segment
-    spec = session.spec
-    if spec is not None and spec.fixed_rows:
-        return [(spec.fixed_rows, T)]
+    if session.spec.fixed_rows:
+        return [(session.spec.fixed_rows, T)]
     most = ROWS if _rows(session) > 1 else 1
     return [(min(rows, most), count) for rows, count in ((1, 1), (2, min(5, T)), (ROWS, T))]
 
@@ -233,38 +223,29 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
     FailingCheckWarning, and another machine may still pass.
     """
     name = lowered.spec.precision
-    both = list[Reference]()
-    for session, what in ((stored, "answers of the stored weights"), (lowered, f"answers in {name}")):
-        shown = _shown(reference.segments.tolist(), what)
-        log_probs, last = replay(session, reference.tokens, shown, reference.restarts)
-        if not (are_log_probs(log_probs) and are_log_probs(last)):
+    both = [
+        answers_of(session, reference, what)
+        for session, what in ((stored, "answers of the stored weights"), (lowered, f"answers in {name}"))
+    ]
+    for answers in both:
+        if not (are_log_probs(answers.log_probs) and are_log_probs(answers.last)):
             raise ArtefactError(
                 f"in {name} the graph gives probabilities that are not finite; give a --precision with more "
                 "bits."
             )
-        apart = float(differences(log_probs, reference.log_probs).mean())
+        apart = float(differences(answers.log_probs, reference.log_probs).mean())
         spread = float(reference.log_probs[np.isfinite(reference.log_probs)].std())
         if apart > max(ANOTHER_MODEL, spread / 2):
             raise ArtefactError(
                 f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, as "
                 "those of another model would; give a --precision with more bits."
             )
-        both.append(dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last))
-    pairs = [(both[0].log_probs, both[1].log_probs), (both[0].last, both[1].last)]
-    difference = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in pairs])
-    worst = float(difference.max())
-    mean = float(difference.mean())
-    spec = lowered.spec
-    if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
-        sentence = (
-            f"in {name} the answers of this machine differ from those of the stored weights in fp32 by "
-            f"{worst:.3g} nats and {mean:.3g} in the mean, more than {spec.tolerance:g} or "
-            f"{spec.mean_tolerance:g}"
-        )
-        if name == "int8-stored":
-            raise ArtefactError(
-                f"{sentence}; nothing was written: export in fp32, or report this difference."
-            )
+    sentence = _beyond_tolerances(
+        lowered.spec, both, f"in {name} the answers of this machine differ from the stored weights in fp32"
+    )
+    if sentence and name == "int8-stored":
+        raise ArtefactError(f"{sentence}; nothing was written: export in fp32, or report this difference.")
+    if sentence:
         warnings.warn(
             f"{sentence}; the artefact is written, and its check fails here: give a --precision with more "
             "bits.",
@@ -277,45 +258,47 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
 def check_again(lowered: OrtSession, reference: Reference) -> None:
     """Compares a graph of a lower precision with PyTorch's answers.
 
-    Raises ArtefactError when answers are not finite, or differ by more than the tolerance of the precision.
+    Raises ArtefactError when answers are not finite, or differ by more than the tolerances of the precision.
     """
     name = named(lowered.spec.precision, lowered.spec.memory_precision)
-    shown = _shown(reference.segments.tolist(), f"answers in {name}")
-    log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
-    for mine, theirs in ((log_probs, reference.log_probs), (last, reference.last)):
-        _compare(
-            mine,
-            theirs,
-            tolerance=lowered.spec.tolerance,
-            what=f"{log_probs.size} tokens in {name}",
-        )
-    apart = float(differences(log_probs, reference.log_probs).mean())
-    if not apart <= lowered.spec.mean_tolerance:
-        raise ArtefactError(
-            f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, more "
-            f"than {lowered.spec.mean_tolerance:g}; nothing was written: export in fp32, or report this "
-            "difference."
-        )
+    answers = answers_of(lowered, reference, f"answers in {name}")
+    if sentence := _beyond_tolerances(
+        lowered.spec, [answers, reference], f"in {name} the log-probabilities differ from PyTorch's"
+    ):
+        raise ArtefactError(f"{sentence}; nothing was written: export in fp32, or report this difference.")
 
 
 def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Reference) -> None:
     """Raises ArtefactError if a graph in another file does not reproduce its answers within the tolerances of
     `check`.
     """
-    answers = []
-    for session in (packed, whole):
-        shown = _shown(reference.segments.tolist(), f"answers of {session.spec.graph_file}")
-        answers.append(np.hstack(replay(session, reference.tokens, shown, reference.restarts)))
-    difference = differences(*answers)
+    both = [answers_of(x, reference, f"answers of {x.spec.graph_file}") for x in (packed, whole)]
+    option = f"--{packed.spec.storage}"
+    if sentence := _beyond_tolerances(packed.spec, both, f"with {option} the graph differs from itself"):
+        raise ArtefactError(
+            f"{sentence}; nothing was written: leave out {option}, or report this difference."
+        )
+
+
+def answers_of(session: Session, reference: Reference, what: str) -> Reference:
+    """Returns a session's answers to the tokens of a reference. what: the title of the progress bar."""
+    shown = _shown(reference.segments.tolist(), what)
+    log_probs, last = replay(session, reference.tokens, shown, reference.restarts)
+    return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
+
+
+def _beyond_tolerances(spec: Spec, sides: list[Reference], what: str) -> str | None:
+    """Returns the begin of a sentence if two answers differ by more than `check` allows."""
+    mine, theirs = (np.hstack([side.log_probs, side.last]) for side in sides)
+    difference = differences(mine, theirs)
     worst = float(difference.max())
     mean = float(difference.mean())
-    spec = packed.spec
-    if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
-        raise ArtefactError(
-            f"with --{spec.storage} the graph differs from itself by {worst:.3g} nats and {mean:.3g} in the "
-            f"mean, more than {spec.tolerance:g} or {spec.mean_tolerance:g}; nothing was written: leave out "
-            f"--{spec.storage}, or report this difference."
-        )
+    if worst <= spec.tolerance and mean <= spec.mean_tolerance:
+        return None
+    return (
+        f"{what} by {worst:.3g} nats and {mean:.3g} in the mean, more than {spec.tolerance:g} or "
+        f"{spec.mean_tolerance:g}"
+    )
 
 
 def chained_segments(rule: MemoryRule, *, whole: bool = False) -> np.ndarray:

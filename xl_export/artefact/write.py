@@ -25,7 +25,7 @@ from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import QUANTISED, Measured, MemoryPrecision, Precision
-from runtimes.contract.reference import Reference, replay, save_reference
+from runtimes.contract.reference import Reference, save_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
@@ -35,7 +35,14 @@ from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure
-from xl_export.artefact.validate import ROWS, check_again, check_quantised, validate, validate_step
+from xl_export.artefact.validate import (
+    ROWS,
+    answers_of,
+    check_again,
+    check_quantised,
+    validate,
+    validate_step,
+)
 from xl_export.graph import genai
 from xl_export.graph.ops import save_model
 
@@ -260,9 +267,7 @@ def with_memory_in_bytes(model: Exportable, reference: Reference, rule: MemoryRu
     naive = ProjectedTorchSession(
         exact.model, exact.vocab, rule, identity=f"{exact.identity} in bytes", write=append_in_bytes
     )
-    lengths = reference.segments.tolist()
-    log_probs, last = replay(naive, reference.tokens, lengths, reference.restarts)
-    return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
+    return answers_of(naive, reference, "PyTorch's answers with int8 memory")
 
 
 def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSession:

@@ -17,9 +17,7 @@ import onnx_ir as ir
 from runtimes.contract.precision import MemoryType
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import SCALE
-from trainer.model.config import ModelConfig
 from xl_export.graph.head import embedding_scale, output_weights, project
-from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
 from xl_export.graph.persistent import attend_persistent, persistent_constants
 from xl_export.graph.step import StepGraph
@@ -49,11 +47,6 @@ def takes(spec: Spec) -> bool:
     return spec.form == "ring" and spec.target == "onnxruntime"
 
 
-def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
-    """The same model as `step_graph` returns, with the fused operator."""
-    return _FusedStepGraph(spec, config, weights).build()
-
-
 def matrices_of(node: ir.Node) -> Mapping[int, tuple[int, int]]:
     """The entry of `MATRICES` for a node of these operators; empty for every other node."""
     return MATRICES.get(node.op_type.partition("Over")[0], {}) if node.domain == DOMAIN else {}
@@ -64,7 +57,9 @@ def reads_tables(node: ir.Node) -> bool:
     return node.domain == DOMAIN and node.op_type.partition("Over")[0] in (ATTENTION, LAYER)
 
 
-class _FusedStepGraph(StepGraph):
+class FusedStepGraph(StepGraph):
+    """The same model as `StepGraph`, with the fused operators."""
+
     domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
 
     @property

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form, state_tensors
 from trainer.model.attention import Terms
@@ -28,11 +27,6 @@ from xl_export.tracing.ring import ring_distances, ring_write
 TERMS = ("position", "bias", "u", "v")
 
 
-def traced_facts(model: LanguageModel) -> ModelFacts:
-    """The facts of a model whose step is traced: every head has the whole memory, whatever its span."""
-    return dataclasses.replace(model.facts(), reaches=())
-
-
 class OwnStep(nn.Module):
     """A `LanguageModel` with the interface of `xl_export.tracing.module.StepModule`, under one rule."""
 
@@ -41,7 +35,7 @@ class OwnStep(nn.Module):
         self.rule = rule
         self.form = form
         self.config = model.config
-        facts = traced_facts(model)
+        facts = dataclasses.replace(model.facts(), reaches=())  # a traced head has the whole memory
         self.sizes = Sizes(
             vocab_size=facts.vocab_size,
             layers=facts.layers,

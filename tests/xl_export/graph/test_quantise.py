@@ -26,8 +26,9 @@ from tests.streams import feed, rows
 from tests.xl_export.graph.rounding import in_blocks, in_columns
 from trainer.run.checkpoint import load_run
 from xl_export.artefact import validate
-from xl_export.artefact.export import export, finite_weights, make_spec
+from xl_export.artefact.export import export, make_spec
 from xl_export.artefact.stored_weights import put_at_stored_values
+from xl_export.artefact.write import finite_arrays
 from xl_export.graph import quantise as presets
 from xl_export.graph.ops import save_model
 from xl_export.graph.step import step_graph
@@ -45,14 +46,14 @@ def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
     spec = make_spec(run, run.config.evaluation, "ring", "onnxruntime", "fp32", "fp32")
     answers = []
     for name in ("fp32", "rounded", "reference", "quantised"):
-        model = step_graph(spec, run.config.model, finite_weights(run))
+        model = step_graph(spec, run.config.model, finite_arrays(run.model))
         if name == "quantised":
             stored = _lowered(model, bits)
         elif name == "rounded":
-            stored = _lowered(step_graph(spec, run.config.model, finite_weights(run)), bits)
+            stored = _lowered(step_graph(spec, run.config.model, finite_arrays(run.model)), bits)
             _round(model, stored, bits)
         elif name == "reference":  # what an export takes for its reference answers
-            lowered = step_graph(spec, run.config.model, finite_weights(run))
+            lowered = step_graph(spec, run.config.model, finite_arrays(run.model))
             _lowered(lowered, bits)
             put_at_stored_values(model, lowered)
         (tmp_path / name).mkdir()

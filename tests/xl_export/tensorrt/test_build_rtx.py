@@ -19,7 +19,8 @@ from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.module import fresh_log
 from tests.architectures import ARCHITECTURES
 from trainer.run.checkpoint import load_run
-from xl_export.artefact.export import finite_weights, form_for, make_spec, needs_shift
+from xl_export.artefact.export import form_for, make_spec, needs_shift
+from xl_export.artefact.write import finite_arrays
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.build import configure, optimization_profile, serialize
 from xl_export.tensorrt.graph import tensorrt_graph
@@ -73,7 +74,7 @@ def graphs(
         spec = make_spec(run, rule, chosen, "tensorrt", "fp16", "fp32")
         folder = tmp_path_factory.mktemp("graph")
         # type: ignore[arg-type]
-        graph = tensorrt_graph(spec, run.config.model, finite_weights(run), attention=attention)
+        graph = tensorrt_graph(spec, run.config.model, finite_arrays(run.model), attention=attention)
         save_model(graph, folder)
         return spec, folder
 

@@ -18,7 +18,8 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
 from tests.nightly import every
 from trainer.run.checkpoint import load_run
-from xl_export.artefact.export import export, finite_weights, make_spec
+from xl_export.artefact.export import export, make_spec
+from xl_export.artefact.write import finite_arrays
 from xl_export.graph.ops import save_model
 from xl_export.graph.qdq import FORMATS, quantised
 from xl_export.tensorrt.build import build
@@ -131,7 +132,7 @@ def test_what_cannot_be_stored_is_refused(make_run: Callable[..., Path], run: Pa
     ):
         spec = make_spec(found, found.config.evaluation, "shift", "tensorrt", precision, "fp32")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=words):
-            tensorrt_graph(spec, found.config.model, finite_weights(found), attention="native")
+            tensorrt_graph(spec, found.config.model, finite_arrays(found.model), attention="native")
     with pytest.raises(ConfigError, match=r"--precision fp8 is for engines; give --target tensorrt too"):
         export(run, tmp_path / "a", precision="fp8")
     assert not (tmp_path / "a").exists()

@@ -309,11 +309,6 @@ def test_a_table_with_a_row_for_each_position_is_refused(tmp_path: Path) -> None
         trace(Table(), tmp_path / "artefact", rule=RULE)
 
 
-def test_errors_of_trace_name_its_arguments(policy: Path) -> None:
-    with pytest.raises(UserError, match="exists already; give another `out`, or force=True to replace it"):
-        trace(modules.Policy(), policy, rule=RULE)
-
-
 def test_a_step_that_relies_on_a_declined_promise_is_refused(segments: Path) -> None:
     assert load_spec(segments).without == ("rows", "padding", "cuts")
     assert check(segments).passed
