@@ -133,13 +133,10 @@ class _Recorder:
         if self.persistent is not None:
             self.persistent[self.layer] += weights_HTJ[:, counted, J:].double().sum((1, 2))
         if self.terms is not None:
-            scores = score_terms(query, key, terms)
-            for name, total in self.terms.items():
-                alone = (
-                    (scores[name][0] * query.shape[-1] ** -0.5)
-                    .masked_fill(~visible, float("-inf"))
-                    .softmax(-1)
-                )
+            for name, scores in score_terms(query, key, terms).items():
+                total = self.terms[name]
+                scores = scores[0] * query.shape[-1] ** -0.5
+                alone = scores.masked_fill(~visible, float("-inf")).softmax(-1)
                 alone = alone.masked_fill(~visible, 0.0)  # without visible keys the softmax is NaN
                 total[self.layer] += by_distance(alone, R)[:, counted].double().sum(1)
         self._keep(context, by_distance(visible[0], R))
@@ -189,18 +186,15 @@ def by_distance(x: Tensor, distances: int) -> Tensor:
 
 
 def score_terms(query: Tensor, key: Tensor, terms: Terms) -> dict[str, Tensor]:
-    """Returns the four terms whose sum is the score of relative positions, [B, H, T, J] each.
+    """Returns the terms (a) q·k, (b) q·r(d) and (d) v·r(d) of relative positions, [B, H, T, J] each.
 
-    They are (a) q·k, (b) q·r(d), (c) u·k and (d) v·r(d), before division by sqrt(K) (Dai et al. 2019, section
-    3.3). query [B, T, H, K], key [B, J, H, K].
+    They are not divided by sqrt(K) yet (Dai et al. 2019, section 3.3). query [B, T, H, K], key [B, J, H, K].
     """
-    assert terms.u is not None, "these are not relative positions"
     assert terms.v is not None, "these are not relative positions"
     alone = Terms(position=terms.position)
     return {
         "a": torch.einsum("bthk,bjhk->bhtj", query, key),
         "b": position_scores(query, alone),
-        "c": torch.einsum("bthk,bjhk->bhtj", terms.u.expand_as(query), key),
         "d": position_scores(terms.v.expand_as(query), alone),
     }
 

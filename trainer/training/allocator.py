@@ -29,6 +29,5 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt  # returns 1 where it has done so
     # Setting the other threshold alone would stop glibc from raising this one by itself, as it usually does.
-    if not any(mallopt(MMAP_THRESHOLD, size) == 1 for size in LARGEST):
-        return False
-    return bool(mallopt(TRIM_THRESHOLD, NEVER) == 1)
+    sizes_are_kept = any(mallopt(MMAP_THRESHOLD, size) == 1 for size in LARGEST)
+    return sizes_are_kept and bool(mallopt(TRIM_THRESHOLD, NEVER) == 1)

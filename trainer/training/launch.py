@@ -31,24 +31,6 @@ REPORTS = (
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def refuse_outer_launcher() -> None:
-    """Raises UserError where `torchrun` started this process, which may not start processes itself."""
-    if "WORLD_SIZE" in os.environ:
-        raise UserError(
-            "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out "
-            "--processes, or run xl-export without torchrun."
-        )
-
-
-def refuse_too_many(processes: int, *, batch: int) -> None:
-    """Raises UserError for a number of processes that cannot share the lanes of the batch."""
-    if not 1 <= processes <= batch:
-        raise UserError(
-            f"--processes is {processes} and the batch has {batch} lanes; expected 1 to {batch}, "
-            "because every process trains at least one lane."
-        )
-
-
 def launch(command: Sequence[str], processes: int) -> None:
     """Runs `command` in `processes` processes on this machine and returns when all have succeeded.
 

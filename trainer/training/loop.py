@@ -12,6 +12,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True) 
     config = config_of(run, steps=steps)
     check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
-        ranks.on_first(lambda: _hold(run, held))
+        ranks.on_first(lambda: held.enter_context(only_writer(run, doing="trained")))
         _go_on(config, run, ranks, progress=progress and ranks.is_first)
     return run
 
@@ -96,11 +97,6 @@ def config_of(run: Path, *, steps: int | None = None) -> TrainConfig:
     return dataclasses.replace(config, steps=steps, patience=0)
 
 
-def _hold(run: Path, held: ExitStack) -> None:
-    """Keeps every other process from writing to a run until `held` ends: two would mix their metrics."""
-    held.enter_context(only_writer(run, doing="trained"))
-
-
 def refuse_existing_run(out: Path, *, force: bool, sources: Sequence[Path]) -> None:
     """Raises UserError if a new run may not be written to `out`; sources: what it reads."""
     refuse_existing(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES)
@@ -119,7 +115,8 @@ def _start(
     absolute: Any = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
     config = dataclasses.replace(config, **absolute)
     source = load_source(config)
-    _say_note(source, progress=progress)
+    if progress and source.note is not None:
+        print(f"note: {source.note}", file=sys.stderr)
     start = None if config.start_from is None else load_run(Path(config.start_from))
     if start is not None and source.vocab.to_json() != start.vocab.to_json():
         raise ConfigError(
@@ -159,7 +156,7 @@ def _start(
                     np.save(folder / name, content)  # from the memory map, without a copy in memory
             (folder / METRICS).touch()
             write(training, tensors, folder, source.digest)
-        _hold(out, held)
+        held.enter_context(only_writer(out, doing="trained"))
 
     ranks.on_first(make_folder)
     _continue(training, out, source, progress=progress)
@@ -167,14 +164,16 @@ def _start(
 
 def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
     source = load_source(config, matching_vocab(run, config))
-    _say_note(source, progress=progress)
+    if progress and source.note is not None:
+        print(f"note: {source.note}", file=sys.stderr)
     training = Training.start(config, ranks)
     training.held_out = source.held_out
     restore(training, run, source.digest)
     ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
     # Every process has read what it needs, so what a kill left behind can be repaired.
     mend(training, run)
-    ranks.on_first(lambda: _sweep(run))
+    for name in (STATE, MODEL, METRICS):
+        ranks.on_first(partial(sweep, run / name))
     longer = config.steps > config_of(run).steps
     ranks.agree("numbers of steps", f"{longer}")  # all have read it before the first one writes it
     if longer:
@@ -190,17 +189,6 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
             "continue"
         )
     _continue(training, run, source, progress=progress)
-
-
-def _say_note(source: Source, *, progress: bool) -> None:
-    if progress and source.note is not None:
-        print(f"note: {source.note}", file=sys.stderr)
-
-
-def _sweep(run: Path) -> None:
-    """Removes half-written files that a kill left behind."""
-    for name in (STATE, MODEL, METRICS):
-        sweep(run / name)
 
 
 def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -137,7 +136,6 @@ TRAINED = 0.9  # of a text; the rest is held out
 SAMPLED = 1 << 20  # bytes of the text that are read for a plan
 MEASURED = 4.0  # seconds
 Device = Literal["cpu", "cuda", "mps"]
-Speed = Callable[[TrainConfig], float]
 
 
 def tokens_per_second(config: TrainConfig) -> float:
@@ -166,12 +164,10 @@ def plan(
     max_size: int | None = None,
     steps: int | None = None,
     device: Device = "cpu",
-    speed: Speed = tokens_per_second,
 ) -> tuple[TrainConfig, str]:
     """A configuration for a text file, and a paragraph on what it is and what to expect.
 
-    vocab, max_size, steps: the user's choice in place of the plan's. speed: returns tokens per second of a
-    configuration.
+    vocab, max_size, steps: the user's choice in place of the plan's.
     """
     num_bytes, sample = _beginning(text)
     row = next(row for row in reversed(TEXTS) if num_bytes >= row.num_bytes)
@@ -192,7 +188,6 @@ def plan(
         minutes=minutes,
         steps=steps,
         device=device,
-        speed=speed,
     )
     return dataclasses.replace(config, text=text, vocab=vocab, max_size=limits), (
         f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {model}. "
@@ -206,7 +201,6 @@ def plan_data(
     minutes: float,
     steps: int | None = None,
     device: Device = "cpu",
-    speed: Speed = tokens_per_second,
 ) -> tuple[TrainConfig, str]:
     """A configuration for a dataset, and a paragraph on it, as `plan` returns them for a text."""
     dataset = open_dataset(data)
@@ -219,7 +213,6 @@ def plan_data(
         minutes=minutes,
         steps=steps,
         device=device,
-        speed=speed,
     )
     expected = "" if dataset.vocab.kind == "ids" else f" {_expected(config, row)}"
     return dataclasses.replace(config, data=data), (
@@ -236,7 +229,6 @@ def plan_tuning(
     minutes: float,
     steps: int | None = None,
     device: Device | None = None,
-    speed: Speed = tokens_per_second,
 ) -> tuple[TrainConfig, str]:
     """A configuration for training the best weights of `run` on other text, and a paragraph on it.
 
@@ -267,7 +259,7 @@ def plan_tuning(
         tokens = int(TRAINED * num_bytes / _bytes_per_token(trained.vocab, sample))
     else:
         tokens = len(open_dataset(str(data)).train)
-    rate = 0.0 if steps else speed(config)
+    rate = 0.0 if steps else tokens_per_second(config)
     most = min(rate * 60 * minutes * SHARE, TUNING_PASSES * tokens)
     config = _timed(config, steps=steps, tokens=most, minutes=minutes)
     passes = _total(config) / max(1, tokens)
@@ -287,7 +279,6 @@ def _chosen(
     minutes: float,
     steps: int | None,
     device: Device,
-    speed: Speed,
 ) -> tuple[TrainConfig, str, str]:
     """A configuration for so many tokens, without what they are read from, and two parts of its
     paragraph: the model with its training, and what would make it better.
@@ -297,7 +288,7 @@ def _chosen(
     most = row.passes * tokens
     for choice in SIZES[row.largest :: -1]:
         config = _recipe(choice, row, vocab_size=max(2, vocab_size), device=device)
-        rate = 0.0 if steps else speed(config)
+        rate = 0.0 if steps else tokens_per_second(config)
         trained = rate * 60 * minutes * SHARE
         # Either the time is enough for all useful passes over the text, or for enough tokens.
         if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):

@@ -311,9 +311,6 @@ def loss_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
     if not scaler.is_enabled():
         return 1.0, 0
     state = scaler.state_dict()
-    assert SCALE_STEPS in state, (
-        f"GradScaler of PyTorch {torch.__version__} has {sorted(state)} and no {SCALE_STEPS}"
-    )
     return state["scale"], state[SCALE_STEPS]
 
 

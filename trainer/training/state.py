@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
 from trainer.training.allocator import keep_freed_memory
 from trainer.training.lane_memory import LaneMemory
-from trainer.training.objective import segment_loss
+from trainer.training.objective import Objective
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
 from trainer.training.schedule import begins_empty, first_token, learning_rate, training_rule
@@ -37,18 +36,6 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The fp16 loss is scaled so that its gradients fit the range of fp16. With a scale below this one, a gradient
 # that is not finite is not a matter of range any more: training has diverged.
 SMALLEST_SCALE = 1.0
-
-
-class Objective(nn.Module):
-    """The model's loss as a module, because DistributedDataParallel can only wrap a module's `forward`."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        loss, inputs = segment_loss(self.model, *arguments, **options)
-        return loss.objective, loss.nats, inputs
 
 
 @dataclass(frozen=True, kw_only=True)

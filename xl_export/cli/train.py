@@ -105,7 +105,7 @@ LAUNCHED = (
 @click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="Train on this device.")
 @click.option(
     "--processes",
-    type=int,
+    type=click.IntRange(min=1),
     help="Train in this many processes on this machine. Each process has an equal share of the lanes, "
     "and either one GPU or an equal share of the CPU threads.",
 )
@@ -289,12 +289,15 @@ def _work(
 ) -> Callable[[], Path]:
     """What one process has to do, once its configuration is known to fit the number of processes."""
     from trainer.run.config import TrainConfig
-    from trainer.training.launch import REPORTS, refuse_outer_launcher, refuse_too_many
+    from trainer.training.launch import REPORTS
     from trainer.training.loop import config_of, resume, train
     from trainer.training.parallel import Ranks
 
-    if processes is not None:
-        refuse_outer_launcher()
+    if processes is not None and "WORLD_SIZE" in os.environ:
+        raise UserError(
+            "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out "
+            "--processes, or run xl-export without torchrun."
+        )
     ignored: str | bool = False
     if resume_run:
         settings = config_of(resume_run, steps=changes.get("steps"))
@@ -303,7 +306,6 @@ def _work(
         ignored = settings.data is not None and settings.vocab != TrainConfig.vocab and settings.vocab
         settings = _changed(settings, assignments, changes)
     if processes is not None:
-        refuse_too_many(processes, batch=settings.batch)
         Ranks(count=processes).lanes(settings.batch, settings.accumulate)
     if REPORTS not in os.environ and os.environ.get("RANK", "0") == "0":  # once for all processes
         if ignored:

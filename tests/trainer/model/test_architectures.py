@@ -20,7 +20,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel, count_parameters, parameter_shapes
 from trainer.model.naive import naive_attention
 from trainer.training.lane_memory import LaneMemory
-from trainer.training.objective import segment_loss
+from trainer.training.objective import Objective
 
 SIZES: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "head_dim": 3, "d_ff": 9, "vocab_size": 70}
 GOLDEN = Path(__file__).with_name("golden_architectures.json")
@@ -119,13 +119,13 @@ def losses_of(name: str) -> list[float]:
     for step in range(20):
         piece, at = text[:, step * 8 : step * 8 + 9], torch.full((4,), step * 8)
         tokens, targets = piece[:, :-1], piece[:, 1:]
-        loss, inputs = segment_loss(model, tokens, targets, memory.whole(), at, rule, progress=step / 20)
+        loss, nats, inputs = Objective(model)(tokens, targets, memory.whole(), at, rule, progress=step / 20)
         memory.add(inputs, rule.mem_len)
         optimizer.zero_grad()
-        loss.objective.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         model.constrain()
-        losses.append(round(loss.nats.item(), 6))
+        losses.append(round(nats.item(), 6))
     return losses
 
 

@@ -13,26 +13,14 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, StreamError, TextError
 from runtimes.contract.rule import MemoryRule
-from tests.nightly import every
 from tests.trainer.model.test_architectures import build
 from trainer.model import inspection
-from trainer.model.attention import NO_TERMS, Terms, attention_weights
-from trainer.model.inspection import Observation, highlighted, learned_spans, observe, score_terms
+from trainer.model.attention import NO_TERMS, Terms
+from trainer.model.inspection import Observation, highlighted, learned_spans, observe
 from trainer.model.naive import _score, naive_attention
 
-LENGTH = 45  # tokens; the rules here remember at most 16
-KINDS = [
-    "transformer-xl",
-    "transformer-xl-untied-pre-norm",
-    "shaw",
-    "absolute",
-    "per-layer",
-    "adaptive-span",
-    "adaptive-span-full",
-    "all-attention",
-    "head-split",
-    "single-head",
-]
+LENGTH = 30  # tokens; the rules here remember at most 16
+KINDS = ["transformer-xl-untied-pre-norm", "adaptive-span-full", "all-attention", "head-split"]
 
 
 def text(length: int = LENGTH) -> np.ndarray:
@@ -115,7 +103,7 @@ def seen_by(name: str, stretch: range = range(20, 26), **options: Any) -> tuple[
     return observe(model, text(), rule, stretch=stretch, **options), rule
 
 
-@pytest.mark.parametrize("name", every(2, KINDS))
+@pytest.mark.parametrize("name", KINDS)
 def test_observed_weights_equal_one_query_and_key_at_a_time(name: str) -> None:
     seen, rule = seen_by(name)
     spy = spied(name, 5 if rule.mask == "same-length" else None)  # where cutting a stream changes nothing
@@ -144,10 +132,9 @@ def test_observed_weights_equal_one_query_and_key_at_a_time(name: str) -> None:
     assert seen.terms is None
 
 
-@pytest.mark.parametrize("name", every(2, ["transformer-xl-untied-pre-norm", "transformer-xl"]))
-def test_figure_7_averages_the_softmax_of_each_term_alone(name: str) -> None:
-    seen, rule = seen_by(name, terms=True)
-    spy = spied(name, 7)
+def test_figure_7_averages_the_softmax_of_each_term_alone() -> None:
+    seen, rule = seen_by("transformer-xl-untied-pre-norm", terms=True)
+    spy = spied("transformer-xl-untied-pre-norm", 7)
     assert seen.terms is not None
     assert list(seen.terms) == ["a", "b", "d"]
     for term, values in seen.terms.items():
@@ -156,16 +143,6 @@ def test_figure_7_averages_the_softmax_of_each_term_alone(name: str) -> None:
             for d in range(rule.mem_len + 1):
                 alone = torch.stack([spy.alone[term, layer, p, d] for p in range(rule.mem_len, LENGTH)])
                 np.testing.assert_allclose(values[layer, :, d], alone.mean(0), rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_weights_and_persistent_share_sum_to_one(name: str) -> None:
-    seen, _ = seen_by(name)
-    np.testing.assert_allclose(
-        seen.average.sum(-1) + (0 if seen.persistent is None else seen.persistent), 1, rtol=1e-12
-    )
-    if seen.persistent is None:
-        np.testing.assert_allclose(seen.weights.sum(-1), 1, rtol=1e-12)
 
 
 def test_a_target_that_sees_nothing_counts_as_zeros() -> None:
@@ -178,27 +155,6 @@ def test_a_target_that_sees_nothing_counts_as_zeros() -> None:
     for average in (seen.average, *seen.terms.values()):
         np.testing.assert_allclose(average.sum(-1), 4 / 5, rtol=1e-12)
     assert not seen.seen[0].any()
-
-
-def test_the_four_terms_add_up_to_the_score() -> None:
-    generator = torch.Generator().manual_seed(0)
-    B, T, M, H, K = 2, 5, 7, 3, 4
-    query, key, u, v, position = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((B, T, H, K), (B, M + T, H, K), (H, K), (H, K), (M + T, H, K))
-    )
-    terms = Terms(position=position, u=u, v=v)
-    parts = score_terms(query, key, terms)
-    assert list(parts) == ["a", "b", "c", "d"]
-    whole = torch.stack(list(parts.values())).sum(0)
-    distance = M + torch.arange(T)[:, None] - torch.arange(M + T)
-    for i, j in (distance >= 0).nonzero().tolist():
-        for b in range(B):
-            true = _score(query[b, i], key[b, j], M + i - j, terms)
-            torch.testing.assert_close(whole[b, :, i, j], true, rtol=1e-12, atol=1e-12)
-    visible = (distance >= 0).expand(B, T, M + T)
-    weights = (whole * K**-0.5).masked_fill(~visible[:, None], float("-inf")).softmax(-1)
-    torch.testing.assert_close(weights, attention_weights(query, key, visible=visible, terms=terms))
 
 
 def test_the_highest_fifth_of_what_precedes_each_target_is_marked() -> None:
@@ -237,9 +193,9 @@ def test_what_cannot_be_observed_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     model, rule = build("shaw")
     with pytest.raises(ConfigError, match=r"the model has shaw positions, whose scores have no terms"):
         observe(model, text(), rule, stretch=range(20, 22), terms=True)
-    for stretch in (range(15, 20), range(44, 46), range(20, 20)):
+    for stretch in (range(15, 20), range(29, 31), range(20, 20)):
         with pytest.raises(
-            TextError, match=rf"targets {stretch.start} to {stretch.stop - 1} were asked for in 45 tokens"
+            TextError, match=rf"targets {stretch.start} to {stretch.stop - 1} were asked for in 30 tokens"
         ):
             observe(model, text(), rule, stretch=stretch)
     model.blocks[0].query.weight.data[0, 0] = float("nan")
@@ -270,13 +226,6 @@ def test_spans_that_no_training_leaves_are_refused(share: float) -> None:
     model.spans()[1].share.data[0] = share
     with pytest.raises(ArtefactError, match="not between 0 and 1 times"):
         learned_spans(model)
-
-
-def test_spans_of_a_model_without_them_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no learned spans; give a run whose configuration has model\.span"
-    ):
-        learned_spans(build("transformer-xl")[0])
 
 
 def test_observing_leaves_the_answers_as_they_are() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.model.attention import Terms, relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.naive import naive_attention
-from trainer.model.persistent import PersistentVectors, persistent_attention
+from trainer.model.persistent import PersistentVectors
 
 T, H, K, N = 3, 4, 3, 5
 WAYS = ("all-attention", "attn-split", "head-split", "single-head")
@@ -75,18 +75,6 @@ def test_each_way_equals_its_definition(sublayers: str, attention: Any) -> None:
     for i in range(T):
         for h in range(H):
             torch.testing.assert_close(answer[0, i, h], definition(sublayers, module, q, k, v, i, h))
-
-
-def test_persistent_attention_alone_is_the_softmax_of_the_paper() -> None:
-    """Keys and values are stored divided by sqrt(K) and sqrt(N), so that a score is q·k of what is stored
-    (section 5.1).
-    """
-    module = build("all-attention")
-    q = torch.randn(1, 1, H, K, dtype=torch.float64)
-    answer = persistent_attention(q, *module.scaled())[0, 0]
-    for h in range(H):
-        weights = softmax([(q[0, 0, h] @ row).item() for row in module.key[h]])
-        torch.testing.assert_close(answer[h], weighted(weights, list(module.value[h] * math.sqrt(N))))
 
 
 def test_vectors_start_with_unit_variance_after_scaling() -> None:

@@ -105,18 +105,6 @@ def test_the_best_weights_are_finally_scored_on_all_text(
     assert same({f"model.{name}": tensor for name, tensor in last.items()}, state)
 
 
-def test_a_better_validation_is_a_checkpoint(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = []
-    save = loop.save
-    monkeypatch.setattr(
-        loop, "save", lambda training, *rest: (saved.append(training.step), save(training, *rest))
-    )
-    train(make_config(checkpoint_every=100, validate_every=4), tmp_path / "run", progress=False)
-    assert set(saved) >= {4, 20}
-
-
 def test_training_ends_when_patience_does(
     make_config: Make, tmp_path: Path, scores: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,12 +144,6 @@ def test_the_average_is_validated_and_exported(
     assert same(model, {name: state[f"average.{name}"] for name in model})
     assert same(model, seen[1].state_dict())
     assert metrics(run, "best_step") == [10, 20]
-
-
-def test_a_vocabulary_size_other_than_the_texts_is_refused(make_config: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.vocab_size is 500 and the text has \d+ symbols"):
-        train(make_config(vocab_size=500), tmp_path / "run", progress=False)
-    train(make_config(vocab_size=256, vocab="byte", steps=1), tmp_path / "run", progress=False)
 
 
 def test_too_little_held_out_text_is_noted_once(

@@ -72,9 +72,10 @@ def test_a_checkpoint_that_cannot_be_written_ends_training(
     load_run(tmp_path / "run")
 
 
-def test_the_rate_counts_no_pauses() -> None:
+def test_the_rate_counts_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    pace = Pace(lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    pace = Pace()
     pace.add(50)
     now[0] += 2
     with pace.paused():

@@ -64,16 +64,6 @@ def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
 
 
-def test_options_replace_what_the_configuration_says(config: str, tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text("abcdefg\n" * 400)
-    options = ["--steps", "3", "--seed", "7", "--vocab", "byte", "--text", tmp_path / "other.txt"]
-    assert train(config, "--out", tmp_path / "run", *options).exit_code == 0
-    stored = json.loads((tmp_path / "run/config.json").read_text())
-    assert (stored["steps"], stored["seed"], stored["vocab"]) == (3, 7, "byte")
-    assert stored["text"] == str((tmp_path / "other.txt").resolve())
-    assert stored["model"]["vocab_size"] == 256
-
-
 def test_an_existing_folder_is_refused_and_untouched_unless_forced(config: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/precious").write_text("mine")
@@ -131,17 +121,6 @@ def small(make_config: Make, tmp_path: Path) -> Make:
         return str(tmp_path / "small.json")
 
     return make
-
-
-def test_a_configuration_takes_its_corpus_or_a_text(
-    small: Make, dataset: Path, text_file: Path, tmp_path: Path
-) -> None:
-    for number, corpus in enumerate(("penn-treebank", None)):
-        result = train(small(corpus), "--data", dataset, "--out", tmp_path / f"run{number}")
-        assert result.exit_code == 0, result.output
-        assert result.stdout.startswith("training on penn-treebank: ")
-    result = train(small("wikitext-103"), "--text", text_file, "--out", tmp_path / "run")
-    assert result.exit_code == 0, result.output
 
 
 def test_a_dataset_and_its_run_have_one_test_part(

@@ -18,8 +18,9 @@ from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 from trainer.training import state
+from trainer.training.objective import Objective
 from trainer.training.span_lengths import SpanLengths
-from trainer.training.state import Objective, Training
+from trainer.training.state import Training
 
 SIZES: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "head_dim": 4, "vocab_size": 7}
 PLAIN = {"d_ff": 8}
@@ -150,42 +151,6 @@ def test_activations_that_are_computed_again_give_the_same_bits(
         assert torch.equal(mine, theirs), name
     large = dataclasses.replace(config, batch=64)
     assert dataclasses.replace(large, checkpoint_activations=True).num_bytes(64) < large.num_bytes(64)
-
-
-def kept_bytes(training: Training, tokens_BN: np.ndarray) -> int:
-    """Bytes that are kept for the backward pass of one step, without weights; each storage counts once."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in training.model.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}  # held until the step ends, so no address is used twice
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor
-
-    def keep_arguments(_: Any, arguments: tuple[Any, ...]) -> None:
-        for tensor in arguments[:2]:  # input and memory
-            keep(tensor)
-
-    for block in training.model.blocks:  # what is computed again keeps them without telling autograd
-        block.register_forward_pre_hook(keep_arguments)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        training.advance(tokens_BN)
-    return sum(storage.nbytes() for address, storage in storages.items() if address not in weights)
-
-
-def test_activations_that_are_computed_again_are_not_kept(
-    make_config: Callable[..., TrainConfig], started: Callable[[TrainConfig], tuple[Training, np.ndarray]]
-) -> None:
-    """The tensors themselves are counted, not our estimate of them."""
-
-    def of_a_layer(again: bool) -> float:
-        few, many = (
-            kept_bytes(*started(make_config(layers=layers, checkpoint_activations=again)))
-            for layers in (2, 6)
-        )
-        return (many - few) / 4
-
-    assert of_a_layer(again=True) < of_a_layer(again=False) / 3
 
 
 def test_a_machine_without_a_compiler_is_told_so(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from trainer.training.snapshot import loss_scale, set_loss_scale
@@ -19,16 +18,3 @@ def test_pytorch_still_keeps_the_loss_scale_there() -> None:
     assert loss_scale(scaler) == (512.0, 2)
     scaler.update(1024.0)
     assert loss_scale(scaler) == (1024.0, 2)
-
-
-def test_a_part_that_has_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    scaler = torch.amp.GradScaler("cpu")
-    monkeypatch.setattr(scaler, "state_dict", lambda: {"scale": 1.0, "steps": 0})
-    with pytest.raises(AssertionError, match=r"GradScaler of PyTorch .* has \['scale', 'steps'\] and no"):
-        loss_scale(scaler)
-
-
-def test_without_a_scale_there_is_nothing_to_keep() -> None:
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    set_loss_scale(scaler, 512.0, 2)
-    assert loss_scale(scaler) == (1.0, 0)

@@ -80,11 +80,6 @@ def test_adam_clips_the_whole_gradient(make_config: Make) -> None:
     assert (state["step.large"].item(), state["step.unused"].item()) == (2, 0)
 
 
-def test_the_first_step_of_adam_is_the_rate_itself(make_config: Make) -> None:
-    model, _, _ = stepped(make_config(), GRADIENTS[:1])
-    assert model.large[0].tolist() == pytest.approx([3 - RATE, -4 - RATE], abs=1e-5)
-
-
 def test_adamw_shrinks_matrices_and_nothing_else(make_config: Make) -> None:
     recipe = {"betas": (0.8, 0.95), "epsilon": 1e-6, "clip": CLIP}
     model, norms, _ = stepped(

@@ -43,18 +43,6 @@ def test_processes_with_different_configurations_are_refused(make_config: Make, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables that torchrun sets, for one process of one."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_one_process_under_torchrun_is_one_process(in_process: None) -> None:
-    with joined("cpu") as ranks:
-        assert ranks == Ranks()
-
-
 def test_a_gpu_that_is_not_there_is_one_sentence(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,41 +59,12 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
         pass
 
 
-@pytest.mark.parametrize(
-    ("there", "count", "words"),
-    [(False, 1, "PyTorch sees no such GPU; give --device cpu"), (True, 2, "the run has 2 processes")],
-)
-def test_an_apple_gpu_is_for_one_process(
-    monkeypatch: pytest.MonkeyPatch, there: bool, count: int, words: str
-) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
-    monkeypatch.setenv("WORLD_SIZE", str(count))
-    with pytest.raises(ConfigError, match=words), joined("mps"):
-        pass
-
-
-def test_rows_are_shared_out_in_order_and_all_of_them() -> None:
-    rows = torch.arange(12).view(6, 2)
-    parts = [Ranks(rank=rank, count=3).share(rows) for rank in range(3)]
-    assert [len(part) for part in parts] == [2, 2, 2]
-    assert torch.equal(torch.cat(parts), rows)
-
-
 def test_what_all_processes_find_is_said_by_the_first() -> None:
     with pytest.raises(UserError, match="no"):
         Ranks(rank=0, count=2).refuse(UserError("no"))
     with pytest.raises(SystemExit) as caught:
         Ranks(rank=1, count=2).refuse(UserError("no"))
     assert caught.value.code == 2
-
-
-def test_alone_nothing_is_exchanged() -> None:
-    ranks, values = Ranks(), torch.tensor([1.0, 2.0])
-    assert torch.equal(ranks.mean(values), values)
-    assert ranks.gather(values) is values
-    assert ranks.gather_on_first(values) is values
-    assert ranks.on_first(lambda: 3) == 3
-    ranks.agree("texts", "a")
 
 
 SHARDED = """

@@ -36,14 +36,17 @@ def written(folder: Path, num_bytes: int) -> str:
     return str(folder / "text.txt")
 
 
-def in_operations(per_second: float) -> planning.Speed:
-    """The speed of a machine that does so many multiplications a second."""
-    return lambda config: per_second / count_parameters(config.model)
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`speed(1e6)`: the tokens per second that the plan then measures."""
+    return lambda rate: monkeypatch.setattr(planning, "tokens_per_second", lambda config: rate)
 
 
-def test_more_time_and_more_text_make_larger_models(tmp_path: Path) -> None:
+def test_more_time_and_more_text_make_larger_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "tokens_per_second", lambda config: 1e10 / count_parameters(config.model))
+
     def parameters(num_bytes: int, minutes: float) -> int:
-        config, _ = plan(written(tmp_path, num_bytes), minutes=minutes, speed=in_operations(1e10))
+        config, _ = plan(written(tmp_path, num_bytes), minutes=minutes)
         return config.model.layers * config.model.d_model**2
 
     table = [[parameters(size, minutes) for minutes in (1, 20, 480)] for size in (20_000, 200_000, 5_000_000)]
@@ -51,46 +54,42 @@ def test_more_time_and_more_text_make_larger_models(tmp_path: Path) -> None:
     assert table[0][0] < table[1][1] < table[2][2]
 
 
-@pytest.mark.parametrize("minutes", [2, 20])
-def test_steps_fit_the_time(tmp_path: Path, minutes: float) -> None:
-    config, paragraph = plan(written(tmp_path, 5_000_000), minutes=minutes, speed=lambda _: 1000.0)
+def test_steps_fit_the_time(tmp_path: Path, speed: Callable[[float], None]) -> None:
+    speed(1000)
+    config, paragraph = plan(written(tmp_path, 5_000_000), minutes=20)
     trained = config.steps * config.batch * config.training.segment
-    assert trained == pytest.approx(1000 * 60 * minutes * SHARE, rel=0.05)
+    assert trained == pytest.approx(1000 * 60 * 20 * SHARE, rel=0.05)
     assert 0 < config.schedule.warmup_steps < config.steps
     assert config.steps / config.validate_every == pytest.approx(VALIDATIONS, rel=0.3)
-    assert f"about {minutes:g} minutes" in paragraph
+    assert "about 20 minutes" in paragraph
     assert "More time would help" in paragraph
 
 
-def test_a_small_text_is_not_read_for_ever(tmp_path: Path) -> None:
-    config, paragraph = plan(written(tmp_path, 100_000), minutes=600, speed=lambda _: 1e6)
+def test_a_small_text_is_not_read_for_ever(tmp_path: Path, speed: Callable[[float], None]) -> None:
+    speed(1e6)
+    config, paragraph = plan(written(tmp_path, 100_000), minutes=600)
     tokens = 0.9 * 100_000 / TEXTS[1].bytes_per_token
     assert config.steps * config.batch * config.training.segment <= TEXTS[1].passes * tokens
     assert "More data would help" in paragraph
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "library", "vocab"),
-    [(10_000, True, "char"), (100_000, True, "subword"), (100_000, False, "char")],
+    ("text", "library", "vocab"),
+    [
+        ("the cat sat on the mat. " * 400, True, "char"),
+        ("the cat sat on the mat. " * 4000, True, "subword"),
+        ("the cat sat on the mat. " * 4000, False, "char"),
+        ("".join(map(chr, range(0x4E00, 0x4E00 + 1500))), True, "byte"),
+    ],
+    ids=["short", "long", "long, without the library", "of thousands of symbols"],
 )
-def test_subwords_are_chosen_if_text_and_library_allow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, library: bool, vocab: str
+def test_text_and_library_decide_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: Any, text: str, library: bool, vocab: str
 ) -> None:
+    speed(1000)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: library or None)
-    assert plan(written(tmp_path, num_bytes), minutes=1, speed=lambda _: 1e3)[0].vocab == vocab
-
-
-def test_text_of_thousands_of_symbols_is_read_as_bytes(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 1500))), encoding="utf-8")
-    config, _ = plan(str(tmp_path / "text.txt"), minutes=1, speed=lambda _: 1e3)
-    assert config.vocab == "byte"
-
-
-def test_every_size_and_text_makes_a_configuration() -> None:
-    for size in SIZES:
-        for row in TEXTS:
-            config = planning._recipe(size, row, vocab_size=100, device="cpu")
-            assert config.model.heads * config.model.head_dim == config.model.d_model
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    assert plan(str(tmp_path / "text.txt"), minutes=1)[0].vocab == vocab
 
 
 def test_train_plans_a_text_without_a_configuration(
@@ -105,29 +104,20 @@ def test_train_plans_a_text_without_a_configuration(
     assert stored["sampling"]["temperature"] == 0.8
 
 
-@pytest.mark.parametrize(("tokens", "largest"), [(3_000, 0), (23_000, 1), (200_000, 2)])
-def test_a_dataset_is_planned_by_its_tokens(tokens: int, largest: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tokens", "largest"), [(3_000, 0), (200_000, 2)])
+def test_a_dataset_is_planned_by_its_tokens(
+    tokens: int, largest: int, speed: Callable[[float], None], tmp_path: Path
+) -> None:
+    speed(1e6)
     np.save(tmp_path / "ids.npy", np.arange(tokens) % 372)
     vocab = ids_vocab(372, names=None, end_of_document=None)
     files = OwnFiles(train=[tmp_path / "ids.npy"])
     prepare_ids(files, tmp_path / "data", vocab=vocab, progress=False)
-    config, paragraph = plan_data(str(tmp_path / "data"), minutes=600, speed=lambda _: 1e6)
+    config, paragraph = plan_data(str(tmp_path / "data"), minutes=600)
     assert (config.data, config.text) == (str(tmp_path / "data"), None)
     assert config.model.d_model == SIZES[largest].d_model
     assert "a vocabulary of 372. The plan: " in paragraph
     assert "Expect" not in paragraph  # sentences, of ids
-
-
-def test_train_plans_a_dataset_without_a_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planning, "MEASURED", 0.01)
-    (tmp_path / "ids.jsonl").write_text("[1, 2, 3, 4, 5, 6, 7]\n" * 400)
-    options = f"--train {tmp_path}/ids.jsonl --vocab-size 8 --end-of-document 0 --out {tmp_path}/data"
-    assert xl(f"prepare tokens {options}").exit_code == 0
-    result = xl(f"train --data {tmp_path}/data --minutes 0.1 --set steps=4 --out {tmp_path}/run")
-    assert result.exit_code == 0, result.output
-    assert "The plan: 2 layers of 64" in result.stdout
 
 
 def test_tuning_keeps_the_device_of_its_run(

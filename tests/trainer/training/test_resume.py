@@ -199,25 +199,19 @@ def flipped(data: bytes) -> bytes:
 
 NO_FACTS = r"training\.safetensors (does not say|was written at)"
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
-    *((with_facts({"step": step}), NO_FACTS) for step in (-1, 21, "5")),
+    (with_facts({"step": 21}), NO_FACTS),
     (with_facts({"at": -1}), NO_FACTS),
+    (with_facts({"ranks": 0}), NO_FACTS),
     (with_facts({"position": 1 << 60}), NO_FACTS),
-    *((with_facts({"ranks": ranks}), NO_FACTS) for ranks in (0, 1 << 60)),
     (with_facts({"scale": 0.0}), NO_FACTS),
-    (with_facts({"scale_steps": 0.5}), NO_FACTS),
-    *((with_facts({"validations": some}), NO_FACTS) for some in ([{"step": 1}], 3)),
-    (with_facts({"unknown": 1}), NO_FACTS),
-    (with_facts({"averaged": None}), NO_FACTS),
+    (with_facts({"validations": [{"step": 1}]}), NO_FACTS),
     (with_facts(None), NO_FACTS),
     (with_tensor("random", lambda x: x.fill_(255)), "holds a random state that PyTorch does not accept"),
-    *(
-        (with_tensor(name, lambda x: x[3:4].fill_(torch.inf)), f"cannot be used, because {name} holds inf")
-        for name in ("model.blocks.0.key.weight", "exp_avg.blocks.0.key.weight", "memory.1")
+    (
+        with_tensor("memory.1", lambda x: x[3:4].fill_(torch.inf)),
+        "because memory.1 holds inf",
     ),
-    *(
-        (with_file("training.safetensors", change), r"training\.safetensors")
-        for change in (lambda x: x[: len(x) // 2], lambda x: b"", lambda x: b"x" * 500)
-    ),
+    (with_file("training.safetensors", lambda data: data[: len(data) // 2]), r"training\.safetensors"),
     (with_file("training.safetensors", flipped), r"training\.safetensors was altered: the SHA-256"),
     *(
         (lambda run, name=name: (run / name).unlink(), name)  # type: ignore[misc]
@@ -237,13 +231,6 @@ def test_a_damaged_run_is_refused_and_not_changed(
         resume(run, progress=False)
     assert "\n" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-
-
-def test_the_state_of_another_model_is_refused(make_config: Make, stopped: Stopped, trained: Trained) -> None:
-    run, other = stopped(make_config(), 7), trained(make_config(layers=1, steps=1))
-    (run / "training.safetensors").write_bytes((other / "training.safetensors").read_bytes())
-    with pytest.raises(ArtefactError, match=r"training\.safetensors"):
-        resume(run, progress=False)
 
 
 def test_the_best_model_is_needed_to_resume(make_config: Make, trained: Trained, stopped: Stopped) -> None:

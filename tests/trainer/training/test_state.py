@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import trainer.training.state
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import InitialMemory, MemoryRule
 from tests.nightly import matrix
 from trainer.run.config import Averaging, TrainConfig
-from trainer.run.history import Validation
+from trainer.training.objective import Objective
 from trainer.training.parallel import Ranks
 from trainer.training.schedule import first_token
 from trainer.training.state import Training
@@ -41,16 +39,6 @@ def test_accumulated_parts_train_as_the_whole_batch(
     for layer, tensor in enumerate(whole.memories[0]):
         torch.testing.assert_close(
             torch.cat([memory[layer] for memory in split.memories]), tensor, rtol=1e-3, atol=1e-4
-        )
-
-
-def test_one_accumulated_step_has_the_whole_gradient(make_config: Make, started: Started) -> None:
-    whole, tokens_BN = started(make_config())
-    split, _ = started(make_config(accumulate=4))
-    assert losses(split, tokens_BN, 1) == pytest.approx(losses(whole, tokens_BN, 1), abs=1e-6)
-    for (name, mine), theirs in zip(split.model.named_parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(
-            mine.grad, theirs.grad, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -219,32 +207,17 @@ def test_the_average_is_the_mean_since_its_start(make_config: Make, started: Sta
         torch.testing.assert_close(average.double(), mean, rtol=1e-5, atol=1e-6)
 
 
-def test_the_average_can_wait_for_a_worse_validation(make_config: Make, started: Started) -> None:
-    training, tokens_BN = started(make_config(averaging=Averaging(patience=0)))
-    losses(training, tokens_BN, 2)
-    training.validations = [Validation(step=1, bits_per_token=4.0), Validation(step=2, bits_per_token=3.0)]
-    training.advance(tokens_BN)
-    assert training.weights is training.model
-    training.validations.append(Validation(step=3, bits_per_token=3.5))
-    training.advance(tokens_BN)
-    assert torch.equal(
-        training.weights.vocabulary.table["0"], training.model.vocabulary.table["0"]
-    )  # the mean of one
-    training.advance(tokens_BN)
-    assert not torch.equal(training.weights.vocabulary.table["0"], training.model.vocabulary.table["0"])
-
-
 def test_progress_is_the_share_of_the_steps_done(
     make_config: Make, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training, tokens_BN = started(make_config(steps=4, accumulate=2))
-    seen, loss = [], trainer.training.state.segment_loss
+    seen, forward = [], Objective.forward
 
     def spy(*arguments: Any, progress: float, **options: Any) -> Any:
         seen.append(progress)
-        return loss(*arguments, progress=progress, **options)
+        return forward(*arguments, progress=progress, **options)
 
-    monkeypatch.setattr(trainer.training.state, "segment_loss", spy)
+    monkeypatch.setattr(Objective, "forward", spy)
     losses(training, tokens_BN, 4)
     assert seen == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
 
@@ -254,13 +227,13 @@ def test_penalties_are_descended_and_not_reported(
 ) -> None:
     plain, tokens_BN = started(make_config())
     punished, _ = started(make_config())
-    loss, weight = trainer.training.state.segment_loss, punished.model.vocabulary.table["0"]
+    forward, weight = Objective.forward, punished.model.vocabulary.table["0"]
 
     def with_penalty(*arguments: Any, **options: Any) -> Any:
-        given, memory = loss(*arguments, **options)
-        return dataclasses.replace(given, objective=given.objective + weight.square().sum()), memory
+        objective, *rest = forward(*arguments, **options)
+        return objective + weight.square().sum(), *rest
 
     plain_loss = losses(plain, tokens_BN, 1)
-    monkeypatch.setattr(trainer.training.state, "segment_loss", with_penalty)
+    monkeypatch.setattr(Objective, "forward", with_penalty)
     assert losses(punished, tokens_BN, 1) == plain_loss
     assert not torch.equal(punished.model.vocabulary.table["0"], plain.model.vocabulary.table["0"])

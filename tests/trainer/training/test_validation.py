@@ -123,10 +123,8 @@ def test_the_best_is_the_first_of_the_lowest() -> None:
     ("scores", "patience", "ends"),
     [
         ((), 1, False),
-        ((3,), 1, False),
         ((3, 2), 1, False),
         ((3, 3), 1, True),
-        ((3, 4), 2, False),
         ((3, 4, 5), 2, True),
         ((3, 4, 2, 5), 2, False),
         ((3, 4, 5, 6, 7), 0, False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -29,14 +29,10 @@ LINE_EVERY = 10.0  # seconds between two lines where there is no terminal to dra
 
 
 class Pace:
-    """Tokens per second since the last report, without the time of validations and checkpoints.
+    """Tokens per second since the last report, without the time of validations and checkpoints."""
 
-    clock: returns seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._since = clock()
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
         self._tokens = 0
 
     def add(self, tokens: int) -> None:
@@ -46,23 +42,23 @@ class Pace:
     @property
     def tokens_per_second(self) -> float:
         """The rate since the last report."""
-        return self._tokens / max(self._clock() - self._since, 1e-9)
+        return self._tokens / max(time.perf_counter() - self._since, 1e-9)
 
     def report(self) -> float:
         """Returns the rate since the last report, and begins to count anew."""
         rate = self.tokens_per_second
-        self._since = self._clock()
+        self._since = time.perf_counter()
         self._tokens = 0
         return rate
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block whose time does not count."""
-        began = self._clock()
+        began = time.perf_counter()
         try:
             yield
         finally:
-            self._since += self._clock() - began
+            self._since += time.perf_counter() - began
 
 
 class Report:
@@ -89,7 +85,6 @@ class Report:
         self.journal = Journal(run, self.config, step=training.step) if first else None
         busy = first and not training.finished
         self.peak = peak_multiply_adds(self.config, training.ranks) if busy else None
-        self._measured_again = False
         self.lines = progress and not on_terminal
         self.bar = tqdm(
             total=self.config.steps,
@@ -185,14 +180,8 @@ class Report:
         lengths = self.training.span_lengths.lengths  # of the step that is reported; empty without spans
         reached = speed * multiply_adds_per_token(self.config, number - 1, lengths)
         is_measured = self.config.peak_tflops is None and self.training.ranks.device.type == "cpu"
-        if reached > self.peak and is_measured:  # others used the processor when the peak was measured
-            again = None if self._measured_again else peak_multiply_adds(self.config, self.training.ranks)
-            self._measured_again = True
-            if again is None or again < reached:  # the peak is not known
-                self.peak = None
-                return None
-            self.peak = again
-        return reached / self.peak
+        # Beyond the peak, others used the processor when it was measured: it is not known.
+        return None if is_measured and reached > self.peak else reached / self.peak
 
     def _seconds(self) -> float:
         assert self.journal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
 import types
@@ -32,19 +31,7 @@ def events(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_shows_the_metrics_of_a_resumed_run(make_config: Make, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from trainer.training.state import Training
-
-    advance = Training.advance
-
-    def stopping(training: Training, *arguments: Any) -> float:
-        if training.step == 8:
-            raise KeyboardInterrupt
-        return advance(training, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "advance", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            train(make_config(tensorboard=True, steps=12), tmp_path / "run", progress=False)
+    train_until(make_config(tensorboard=True, steps=12), tmp_path / "run", 8)
     run = resume(tmp_path / "run", progress=False)
     shown = events(run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -54,36 +41,13 @@ def test_tensorboard_shows_the_metrics_of_a_resumed_run(make_config: Make, tmp_p
         assert [value for _, value in shown[key]] == pytest.approx([value for _, value in logged]), key
 
 
-def test_tensorboard_is_asked_for(make_config: Make, tmp_path: Path) -> None:
-    assert not (train(make_config(steps=1), tmp_path / "run", progress=False) / "tensorboard").exists()
-
-
-def test_a_missing_tensorboard_is_one_sentence_before_anything_is_written(
+def test_a_missing_library_is_one_sentence_before_anything_is_written(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def lacking(name: str, *arguments: Any) -> Any:
-        if name.startswith("torch.utils.tensorboard"):
-            raise ModuleNotFoundError("No module named 'tensorboard'", name="tensorboard")
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", lacking)
-    with pytest.raises(MissingPackageError, match=r"tensorboard is not installed.*'\.\[tensorboard\]"):
-        train(make_config(tensorboard=True), tmp_path / "run", progress=False)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingPackageError, match=r"wandb is not installed.*'\.\[wandb\]"):
+        train(make_config(wandb=True), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
-
-
-def test_lines_after_the_checkpoint_are_dropped(make_config: Make, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 4, "a": 1}\n[]\n{"step": 5, "a": 2, "seconds": 7.5}\n{"step": 6, "a": 3}\n{"step": 5, "a"'
-    )
-    journal = Journal(tmp_path, make_config(), step=5)
-    journal.write(6, a=4)
-    assert journal.seconds == 7.5
-    assert (
-        tmp_path / "metrics.jsonl"
-    ).read_text() == '{"step": 4, "a": 1}\n{"step": 5, "a": 2, "seconds": 7.5}\n{"step": 6, "a": 4}\n'
 
 
 class StubRun:
@@ -139,15 +103,6 @@ def test_weights_and_biases_sees_one_run_after_a_resume(
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert {(line["step"], key, line[key]) for line in lines for key in line if key != "step"} <= set(sent)
     assert {"sample", "mfu", "gradient_norm", "validation_bits_per_token"} <= {name for _, name, _ in sent}
-
-
-def test_a_missing_library_of_weights_and_biases_is_one_sentence(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingPackageError, match=r"wandb is not installed.*'\.\[wandb\]"):
-        train(make_config(wandb=True), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_of_weights_and_biases_leaves_a_resumable_run(
