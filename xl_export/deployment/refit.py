@@ -31,8 +31,7 @@ from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
-from xl_export.tensorrt.network import parser_errors, read_model, take_plugins
-from xl_export.tensorrt.sharing import inline_attention
+from xl_export.tensorrt.network import inline_attention, parser_errors, read_model, take_plugins
 
 # Fields of a spec in which two artefacts of one step may differ. Whose answers a reference holds, and in
 # which files the graph is, are not part of the step.

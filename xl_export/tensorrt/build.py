@@ -74,8 +74,6 @@ def build(
         with held_interrupt():
             parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
-        if tactics:
-            tell_other_kernels()
         if gpu:  # inspecting a plan needs a GPU
             (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
         for name in side_files(spec):
@@ -121,14 +119,6 @@ def chosen_tactics(
     choices = choose(shapes, gpu, file=options.tactics)
     use_choices(choices)
     return tuple(choice.facts for choice in choices)
-
-
-def tell_other_kernels() -> None:
-    """Prints where TensorRT used another kernel than the one that was timed as the fastest."""
-    from xl_export.tensorrt.plugin import other_kernels
-
-    for words in other_kernels():
-        say_once(f"TensorRT took {words}; the engine is right, and may be slower: please report this.")
 
 
 def layer_information(trt: Any, log: Any, plan: bytes) -> str:

@@ -5,19 +5,20 @@ named.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import GRAPH
 from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, PLUGIN, SIGNATURES
-from xl_export.tensorrt.private_parts import allow_decomposition
-from xl_export.tensorrt.sharing import inline_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,67 @@ def read_model(graph: Path) -> onnx.ModelProto:
         raise ArtefactError(
             f"{graph} is not an ONNX model ({first_line(error)}); export the artefact again."
         ) from error
+
+
+def allow_decomposition(trt: Any, layers: Iterable[Any]) -> None:
+    """Lets TensorRT run an attention as products and a softmax if it has no fused kernel for its sizes or
+    types.
+
+    Changes the layers of a parsed network, by a part of TensorRT's Python bindings which their documentation
+    does not promise. `INetworkDefinition.get_layer` returns the base class `ILayer`,
+    which has no property `attention`; the underlying object is the right one. So the class of the Python
+    object is replaced.
+    """
+    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)  # older releases have no such layer
+    for layer in layers:
+        if layer.type == kind:
+            layer.__class__ = trt.IAttentionInputLayer
+            layer.attention.decomposable = True
+
+
+def inline_attention(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the bodies of attentions in place of their nodes, and without equal computations.
+
+    A body works out distances, mask and rows of tables, so a parser that inlines it does so in every layer.
+    All bodies take sizes from the same values (see `operator.py`), so these nodes are equal. Values and
+    weights of the graph keep their names. A model without attention nodes is returned unchanged.
+    """
+    names = {signature.name for signature in SIGNATURES}
+    if not any(node.domain == DOMAIN and node.op_type in names for node in model.graph.node):
+        return model
+    inlined = onnx.inliner.inline_local_functions(model)
+    sizes = {weight.name: tuple(weight.dims) for weight in inlined.graph.initializer}
+    for node in inlined.graph.node:
+        if node.op_type == "Shape" and not node.domain and node.input[0] in sizes:
+            part = {item.name: item.i for item in node.attribute}
+            _become_constant(node, sizes[node.input[0]][part.get("start", 0) : part.get("end")])
+    _merge_equal(inlined.graph)
+    return inlined
+
+
+def _become_constant(node: onnx.NodeProto, sizes: tuple[int, ...]) -> None:
+    constant = onnx.numpy_helper.from_array(np.array(sizes, np.int64))
+    node.CopyFrom(onnx.helper.make_node("Constant", [], node.output, name=node.name, value=constant))
+
+
+def _merge_equal(graph: onnx.GraphProto) -> None:
+    """Removes nodes that compute what an earlier node computes."""
+    kept = {value.name for value in graph.output}
+    renamed: dict[str, str] = {}
+    earlier: dict[tuple[object, ...], onnx.NodeProto] = {}
+    nodes = []
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        attributes = sorted(item.SerializeToString() for item in node.attribute)
+        key = (node.domain, node.op_type, *node.input, *attributes)
+        if key in earlier and not kept & set(node.output):
+            renamed.update(zip(node.output, earlier[key].output, strict=True))
+        else:
+            earlier.setdefault(key, node)
+            nodes.append(node)
+    merged = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(merged)
 
 
 def take_plugins(model: onnx.ModelProto) -> int:

@@ -42,8 +42,6 @@ from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Si
 INTEGER_INPUTS = ("first", "slot")
 # The kernels of the build that runs, by the sizes of an attention at the usual shape of a profile.
 _chosen: dict[tuple[Any, ...], Choice] = {}
-# Where TensorRT used another kernel than the chosen one, in words.
-_others: set[str] = set()
 JOIN_INPUTS = ("query", "mixed", "level")
 
 
@@ -86,19 +84,9 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
 def use_choices(choices: Iterable[Choice]) -> None:
     """Offers TensorRT only these kernels in the next build, each for its shape; all for other shapes."""
     _chosen.clear()
-    _others.clear()
     for choice in choices:
         shape = choice.shape
         _chosen[shape.batch, shape.tokens, shape.keys, shape.sizes] = choice
-
-
-def other_kernels() -> list[str]:
-    """Where TensorRT used another kernel than the chosen one in the last build, in words.
-
-    It requests kernels with the shapes of a profile. If a release offers kernels of one profile to another,
-    the engine is correct, but not as fast as it could be.
-    """
-    return sorted(_others)
 
 
 def _usual(tensor: Any) -> tuple[int, ...]:
@@ -125,15 +113,6 @@ def _join_choice(query: Any) -> Choice | None:
 def _offered(known: Sequence[Tactic], chosen: Tactic | None) -> list[int]:
     """The numbers of the tactics that TensorRT may use, from 1: the chosen one, or all."""
     return [known.index(chosen) + 1] if chosen in known else list(range(1, len(known) + 1))
-
-
-def _note(taken: Tactic, chosen: Tactic | None, query: Any) -> None:
-    """Records that TensorRT requests another kernel than the chosen one."""
-    if chosen is not None and taken != chosen:
-        _others.add(
-            f"{taken.kernel} in tiles of {taken.block_t} in place of {chosen.kernel} in tiles of "
-            f"{chosen.block_t}, for {_usual(query)[2]} tokens"
-        )
 
 
 def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, multiprocessors: int) -> None:
@@ -184,8 +163,6 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
         key = tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
         tactic = tactics_of(query)[number - 1]
-        choice = _choice(tensors)
-        _note(tactic, choice.tactic if choice else None, query)
         attributes = dict(zip(signature.attributes, values, strict=True))
         mem_len = attributes.pop("mem_len", None)
         fixed = constants(tactic, sizes, Attributes(**attributes), mem_len)
@@ -222,8 +199,6 @@ def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -
         """
         B, H, T = (query.shape_expr[axis] for axis in range(3))
         tactic = JOINS[tactic_number - 1]
-        choice = _join_choice(query)
-        _note(tactic, choice.join if choice else None, query)
         fixed = join_constants(tactic, query.shape[3])
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
         launch = _launch(trtp, triton_kernel)

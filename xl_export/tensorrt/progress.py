@@ -42,11 +42,9 @@ def make_monitor(trt: Any, held: SimpleNamespace) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.phases: list[str] = []  # every phase that was reported, in order
             self._bars: dict[str, tqdm[Any]] = {}
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self.phases.append(phase_name)
             self._bars[phase_name] = tqdm(
                 total=num_steps, desc=phase_name, leave=False, disable=None, position=len(self._bars)
             )

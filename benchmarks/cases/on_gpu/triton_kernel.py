@@ -24,7 +24,18 @@ from benchmarks.measure import Timing
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes.base.errors import first_line
-from xl_export.tensorrt.kernels.compile import JOINS, Tactic, tactics
+from xl_export.tensorrt.kernels.compile import (
+    JOINS,
+    Sizes,
+    Tactic,
+    constants,
+    join_constants,
+    kernel_function,
+    parts,
+    programs,
+    scratch_rows,
+    tactics,
+)
 from xl_export.tensorrt.kernels.driver import Driver, run_embedded
 from xl_export.tensorrt.operator import INPUTS, Attributes
 
@@ -222,17 +233,30 @@ def _tactics(shape: Sequence[int]) -> list[Tactic]:
 
 def _launched(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
     """Both launches of a tactic, into memory that is already allocated, as in an engine."""
-    from xl_export.tensorrt.kernels.launch import launch, make_scratch
-
-    answer = torch.empty_like(tensors[0])
-    scratch = make_scratch(tensors[0])
+    query, key = tensors[:2]
+    B, H, T, K = query.shape
     join = JOINS[tactic.block_t > 1]
+    multiprocessors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    undivided = programs(B, H, T)
+    divided = parts(undivided, multiprocessors=multiprocessors)
+    rows = scratch_rows(undivided, T, multiprocessors=multiprocessors)
+    answer = torch.empty_like(query)
+    mixed = query.new_empty((rows, K), dtype=torch.float32)
+    level = query.new_empty(rows, dtype=torch.float32)
+    fixed = constants(tactic, Sizes.of([tensor.shape for tensor in tensors]), ATTRIBUTES)
+    attend = kernel_function(tactic.kernel)[B * H, -(-T // tactic.block_t), divided]
+    joined = kernel_function(join.kernel)[(-(-(B * H * T) // join.block_t),)]
 
     def call() -> Tensor:
-        launch(tactic, tensors, answer, attributes=ATTRIBUTES, scratch=scratch, join=join)
+        attend(*tensors, T=T, J=key.shape[2], mixed_out=mixed, level=level, **fixed, **_options(tactic))
+        joined(query, mixed, level, B * H * T, divided, answer, **join_constants(join, K), **_options(join))
         return answer
 
     return call
+
+
+def _options(tactic: Tactic) -> dict[str, int | bool]:
+    return {"num_warps": tactic.warps, "num_stages": tactic.stages, "enable_fp_fusion": True}
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ SOURCES = [
         RUNTIMES / "sessions/tensorrt" / f"{name}.py"
         for name in ("session", "bound", "module", "runtime_cache")
     ),
-    *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "private_parts", "progress")),
+    *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "progress")),
     EXPORT.parent / "deployment" / "refit.py",
 ]
 # What our names for TensorRT's objects are instances of.

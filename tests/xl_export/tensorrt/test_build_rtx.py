@@ -24,7 +24,7 @@ from xl_export.artefact.write import finite_arrays
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.build import configure, optimization_profile, serialize
 from xl_export.tensorrt.graph import tensorrt_graph
-from xl_export.tensorrt.network import Parsed, parse
+from xl_export.tensorrt.network import Parsed, allow_decomposition, parse
 from xl_export.tensorrt.options import BuildOptions
 
 trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
@@ -125,6 +125,16 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
     assert sum(parsed.layers.values()) == network.num_layers
     if attention == "native" or name in BODIES_BUILT:
         assert plan_of(parsed, spec).nbytes > 10_000
+
+
+def test_an_attention_layer_of_the_base_class_becomes_decomposable() -> None:
+    """The mark is set on the layer itself, as any later look at it shows."""
+    network = trt.Builder(trt.Logger(trt.Logger.ERROR)).create_network()
+    query, key, value = (network.add_input(name, trt.float16, (1, 2, 8, 16)) for name in "qkv")
+    attention = network.add_attention(query, key, value, trt.AttentionNormalizationOp.SOFTMAX, False)
+    assert not attention.decomposable
+    allow_decomposition(trt, [network.get_layer(index) for index in range(network.num_layers)])
+    assert attention.decomposable
 
 
 @pytest.mark.slow

@@ -201,18 +201,6 @@ def test_an_interrupted_build_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_progress_of_a_build_has_phases_that_all_end(
-    artefacts: dict[str, Path], tmp_path: Path, monkeypatch
-) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
-    seen = []
-    make = building.make_monitor
-    monkeypatch.setattr(building, "make_monitor", lambda *given: seen.append(make(*given)) or seen[-1])
-    assert xl("build", artefacts["shift"], "--out", tmp_path / "engine", *RTX).exit_code == 0
-    assert seen[0].phases
-    assert not seen[0]._bars
-
-
 def test_the_line_for_trtexec_has_every_option(artefacts: dict[str, Path], tmp_path: Path) -> None:
     spec = load_spec(artefacts["shift"])
     options = BuildOptions(

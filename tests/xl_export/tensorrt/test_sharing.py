@@ -15,7 +15,7 @@ from runtimes.contract.spec import GRAPH, Spec, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
-from xl_export.tensorrt.sharing import inline_attention
+from xl_export.tensorrt.network import inline_attention
 
 KINDS = [
     ("transformer-xl", "ring"),

@@ -25,7 +25,6 @@ SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without 
 # for tiles of 64 queries and more. The relative shift is made for results in registers. Results from that
 # memory go through shared memory, which is then too small: 64 x 64 needs 67,632 bytes.
 TENSOR_MEMORY = (100, 103, 110)
-MULTIPROCESSORS = 64  # of an unknown GPU, between Jetson Orin's 16 and an H100's 132
 PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of `token_attention`
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
@@ -161,13 +160,7 @@ def constants(
     """The compile-time arguments of the two attention kernels.
 
     mem_len: of the operator over a ring; None without a ring, and then the kernel has no argument `slot`.
-    Raises ConfigError if the heads are too wide.
     """
-    if sizes.head_dim > MAX_HEAD_DIM:
-        raise ConfigError(
-            f"heads are {sizes.head_dim} wide and the Triton kernels take at most {MAX_HEAD_DIM}; build "
-            "with --attention native."
-        )
     without_slot = {"slot": None} if mem_len is None else {}
     return without_slot | {
         "H": sizes.heads,
@@ -214,8 +207,7 @@ def compile_kernel(
 ) -> Kernel:
     """The Triton kernel of one tactic, compiled for a GPU of this compute capability (86 for 8.6).
 
-    fixed: its compile-time arguments. Raises ConfigError if the GPU is not among PTX_VERSIONS, or if
-    the kernel needs more shared memory than every GPU has.
+    fixed: its compile-time arguments. Raises ConfigError if the GPU is not among PTX_VERSIONS.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -245,16 +237,7 @@ def compile_kernel(
         # The lines of the source, by which PTX would name files of this machine.
         triton.knobs.compilation.disable_line_info = True
         compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
-    if compiled.metadata.shared > SHARED_BYTES:
-        mend = (
-            "build with --attention native"
-            if dtype == "float16"
-            else "export with --target tensorrt, which is float16"
-        )
-        raise ConfigError(
-            f"{tactic} needs {compiled.metadata.shared} bytes of shared memory in {dtype}, and every GPU "
-            f"has {SHARED_BYTES}; {mend}."
-        )
+    assert compiled.metadata.shared <= SHARED_BYTES, f"{tactic} needs {compiled.metadata.shared} bytes"
     arguments = len(signature) - len(fixed)
     return Kernel(
         name=tactic.kernel,

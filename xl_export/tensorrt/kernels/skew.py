@@ -16,7 +16,7 @@ Eight columns with one n are a group. The move by i columns has three steps:
 
 Tensors have the axes [a, w, g, c, b] here. Triton's layout for a gather deals warps to the last axis that has
 room for them. With this order of axes that layout is the product's own, so nothing is moved in between.
-`resources.py` counts barriers in what the compiler makes of it.
+A test counts the barriers in what the compiler makes of it.
 """
 
 # ruff: noqa: RUF005 (Triton's language has no starred expressions)

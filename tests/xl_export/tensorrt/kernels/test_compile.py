@@ -4,17 +4,15 @@ machine code.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtimes import UserError
 from runtimes.contract.tensors import Form
-from xl_export.tensorrt.kernels import compile as compile_module
+from tests.xl_export.tensorrt.kernels.resources import compiled_for, innermost_loop, resources
 from xl_export.tensorrt.kernels.cases import CASES
 from xl_export.tensorrt.kernels.compile import (
     JOINS,
@@ -22,32 +20,21 @@ from xl_export.tensorrt.kernels.compile import (
     TENSOR_MEMORY,
     Sizes,
     Tactic,
-    Type,
     compile_kernel,
     constants,
     join_constants,
+    parts,
+    programs,
+    scratch_rows,
     tactics,
 )
 from xl_export.tensorrt.kernels.driver import parameter_kinds
-from xl_export.tensorrt.kernels.resources import (
-    Resources,
-    all_kernels,
-    compiled_for,
-    innermost_loop,
-    resources,
-    table_line,
-)
 from xl_export.tensorrt.operator import SIGNATURES, Attributes
 
 triton = pytest.importorskip("triton")
 
-TABLE = Path(__file__).with_name("resources.md")
 # Bytes that CUDA gives a block that does not ask for more, and TensorRT's launches do not.
 SHARED_MEMORY = 49_152
-ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
-BASE = Sizes(
-    heads=8, head_dim=64, table_heads=8, table_rows=1601, bias_heads=1, bias_rows=1, persistent_rows=1
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,8 +44,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def rows_of_the_table() -> list[str]:
-    return [line for line in TABLE.read_text().splitlines() if "_attention" in line]
+def all_kernels() -> Iterator[tuple[int, Tactic, int, Form]]:
+    """GPU, tactic, head width and form of every kernel: of heads 128 wide only the largest tile."""
+    forms: tuple[Form, ...] = ("shift", "ring")
+    for form in forms:
+        for capability in PTX_VERSIONS:
+            for tactic in tactics(64, capability):
+                yield capability, tactic, 64, form
+            yield capability, tactics(128, capability)[-1], 128, form
 
 
 # The GPU, the tile and the form of memory of the rows that run by default; their heads are 64 wide.
@@ -76,11 +69,9 @@ def marked(row: tuple[int, Tactic, int, Form]) -> Any:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("capability", "tactic", "head_dim", "form"), [marked(row) for row in all_kernels()])
-def test_a_kernel_takes_what_the_table_says(
-    capability: int, tactic: Tactic, head_dim: int, form: Form
-) -> None:
+def test_a_kernel_fits_its_gpu(capability: int, tactic: Tactic, head_dim: int, form: Form) -> None:
     """PTX for the GPU, for old drivers, without a path of this machine, and with TensorRT's arguments alone;
-    then the machine code. `python -m xl_export.tensorrt.kernels.resources` writes the table anew.
+    then the machine code.
     """
     kernel = compiled_for(capability, tactic, head_dim, form)
     version = re.search(r"\.version (\d+)\.(\d+)", kernel.ptx)
@@ -101,14 +92,6 @@ def test_a_kernel_takes_what_the_table_says(
         assert "ld.global.v4" in kernel.ptx  # 16 bytes for each thread at a time
         assert (found.barriers, found.spilled) == (0, 0)
         assert found.registers <= 128  # four programs of four warps on each multiprocessor
-    if triton.__version__ in TABLE.read_text():
-        assert table_line(capability, tactic, head_dim, form, found) in rows_of_the_table()
-
-
-def test_the_table_has_a_row_for_every_kernel() -> None:
-    nothing = Resources(registers=0, spilled=0, shared_bytes=0, barriers=0, shuffles=0)
-    expected = [table_line(*row, nothing).rsplit("|", 6)[0] for row in all_kernels()]
-    assert [row.rsplit("|", 6)[0] for row in rows_of_the_table()] == expected
 
 
 def test_a_loop_in_a_loop_is_found() -> None:
@@ -185,14 +168,6 @@ def test_gpus_with_tensor_memory_get_the_tiles_that_fit_them(capability: int) ->
     assert [(t.block_t, t.block_j) for t in tactics(128, capability)[2:]] == [(16, 32)]
 
 
-@pytest.mark.slow
-def test_a_tile_beyond_shared_memory_is_refused() -> None:
-    """Tiles of keys that are loaded long before they are used all take shared memory."""
-    (tile,) = (tactic for tactic in tactics(64, 80) if (tactic.block_t, tactic.block_j) == (16, 32))
-    with pytest.raises(UserError, match=rf"needs \d+ bytes .* every GPU has {SHARED_MEMORY};"):
-        compiled_for(80, dataclasses.replace(tile, stages=8), 64)
-
-
 def test_sizes_come_from_the_shapes_of_the_inputs() -> None:
     case = CASES["persistent"]
     shapes = [list(array.shape) for array in case.inputs().values()]
@@ -202,37 +177,20 @@ def test_sizes_come_from_the_shapes_of_the_inputs() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "compute_capability", "message"),
-    [
-        ({"head_dim": 160}, 86, "heads are 160 wide .* --attention native"),
-        ({}, 70, "compute capability 70, expected one of 75, "),
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(
-    change: dict[str, int], compute_capability: int, message: str
-) -> None:
-    sizes = Sizes(**{**BASE.__dict__, **change})
-    with pytest.raises(UserError, match=message):
-        compile_kernel(
-            tactics(64, 75)[0],
-            constants(tactics(64, 75)[0], sizes, ATTRIBUTES),
-            compute_capability=compute_capability,
-        )
+def test_a_gpu_without_kernels_is_refused() -> None:
+    with pytest.raises(UserError, match="compute capability 70, expected one of 75, "):
+        compile_kernel(JOINS[0], join_constants(JOINS[0], 64), compute_capability=70)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "mend"),
-    [
-        ("float32", "export with --target tensorrt, which is float16"),
-        ("float16", "build with --attention native"),
-    ],
-)
-def test_a_kernel_beyond_shared_memory_is_refused(
-    dtype: Type, mend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The advice is one that the user has not followed yet: only a graph in float32 can become float16."""
-    monkeypatch.setattr(compile_module, "SHARED_BYTES", 16)
-    message = rf"needs \d+ bytes of shared memory in {dtype}, and every GPU has 16; {mend}\.$"
-    with pytest.raises(UserError, match=message):
-        compile_kernel(JOINS[0], join_constants(JOINS[0], 64), compute_capability=75, dtype=dtype)
+@pytest.mark.parametrize("multiprocessors", [16, 132])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 1), (32, 1), (1, 17), (1, 128), (3, 33), (8, 512)])
+def test_keys_are_divided_until_the_gpu_is_busy(B: int, T: int, multiprocessors: int) -> None:
+    gpu = {"multiprocessors": multiprocessors}
+    undivided, wanted = programs(B, 8, T), 4 * multiprocessors
+    number = parts(undivided, **gpu)
+    assert wanted <= undivided * number < wanted + undivided or number == 1
+    for fewer in range(1, B + 1):  # scratch for a profile's largest shape is enough for every smaller one
+        for shorter in range(1, T + 1):
+            smaller = programs(fewer, 8, shorter)
+            rows = scratch_rows(smaller, shorter, **gpu)
+            assert parts(smaller, **gpu) * fewer * 8 * shorter <= rows <= scratch_rows(undivided, T, **gpu)

@@ -1,9 +1,6 @@
 """What a compiled kernel needs of a GPU: registers, spilled bytes, shared memory, and how often its warps
 wait for each other, from the machine code that NVIDIA's assembler makes from the PTX. Needs Triton and no
 GPU.
-
-`python -m xl_export.tensorrt.kernels.resources` prints the table of all GPUs and tactics, which is in
-tests/xl_export/tensorrt/kernels/resources.md.
 """
 
 from __future__ import annotations
@@ -11,43 +8,34 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.contract.tensors import Form
 from xl_export.tensorrt.kernels.compile import (
-    PTX_VERSIONS,
     Kernel,
     Sizes,
     Tactic,
     compile_kernel,
     constants,
-    tactics,
 )
 from xl_export.tensorrt.operator import Attributes
 
-GPUS = tuple(PTX_VERSIONS)  # all for which an engine gets the kernels
 MEM_LEN = 1600
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
-HEADER = (
-    "| GPU | kernel | queries × keys | head width | registers | spilled | shared memory | barriers | "
-    "shuffles |\n|---|---|---|---|---|---|---|---|---|"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """What a kernel needs: registers of each thread; bytes that each thread writes to memory for lack of
     registers; bytes of shared memory of a program; and, in the loop over tiles of keys, how often all warps
-    of a program wait for each other, and how often a warp's threads exchange a register.
+    of a program wait for each other.
     """
 
     registers: int
     spilled: int
     shared_bytes: int
     barriers: int
-    shuffles: int
 
 
 def resources(kernel: Kernel) -> Resources:
@@ -77,7 +65,6 @@ def resources(kernel: Kernel) -> Resources:
         spilled=int(spilled[1]),
         shared_bytes=kernel.shared_bytes,
         barriers=len(re.findall(r"\bBAR\.", loop)),
-        shuffles=len(re.findall(r"\bSHFL\.", loop)),
     )
 
 
@@ -118,38 +105,3 @@ def compiled_for(compute_capability: int, tactic: Tactic, head_dim: int, form: F
     )
     fixed = constants(tactic, sizes, ATTRIBUTES, MEM_LEN if form == "ring" else None)
     return compile_kernel(tactic, fixed, compute_capability=compute_capability)
-
-
-def table_line(compute_capability: int, tactic: Tactic, head_dim: int, form: Form, found: Resources) -> str:
-    """One row of the table."""
-    cells = (
-        f"{compute_capability // 10}.{compute_capability % 10}",
-        tactic.kernel + ", ring" * (form == "ring"),
-        f"{tactic.block_t} × {tactic.block_j}",
-        head_dim,
-        found.registers,
-        found.spilled,
-        found.shared_bytes,
-        found.barriers,
-        found.shuffles,
-    )
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def all_kernels() -> Iterator[tuple[int, Tactic, int, Form]]:
-    """GPU, tactic, head width and form of each row of the table: of heads 128 wide only the largest tile."""
-    forms: tuple[Form, ...] = ("shift", "ring")
-    for form in forms:
-        for compute_capability in GPUS:
-            for tactic in tactics(64, compute_capability):
-                yield compute_capability, tactic, 64, form
-            yield compute_capability, tactics(128, compute_capability)[-1], 128, form
-
-
-if __name__ == "__main__":
-    import triton
-
-    print(f"Counted with Triton {triton.__version__} by `python -m xl_export.tensorrt.kernels.resources`.\n")
-    print(HEADER)
-    for key in all_kernels():
-        print(table_line(*key, resources(compiled_for(*key))), flush=True)
