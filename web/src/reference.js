@@ -4,7 +4,7 @@
 import { typeOf } from "./engine/session.js";
 import { XLExportError, refuseStopped, shown } from "./errors.js";
 import { parseJson } from "./files/json.js";
-import { isLanguageModel, isTimed, namedInputs, signature } from "./spec.js";
+import { TYPES, isLanguageModel, isTimed, namedInputs, numBytes, signature } from "./spec.js";
 import { logSumExp } from "./text/sampler.js";
 
 /**
@@ -26,7 +26,6 @@ import { logSumExp } from "./text/sampler.js";
 
 const JSON_FILE = "reference.json";
 const BINARY = "reference.bin";
-const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 /**
  * The reference of an artefact.
@@ -62,11 +61,10 @@ export async function loadReference(spec, read) {
       shape.length === wanted.length &&
       wanted.every((size, axis) => (size === null ? shape[axis] >= 1 : shape[axis] === size));
     need(fits, `${name} is ${shown(stored)}`);
-    const count = shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
-    const size = count * ARRAYS[dtype].BYTES_PER_ELEMENT;
+    const size = numBytes(dtype, shape);
     const bytes = content.slice(offset, offset + size);
     need(bytes.length === size, `${name} does not fit into ${BINARY}`);
-    return new ARRAYS[dtype](bytes.buffer);
+    return new TYPES[dtype].array(bytes.buffer);
   };
   const fed = segments.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0);
   const ofKind = isLanguageModel(spec) ? languageReference : namedReference;
@@ -152,7 +150,7 @@ function namedReference(spec, data, batch, fed, load) {
       for (const { name, data: values, count, sizes, size, timed } of inputs) {
         step[name] = { data: values, shape: [batch, ...sizes] };
         if (!timed) continue;
-        const numbers = /** @type {any} */ (new ARRAYS[typeOf(values)](batch * length * size));
+        const numbers = /** @type {any} */ (new TYPES[typeOf(values)].array(batch * length * size));
         for (let b = 0; b < batch; b++)
           for (let t = 0; t < length; t++) {
             const from = (b * count + ((at + t) % count)) * size;

@@ -5,10 +5,9 @@
 import { XLExportError } from "./errors.js";
 import { readTensors, writeTensors } from "./files/safetensors.js";
 import { newMemory } from "./memory.js";
-import { isScale, stateShape } from "./spec.js";
+import { TYPES, isScale, stateShape } from "./spec.js";
 
 const FORMAT = "xl-export stream 1";
-const TYPES = { float32: "F32", float16: "F16", int8: "I8" };
 /** With a larger scale, its bytes would not be finite numbers. */
 const MOST_SCALE = (2 - 2 ** -23) * 2 ** 120;
 const MOST_POSITION = 1n << 62n;
@@ -39,7 +38,7 @@ export async function saveMemory(memory, spec) {
         );
       }
       arrays.set(state.name, {
-        dtype: TYPES[state.dtype],
+        dtype: TYPES[state.dtype].stored,
         shape: stateShape(state, memory.batch),
         data: tensors[i],
       });
@@ -78,7 +77,7 @@ export async function loadMemory(bytes, engine, spec, identity) {
   const tensors = spec.state.map((state) => {
     const array = arrays.get(state.name);
     const shape = stateShape(state, found.length).join();
-    if (array?.dtype !== TYPES[state.dtype] || array.shape.join() !== shape)
+    if (array?.dtype !== TYPES[state.dtype].stored || array.shape.join() !== shape)
       throw damaged(`${state.name} does not fit`);
     if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
     if (isScale(spec, state) && !floats(array.data).every((x) => x >= 0 && x <= MOST_SCALE))

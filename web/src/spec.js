@@ -10,6 +10,14 @@ import { Sampler } from "./text/sampler.js";
 /** @typedef {import("../index.js").Spec} Spec */
 /** @typedef {import("../index.js").TensorFacts} TensorFacts */
 
+/** Of each type of a tensor: the array that holds it, its number in ONNX, and its name in safetensors. */
+export const TYPES = {
+  float32: { array: Float32Array, onnx: 1, stored: "F32" },
+  float16: { array: Uint16Array, onnx: 10, stored: "F16" },
+  int8: { array: Int8Array, onnx: 3, stored: "I8" },
+  int32: { array: Int32Array, onnx: 6, stored: "I32" },
+  int64: { array: BigInt64Array, onnx: 7, stored: "I64" },
+};
 export const SCHEMA = 1;
 export const SPEC = "spec.json";
 export const GRAPH = "step.onnx";
@@ -19,7 +27,6 @@ export const SAMPLING = "sampling.json";
 const AGAIN = "copy the whole folder again, or export the artefact again";
 const FILE_NAME = /^\w[\w.-]{0,99}$/;
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
-const BYTES = { int64: 8, int32: 4, float32: 4, float16: 2, int8: 1 };
 const NAME = /^[A-Za-z_][\w-]{0,99}$/; // of an input or output of a step that is no language model
 const PROMISES = ["padding", "unequal", "cuts", "rows"]; // see docs/reference/step.md
 const MEMORY_TYPES = ["float32", "float16", "int8"];
@@ -240,13 +247,15 @@ export function stateShape(state, batch) {
   return state.shape.map((size) => (size === "batch" ? batch : Number(size)));
 }
 
+/** The bytes of a tensor. @param {keyof typeof TYPES} dtype @param {number[]} shape */
+export function numBytes(dtype, shape) {
+  return shape.reduce((a, b) => a * b, TYPES[dtype].array.BYTES_PER_ELEMENT);
+}
+
 /**
  * The bytes that the memory of one stream takes, its position included.
  * @param {Spec} spec
  */
 export function bytesPerStream(spec) {
-  const bytes = spec.state.map(
-    (state) => stateShape(state, 1).reduce((a, b) => a * b, 1) * BYTES[state.dtype],
-  );
-  return bytes.reduce((a, b) => a + b, 8);
+  return spec.state.reduce((sum, state) => sum + numBytes(state.dtype, stateShape(state, 1)), 8);
 }

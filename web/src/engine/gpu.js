@@ -3,13 +3,12 @@
  * `--target web`; every tensor has two buffers, which change places after each step.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { stateShape } from "../spec.js";
+import { numBytes, stateShape } from "../spec.js";
 import { typeOf } from "./session.js";
 
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} GpuState of some streams */
 
-const BYTES = { float32: 4, float16: 2, int8: 1 };
 /** `GPUBufferUsage` of the standard: STORAGE, COPY_SRC and COPY_DST; MAP_READ and COPY_DST. */
 const [MEMORY_USAGE, READ_USAGE] = [0x80 | 0x04 | 0x08, 0x01 | 0x08];
 const MAP_READ = 1;
@@ -52,7 +51,7 @@ export class GpuEngine {
   async create(batch) {
     const tensors = this.spec.state.map(({ dtype, shape }) => {
       const dims = stateShape({ shape }, batch);
-      return { dtype, dims, bytes: dims.reduce((a, b) => a * b, BYTES[dtype]) };
+      return { dtype, dims, bytes: numBytes(dtype, dims) };
     });
     const sizes = tensors.map(({ bytes }) => bytes);
     const buffers = await this.#buffers([...sizes, ...sizes], MEMORY_USAGE);

@@ -7,7 +7,7 @@
  * public ones do.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { signature, stateShape, writesInPlace } from "../spec.js";
+import { TYPES, numBytes, signature, stateShape, writesInPlace } from "../spec.js";
 import { typeOf } from "./session.js";
 
 /**
@@ -33,8 +33,6 @@ import { typeOf } from "./session.js";
  * @typedef {import("./session.js").Found} Found
  */
 
-const TYPES = { float32: 1, int8: 3, int32: 6, int64: 7, float16: 10 };
-const BYTES = { float32: 4, int8: 1, int32: 4, int64: 8, float16: 2 };
 const CPU = 1;
 const KEPT = 4; // sets of buffers for steps of one shape, the latest ones
 
@@ -166,9 +164,8 @@ export class HeapEngine {
     const found = plan.answers.map(({ at, bytes }, i) => {
       const { buffer } = module.HEAPU8;
       const name = this.returned[i];
-      return step.outputs[name].dtype === "float32"
-        ? [name, new Float32Array(buffer, at, bytes / 4)]
-        : [name, new BigInt64Array(buffer, at, bytes / 8)];
+      const { array } = /** @type {any} */ (TYPES[step.outputs[name].dtype]);
+      return [name, new array(buffer, at, bytes / array.BYTES_PER_ELEMENT)];
     });
     return Object.fromEntries(found);
   }
@@ -211,13 +208,13 @@ export class HeapEngine {
   /** @param {keyof typeof TYPES} type @param {number[]} shape @returns {Slot} */
   #slot(type, shape) {
     const { module } = this;
-    const bytes = shape.reduce((a, b) => a * b, 1) * BYTES[type];
+    const bytes = numBytes(type, shape);
     const at = this.#reserve(bytes);
     module.HEAPU8.fill(0, at, at + bytes);
     const stack = module.stackSave();
     const dims = module.stackAlloc(4 * Math.max(1, shape.length));
     shape.forEach((size, i) => module.setValue(dims + 4 * i, size, "i32"));
-    const tensor = module._OrtCreateTensor(TYPES[type], at, bytes, dims, shape.length, CPU);
+    const tensor = module._OrtCreateTensor(TYPES[type].onnx, at, bytes, dims, shape.length, CPU);
     module.stackRestore(stack);
     if (tensor === 0) {
       module._free(at);

@@ -25,14 +25,6 @@ import { GRAPH, WEIGHTS } from "../spec.js";
 /** The type of the tensor of some numbers. @param {Numbers} data */
 export const typeOf = (data) => (data instanceof Float32Array ? "float32" : "int64");
 
-const TYPES = /** @type {Record<string, string>} */ ({
-  float32: "float32",
-  float16: "float16",
-  int8: "int8",
-  int64: "int64",
-  int32: "int32",
-});
-
 /**
  * A session over the verified files of an artefact, its tensors those that the spec promises.
  * @param {any} ort @param {import("../../index.js").Spec} spec @param {Record<string, Uint8Array>} files
@@ -84,7 +76,7 @@ function verifySignature(session, spec) {
     ["outputs", spec.outputs, session.outputMetadata],
   ])) {
     const told = (/** @type {any} */ t, /** @type {string} */ type) =>
-      `${t.name} ${TYPES[type] ?? type} [${t.shape.map(known).join(", ")}]`;
+      `${t.name} ${type} [${t.shape.map(known).join(", ")}]`;
     const expected = wanted.map((tensor) => told(fixed(tensor, spec), tensor.dtype)).sort();
     const actual = found.map((tensor) => told(tensor, tensor.type)).sort();
     const at = expected.findIndex((line, i) => line !== actual[i]);

@@ -5,10 +5,8 @@
  * does not, silently (microsoft/onnxruntime 25786): there every step copies the memory in and out.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { stateShape, writesInPlace } from "../spec.js";
+import { TYPES, numBytes, stateShape, writesInPlace } from "../spec.js";
 import { typeOf } from "./session.js";
-
-const ARRAYS = { float32: Float32Array, float16: Uint16Array, int8: Int8Array, int64: BigInt64Array };
 
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} TensorState of some streams */
@@ -32,9 +30,7 @@ export class TensorEngine {
     const set = () =>
       this.spec.state.map((state) => {
         const shape = stateShape(state, batch);
-        const size = shape.reduce((a, b) => a * b, 1);
-        const data = new ARRAYS[state.dtype](size);
-        return new this.ort.Tensor(state.dtype, data, shape);
+        return new this.ort.Tensor(state.dtype, zeros(state.dtype, shape), shape);
       });
     return { sets: Array.from({ length: sets }, set), turn: 0, batch };
   }
@@ -85,10 +81,8 @@ export class TensorEngine {
       if (this.writes) {
         /** @type {Record<string, any>} */
         const fetches = {};
-        for (const [name, { dtype, shape }] of Object.entries(outputs)) {
-          const size = shape.reduce((a, b) => a * b, 1);
-          fetches[name] = new Tensor(dtype, new ARRAYS[dtype](size), shape);
-        }
+        for (const [name, { dtype, shape }] of Object.entries(outputs))
+          fetches[name] = new Tensor(dtype, zeros(dtype, shape), shape);
         this.spec.state.forEach(({ present }, i) => (fetches[present] = state.sets[next][i]));
         await this.session.run(feeds, fetches, options);
         answers = fetches;
@@ -109,4 +103,9 @@ export class TensorEngine {
   async close() {
     await this.session.release();
   }
+}
+
+/** @param {keyof typeof TYPES} dtype @param {number[]} shape */
+function zeros(dtype, shape) {
+  return new TYPES[dtype].array(new ArrayBuffer(numBytes(dtype, shape)));
 }
