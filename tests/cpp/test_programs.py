@@ -31,15 +31,6 @@ def run(*command: object, cwd: Path | None = None, **environment: str) -> str:
     return ended.stdout
 
 
-def built(folder: Path, *options: str, targets: tuple[str, ...] = ()) -> Path:
-    """A build folder of CMake in which some targets, or all of them, were compiled."""
-    if shutil.which("cmake") is None or shutil.which("g++") is None:
-        pytest.skip("cmake or g++ is not installed")
-    run("cmake", "-S", CPP, "-B", folder, f"-DONNXRUNTIME_LIBRARY={onnxruntime_library()}", *options)
-    run("cmake", "--build", folder, *(word for target in targets for word in ("--target", target)))
-    return folder
-
-
 def commands(first: str) -> dict[str, str]:
     """The commands of the guide's block that begins with a command, and what each prints there."""
     block = next(b for b in blocks(GUIDE) if b.language == "console" and b.commands[0][0].startswith(first))
@@ -148,14 +139,6 @@ def test_a_program_in_rust_continues_the_same_text(programs: Path, tmp_path: Pat
     said = process.stderr.read()
     assert process.wait() == 0, said
     process.stderr.close()
-
-
-def test_the_example_under_sanitizers(tmp_path: Path, artefacts: dict[str, Path]) -> None:
-    folder = built(
-        tmp_path / "sanitized", "-DXL_EXPORT_SANITIZE=ON", "-DXL_EXPORT_STRICT=ON", targets=("xl_check",)
-    )
-    for artefact in artefacts.values():
-        assert run(folder / "check", artefact).endswith("passed\n")
 
 
 def test_the_program_of_the_guide_runs(printed: tuple[Path, dict[str, str]]) -> None:

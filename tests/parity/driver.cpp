@@ -79,8 +79,7 @@ class Driver {
     session_ = &found->second;
     const xl_export::Spec& spec = session_->spec();
     return "{\"size\": " + std::to_string(spec.vocabulary) + ", \"segment\": " + std::to_string(spec.segment) +
-           ", \"kernel\": \"" + session_->kernel() +
-           "\", \"oldest\": " + std::to_string(detail::oldest_runtime(spec)) + "}";
+           ", \"kernel\": \"" + session_->kernel() + "\"}";
   }
 
   std::string check() {

@@ -130,11 +130,6 @@ inline void verify_signatures(const Loaded& loaded, const std::filesystem::path&
   }
 }
 
-// The oldest release 1.x of ONNX Runtime that computes a graph. Opset 24 has the operator that writes a ring.
-inline long oldest_runtime(const Spec& spec) {
-  return spec.opset >= 24 ? 25 : spec.opset == 23 ? 23 : 21;
-}
-
 inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folder) {
   if (spec.target == "tensorrt")
     throw Error(Fault::artefact, folder.string() +
@@ -144,7 +139,8 @@ inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folde
   const long major = std::strtol(version.c_str(), nullptr, 10);
   const std::size_t dot = version.find('.');
   const long minor = dot == std::string::npos ? 0 : std::strtol(version.c_str() + dot + 1, nullptr, 10);
-  const long oldest = oldest_runtime(spec);
+  // The oldest release 1.x that computes the graph. Opset 24 has the operator that writes a ring.
+  const long oldest = spec.opset >= 24 ? 25 : spec.opset == 23 ? 23 : 21;
   if (major == 1 && minor < oldest)
     throw Error(Fault::option, "the operators of " + spec.form + " memory (opset " +
                                    std::to_string(spec.opset) + ") need ONNX Runtime 1." +

@@ -320,12 +320,6 @@ class Session {
   Answers advanced(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
                    Wanted wanted) const {
     const std::size_t length = checked(tokens, memory), batch = tokens.size() / length;
-    const std::size_t most = !spec().selective || wanted == Wanted::all ? tokens.size() : batch;
-    // The logits, and as many numbers again that ONNX Runtime computes them from.
-    if (8.0 * static_cast<double>(most) * static_cast<double>(spec().vocabulary) > detail::machine_bytes())
-      throw Error(Fault::stream, "the logits of " + std::to_string(most) +
-                                     " tokens are larger than the memory of this machine; feed fewer tokens "
-                                     "at once, or use a smaller batch.");
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places = places_of(memory, length), rows;
     for (std::size_t at = 0; at < ids.size(); ++at)
       if (wanted == Wanted::all || (wanted == Wanted::last && (at + 1) % length == 0))
