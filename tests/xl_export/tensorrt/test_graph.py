@@ -14,13 +14,12 @@ import onnx_ir as ir
 import pytest
 from onnx import inliner
 
-from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
+from runtimes import UserError, check, evaluate, open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.precision import MIN_TOKENS, PRESETS
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
-from tests.commands import xl
 from tests.nightly import every
 from xl_export.artefact.export import export
 from xl_export.tensorrt.operator import DOMAIN, NAME, RING_ATTRIBUTES, RING_NAME
@@ -138,19 +137,6 @@ def test_float16_loses_less_than_its_limit_on_text(run: Path, text: str, tmp_pat
     assert abs(measured.bits_lost) <= PRESETS["fp16"].limit
 
 
-def test_streams_are_saved_and_continued_in_float16(
-    artefact: Path, tokens: np.ndarray, tmp_path: Path
-) -> None:
-    session = open_session(artefact)
-    memory = session.start(2)
-    session.step(tokens[:16].reshape(2, 8), memory)
-    assert {array.dtype.name for array in memory.tensors.values()} == {"float16"}
-    save_memory(memory, tmp_path / "stream")
-    continued = load_memory(tmp_path / "stream", session)
-    answers = [session.step(tokens[16:32].reshape(2, 8), state)[0] for state in (memory, continued)]
-    assert np.array_equal(*answers)
-
-
 @pytest.mark.slow  # it trains for some seconds; test_weights.py measures what fewer bits lose
 def test_fp16_loses_at_most_two_thousandths_of_a_bit(tmp_path: Path) -> None:
     from trainer.run.config import TrainConfig
@@ -176,14 +162,6 @@ def test_a_weight_beyond_float16_is_refused(make_run: Callable[..., Path], tmp_p
     with pytest.raises(UserError, match=r"blocks\.1\.out holds values beyond 65504"):
         export(run, tmp_path / "a", target="tensorrt")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command_names_form_and_tolerance(run: Path, tmp_path: Path) -> None:
-    options = ("--target", "tensorrt", "--attention-as", "operators", "--mem-len", "9")
-    result = xl("export", run, "--out", tmp_path / "a", *options)
-    assert result.exit_code == 0, result.output
-    assert "ring memory, memory 9" in result.output
-    assert "tolerance 0.05" in result.output
 
 
 def test_a_graph_wrong_in_the_mean_is_not_written(
