@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from runtimes import load_memory, open_session, save_memory
 from tests.parity.operations import Implementation, Program
+from tests.sealing import sealed
 from tests.steps import observed
 from tests.xl_export.tracing.modules import T
 
@@ -118,6 +121,22 @@ def test_named_steps_that_do_not_fit_are_refused(program: Program, policy: Path)
     assert no_model in program.refusal("generate", stream="a", tokens=[0], max_tokens=1)
     program.ask("pad", stream="a", positions=[-1])
     assert "does not keep the promise `padding`" in ask()
+
+
+def test_rows_and_cuts_that_are_not_promised_are_refused(
+    program: Program, policy: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(policy, tmp_path / "artefact")
+    spec = json.loads((folder / "spec.json").read_text()) | {"without": ["rows", "cuts"]}
+    (folder / "spec.json").write_bytes(sealed(spec))
+    program.ask("open", model=str(folder))
+    program.ask("start", stream="a", rows=2)
+    two = program.refusal("step by name", stream="a", inputs=flat(observed(2, 1, 0)))
+    assert "does not keep the promise `rows`" in two
+    program.ask("start", stream="a")
+    program.ask("step by name", stream="a", inputs=flat(observed(1, 1, 0)))
+    again = program.refusal("step by name", stream="a", inputs=flat(observed(1, 1, 1)))
+    assert "does not keep the promise `cuts`, and a row is at position 1" in again
 
 
 def test_javascript_refuses_other_types_and_shapes(javascript: Program, policy: Path) -> None:

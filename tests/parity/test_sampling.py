@@ -63,6 +63,11 @@ def test_the_model_recommends_its_sampling(
     found = program.ask("generate", stream="a", text=text[:20], max_tokens=40, seed=3, recommended=True)
     assert found["tokens"] == [piece.token for piece in pieces]
     wrong = shutil.copytree(folder, tmp_path / "wrong")
-    for content, words in (('{"top_p": 7}', "is 7; expected above 0 and at most 1"), ("[]", "object")):
+    for content, words in (
+        ('{"top_p": 7}', "is 7; expected above 0 and at most 1"),
+        ('{"topP": 0.9}', "unknown"),
+        ('{"temperature": "1"}', "number"),
+        ("[]", "object"),
+    ):
         (wrong / "sampling.json").write_text(content)
         assert words in program.refusal("open", model=str(wrong))

@@ -73,7 +73,7 @@ def run_node(*arguments: str | Path, cwd: Path, timeout: float = 300, **environm
     """What a program in Node prints; it fails the test where the program fails."""
     ended = subprocess.run(
         # Code that WebAssembly's second compiler makes pays only in programs that run for long.
-        [node(), "--liftoff-only", "--expose-gc", *map(str, arguments)],
+        [node(), "--liftoff-only", *map(str, arguments)],
         cwd=cwd,
         env=os.environ | environment,
         capture_output=True,

@@ -49,13 +49,3 @@ def test_the_claim_is_judged_by_the_ratios() -> None:
         rows = [row(web.IN_PLACE, in_place, in_place), row(web.COPIES, copies, copies), row(web.CPP, 1, 1)]
         claims = on_terminal("web", rows, config="medium")[-2:]
         assert [f". {verdict}: " in claim for claim in claims] == [True, True]
-
-
-def test_a_machine_without_node_is_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(web_sides, "WEB", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert web.unavailable() == "node is not installed"
-    monkeypatch.undo()
-    monkeypatch.setattr(web_sides, "WEB", tmp_path)
-    node()
-    assert "run `npm ci --ignore-scripts` in" in str(web.unavailable())

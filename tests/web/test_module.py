@@ -77,10 +77,5 @@ def without_import(block: str) -> str:
 
 
 @pytest.mark.slow
-def test_long_texts_take_no_more_memory(module: Path, given: dict[str, Any]) -> None:
-    assert "# fail 0" in run_tests(module, given, "long")
-
-
-@pytest.mark.slow
 def test_damaged_artefacts_end_in_sentences(module: Path, given: dict[str, Any]) -> None:
     assert "# fail 0" in run_tests(module, given, "mutations")

@@ -14,41 +14,13 @@ import numpy as np
 import pytest
 
 import runtimes
-from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
 from tests.browsers import FIREFOX
-from tests.runtimes.contract.test_subword import trained
 from tests.sealing import sealed
-from tests.web.test_page import a_reader_types_and_the_model_goes_on, greedy, same_bits
+from tests.web.test_page import a_reader_types_and_the_model_goes_on, same_bits
 from xl_export.artefact.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
-TEXTS = {
-    "byte": "Ein süßes Fäßchen — naïve café, 日本 🎈",
-    "word": "the cat  sat\non the unseen mat",
-    "subword": "the cat sat on the mat, and the dog sat too.",
-    "ids": "c d e f",
-}
-
-
-def vocabulary(kind: str, folder: Path) -> Vocab:
-    if kind == "byte":
-        return ByteVocab()
-    if kind == "word":
-        return WordVocab(["<unk>", "<eos>", "the", "cat", "sat", "on", "mat"])
-    return vocab_from_file(trained("byte-level", folder))
-
-
-@pytest.fixture(scope="module")
-def of_kind(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    def make(kind: str) -> Path:
-        folder = tmp_path_factory.mktemp(kind)
-        vocab = vocabulary(kind, folder)
-        run = make_run(vocab_size=vocab.size)
-        save_vocab(run, vocab)
-        return export(run, folder / kind)
-
-    return make
 
 
 def stop_at(page: Any, tokens: int) -> None:
@@ -57,25 +29,6 @@ def stop_at(page: Any, tokens: int) -> None:
     page.until(f"page.work.stream.ids.length >= {tokens} || !page.work.running")
     page.page.keyboard.press("Escape")
     page.calm()
-
-
-@pytest.mark.parametrize("kind", ["byte", "word", "subword"])
-def test_every_vocabulary_as_in_python(
-    kind: str, of_kind: Callable[[str], Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
-) -> None:
-    artefact = of_kind(kind)
-    page = open_page(make_site(artefact))
-    text = TEXTS[kind]
-    page.write(text)
-    ids = page.do("page.work.stream.ids")
-    assert ids == runtimes.open_session(artefact).vocab.encode(text).tolist()
-    same_bits(page, artefact)
-    assert page.do("page.work.stream.ends.at(-1)") == len(text.encode("utf-16-le")) // 2
-    page.do("document.getElementById('temperature').value = 0")
-    stop_at(page, len(ids) + 60)
-    expected = greedy(artefact, text, 50)
-    assert page.do("page.work.stream.ids")[len(ids) :][: len(expected)] == expected
-    same_bits(page, artefact)
 
 
 @pytest.mark.parametrize("form", ["ring", "shift", "hidden"])

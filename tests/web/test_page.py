@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -213,6 +212,7 @@ def a_reader_types_and_the_model_goes_on(page: Page, artefact: Path) -> None:
     assert page.text("why").startswith("You stopped it after ")
 
 
+@server_only  # the next test does it with a worker
 def test_a_reader_types_and_takes_back(page: Page, artefacts: dict[str, Path]) -> None:
     types_and_takes_back(page, artefacts["ring"])
 
@@ -321,23 +321,6 @@ def test_stop_ends_the_reading_of_a_long_paste(page: Page, artefacts: dict[str, 
     same_bits(page, artefacts["ring"])
 
 
-@pytest.mark.slow  # web/test/files.test.js has the sentence; this is where it is shown
-def test_a_damaged_file_is_one_sentence(site: Path, browsers: Callable[..., Any], tmp_path: Path) -> None:
-    damaged = shutil.copytree(site, tmp_path / "site")
-    file = damaged / "models" / "ring" / "weights.bin"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with opening_sites(browsers) as open_one:
-        page = open_one(damaged, faulty=True)
-        assert page.error is not None
-        assert "weights.bin" in page.error
-        assert page.error.endswith(".")
-        assert "\n" not in page.error
-        assert not page.page.is_visible("#work")
-        assert not page.page.is_visible("#loading")
-
-
 @server_only
 def test_the_position_moves_while_tokens_arrive(kept: Running, page: Page) -> None:
     page.write("The cat")
@@ -356,23 +339,6 @@ def test_the_position_moves_while_tokens_arrive(kept: Running, page: Page) -> No
 
 
 @server_only
-def test_the_page_says_why_generation_stopped(kept: Running, page: Page) -> None:
-    page.write("The cat")
-    continued(page, 30)
-    assert page.text("why").startswith("Stopped after 30 tokens")
-    assert page.page.is_visible("#why")
-    with paused(kept, after=10) as goes_on:
-        page.page.click("#go")
-        page.until("page.work.stream.ids.length === 47")
-        assert page.page.is_hidden("#why")
-        stopped(page, kept, goes_on)
-    assert page.text("why").startswith("You stopped it after ")
-    assert position(kept, page) == page.do("page.work.stream.ids.length") < 67
-    page.write("The cat")
-    assert page.page.is_hidden("#why")
-
-
-@server_only
 def test_escape_stops_where_the_server_is(kept: Running, page: Page) -> None:
     page.write("The cat")
     page.page.fill("#count", "2000")
@@ -383,6 +349,9 @@ def test_escape_stops_where_the_server_is(kept: Running, page: Page) -> None:
     count = page.do("page.work.stream.ids.length")
     assert count < 2007
     assert position(kept, page) == count
+    assert page.text("why").startswith("You stopped it after ")
+    page.write("The cat")
+    assert page.page.is_hidden("#why")
 
 
 @server_only

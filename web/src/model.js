@@ -172,10 +172,8 @@ export class Model {
    */
   async loadMemory(file) {
     this.#refuseClosed();
-    const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : file;
-    if (!(bytes instanceof Uint8Array))
-      throw new XLExportError(`the saved stream is ${shown(file)}; give the bytes of its file.`);
-    return loadMemory(plain(bytes), this.engine, this.spec, this.identity);
+    const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : plain(file);
+    return loadMemory(bytes, this.engine, this.spec, this.identity);
   }
 
   /**

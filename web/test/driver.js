@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { loadLibrary } from "../src/engine/runtime.js";
 import { XLExportError, decode, open } from "../src/index.js";
-import { readSampling, writesInPlace } from "../src/spec.js";
+import { writesInPlace } from "../src/spec.js";
 import { Random } from "../src/text/random.js";
 import { Sampler } from "../src/text/sampler.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
@@ -128,7 +128,6 @@ const operations = {
     return { uniforms: Array.from({ length: 8 }, () => random.next()) };
   },
   in_place: ({ form, target }) => ({ in_place: writesInPlace(/** @type {any} */ ({ form, target })) }),
-  sampling: ({ text }) => readSampling(Buffer.from(text), "sampling.json"),
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -26,26 +26,18 @@ test("what is no artefact is refused in one sentence", async () => {
   for (const [address, words] of /** @type {[any, RegExp][]} */ ([
     [without, /vocab\.json is not among the given files/],
     [{}, /spec\.json is not among/],
-    ["", /address of the artefact is empty/],
     [join(folder, "nowhere"), /does not exist; give the address/],
-    [7, /the artefact is 7/],
   ])) {
     await assert.rejects(open(address, { device: "wasm" }), (error) => isSentence(error, words));
   }
   await assert.rejects(open(files, { device: /** @type {any} */ ("tpu") }), (error) =>
     isSentence(error, /device is "tpu"/),
   );
-  await assert.rejects(open(files, { threads: 0 }), (error) => isSentence(error, /threads is 0/));
-  const model = await open(folder, { device: "wasm" });
-  await assert.rejects(model.loadMemory(/** @type {any} */ ("x")), (error) =>
-    isSentence(error, /give the bytes/),
-  );
-  await model.close();
 });
 
-test("a named pipe, a folder or a device in place of a file is refused", async () => {
-  for (const name of ["spec.json", "weights.bin", "vocab.json", "reference.bin"]) {
-    for (const [program, ...options] of [["mkfifo"], ["mkdir"], ["ln", "-s", "/dev/zero"]]) {
+test("a named pipe or a device in place of a file is refused", async () => {
+  for (const name of ["spec.json", "weights.bin"]) {
+    for (const [program, ...options] of [["mkfifo"], ["ln", "-s", "/dev/zero"]]) {
       const copy = join(given.scratch, `${program}-${name}`);
       cpSync(folder, copy, { recursive: true });
       rmSync(join(copy, name));

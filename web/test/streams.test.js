@@ -2,7 +2,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { XLExportError, open } from "../src/index.js";
-import { readSampling } from "../src/spec.js";
 import { Sampler } from "../src/text/sampler.js";
 import { all, devices, folderOf, furthest } from "./setup.js";
 
@@ -148,47 +147,7 @@ test("two streams of one model may be used at once, and one stream may not", asy
   await model.close();
 });
 
-test("a sampling.json is refused where Python refuses it", () => {
-  for (const [text, words] of /** @type {[string, RegExp][]} */ ([
-    ["null", /expected a JSON object, found null/],
-    ["[]", /expected a JSON object, found \[\]/],
-    ['{"topP": 0.9}', /unknown key "topP"; the known keys are temperature, top_k, top_p/],
-    ['{"temperature": null}', /temperature is null; expected a number/],
-    ['{"temperature": "1"}', /temperature is "1"; expected a number/],
-    ['{"min_p": true}', /min_p is true; expected a number/],
-    ['{"top_p": 7}', /topP is 7; expected above 0/],
-  ]))
-    assert.throws(
-      () => readSampling(Buffer.from(text), "sampling.json"),
-      (error) => error instanceof XLExportError && words.test(error.message),
-      text,
-    );
-});
-
 test("logits without a finite maximum are refused", () => {
   for (const logits of [[0, NaN], [-Infinity, -Infinity]])
     assert.throws(() => new Sampler().draw(Float32Array.from(logits), new Map(), 0.5), XLExportError);
-});
-
-test("a text without settings is drawn as the artefact recommends", async () => {
-  const { readFileSync, readdirSync } = await import("node:fs");
-  const files = Object.fromEntries(
-    readdirSync(ring.folder).map((name) => [name, readFileSync(`${ring.folder}/${name}`)]),
-  );
-  const sampling = Buffer.from('{"temperature": 0, "top_k": null, "min_p": 0.1}');
-  const plain = await open(ring.folder, { device: "wasm" });
-  const expected = await all(plain.generate(ring.prompt, { maxTokens: 30, temperature: 0 }));
-  await plain.close();
-  for (const worker of [false, true]) {
-    const model = await open({ ...files, "sampling.json": sampling }, { device: "wasm", worker });
-    assert.deepEqual(model.sampling, { temperature: 0, topK: null, minP: 0.1 });
-    const greedy = await all(model.generate(ring.prompt, { maxTokens: 30, temperature: undefined }));
-    assert.deepEqual(
-      greedy.map(({ token }) => token),
-      expected.map(({ token }) => token),
-    );
-    const drawn = await all(model.generate(ring.prompt, { maxTokens: 30, temperature: 9, minP: 0, seed: 1 }));
-    assert.notDeepEqual(drawn, greedy);
-    await model.close();
-  }
 });

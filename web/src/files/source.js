@@ -33,7 +33,6 @@ const HINT = "give the address of the artefact's folder, which has a spec.json";
  */
 export function sourceOf(given) {
   if (given instanceof URL || typeof given === "string") {
-    if (String(given) === "") throw new XLExportError(`the address of the artefact is empty; ${HINT}.`);
     const url = absolute(given);
     return url === null || url.protocol === "file:" ? folder(url ?? String(given)) : web(url);
   }
