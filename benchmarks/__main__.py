@@ -12,7 +12,6 @@ from benchmarks import documents
 from benchmarks.case import FILE, Case
 from benchmarks.cases import CASES
 from benchmarks.compare import compare, find_results
-from benchmarks.configs import checked_threads
 from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
@@ -21,6 +20,7 @@ from benchmarks.plot import check_plot, plot
 from benchmarks.render import terminal
 from benchmarks.runs import History, Run, read_results
 from benchmarks.summaries import FIGURES
+from runtimes.base.machine import available_cpus
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, show
 
@@ -86,7 +86,7 @@ def command_of(case: Case) -> click.Command:
     options += [
         click.Option(
             ["--threads"],
-            type=int,
+            type=click.IntRange(1, available_cpus()),
             help="CPU threads of every side; by default all that this process may use.",
         ),
         click.Option(
@@ -130,7 +130,7 @@ def measure(
 ) -> None:
     """Measures one case; the result is printed, drawn, and appended to the history."""
     options = {name: value for name, value in given.items() if value not in (None, ())}
-    used = checked_threads(threads)
+    used = threads or available_cpus()
     if plot_to:
         check_plot(plot_to, force=force)
     if csv_to:
@@ -140,18 +140,16 @@ def measure(
         return
     from benchmarks.history import begin  # needs ONNX Runtime
 
-    settings = dict(options)
-    config = case.size(settings)
+    config = case.size(options)
     result = begin(
         case.name, config, threads=used, file=history, engine=case.engine, precision=case.precision
     )
+    more: dict[str, Any] = {"progress": lambda line: click.echo(line, err=True)}
     if case.resumable:
         earlier = read_results(result.file) if result.file.is_file() else []
-        settings["before"] = [row for document in earlier for row in document["rows"]]
-        settings["keep"] = lambda row: result.finish([row.to_json()])
-    sizes = {"config": config} if "config" in options else {}
-    progress = lambda line: click.echo(line, err=True)  # noqa: E731
-    rows = case.run(**sizes, **settings, threads=threads, progress=progress)
+        more["earlier"] = [row for document in earlier for row in document["rows"]]
+        more["keep"] = lambda row: result.finish([row.to_json()])
+    rows = case.measure(config, threads=threads, options=options, **more)
     result = result.remeasured()
     document = (result.document if case.resumable else result.finish)([row.to_json() for row in rows])
     # A claim is about a size as it is. It is not judged if an option changes more than the repeats.

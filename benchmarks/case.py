@@ -6,16 +6,20 @@ Cells are computed from rows as the history holds them, so a new run and an old 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_repeats, load_config, parse_lengths
+from benchmarks.configs import CONFIGS, LONGEST, BenchmarkConfig
 from benchmarks.runs import History, Row, Run
+from runtimes.base.errors import ConfigError
+from runtimes.base.machine import available_cpus
 from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
@@ -68,12 +72,56 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one run of a case is asked to do."""
+
+    config: BenchmarkConfig
+    threads: int  # CPU threads of every side
+    given_threads: int | None  # None if sessions choose for themselves
+    folder: Path  # temporary
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the case: those that have a value
+    progress: Callable[[str], None] = lambda line: None
+    earlier: Sequence[Row] = ()  # of a resumable case, what is in its history
+    keep: Callable[[CaseRow], object] = lambda row: None  # of a resumable case, appends a row to its history
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of an option; None if it has none."""
+        return self.options.get(name)
+
+    @property
+    def rule(self) -> MemoryRule:
+        """The memory rule of the model."""
+        mem_len = self.options.get("mem_len", self.config.mem_len)
+        return MemoryRule(mem_len=mem_len, segment=self.config.segment)
+
+    def with_memory(self, mem_len: int) -> Job:
+        """The same job at a length of memory, with a folder of its own."""
+        folder = self.folder / f"{mem_len}"
+        folder.mkdir()
+        return replace(self, options={**self.options, "mem_len": mem_len}, folder=folder)
+
+    @property
+    def operators(self) -> Any:
+        """What computes a step: `standard`, or the `fused` operator."""
+        return self.options.get("operators", "standard")
+
+    def repeats(self, default: int) -> int:
+        """The number of timed calls of each side."""
+        return int(self.options.get("repeats", default))
+
+    def chosen(self, names: Iterable[str], default: Sequence[str] = ()) -> list[str]:
+        """The names that --only chooses; without it the default, or all if there is none."""
+        wanted = self.options.get("names", default)
+        return [name for name in names if not wanted or name in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One benchmark case, as the `CASE` of its module."""
 
     name: str
     summary: str  # one line
-    run: Callable[..., Sequence[CaseRow]]  # checks every side, measures, and returns rows
+    run: Callable[[Job], Iterable[CaseRow]]  # checks every side, measures, and gives rows
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]
     options: tuple[Callable[[], click.Option], ...] = ()  # in addition to the options of every case
@@ -85,12 +133,27 @@ class Case:
     # The runs that the documents show; an empty list while there is none.
     published: Callable[[History], Sequence[Run]] = lambda history: []
     # The size to record for a case without --config, or with an option that decides it.
-    size: Callable[[dict[str, Any]], BenchmarkConfig] = lambda options: options.pop("config")
+    size: Callable[[dict[str, Any]], BenchmarkConfig] = lambda options: options["config"]
     draw: Callable[[Any, Sequence[Any]], None] | None = None  # into a figure of matplotlib
     unavailable: Callable[[], str | None] = lambda: None  # why this machine cannot measure the case
-    resumable: bool = False  # `run` gets earlier rows as `before`, and hands over each new one to `keep`
+    resumable: bool = False  # `run` does not measure again what `earlier` has, and keeps each new row at once
     engine: str = "onnxruntime"
     precision: str = "fp32"
+
+    def measure(
+        self, config: BenchmarkConfig, *, threads: int | None = None, options: Mapping[str, Any], **more: Any
+    ) -> list[CaseRow]:
+        """The rows of one run. more: further fields of its `Job`."""
+        with tempfile.TemporaryDirectory() as folder:
+            job = Job(
+                config=config,
+                threads=threads or available_cpus(),
+                given_threads=threads,
+                folder=Path(folder),
+                options=options,
+                **more,
+            )
+            return list(self.run(job))
 
 
 def config_option() -> click.Option:
@@ -98,7 +161,8 @@ def config_option() -> click.Option:
     return click.Option(
         ["--config"],
         default=SMALL,
-        callback=lambda ctx, option, name: load_config(name),
+        type=click.Choice(list(CONFIGS)),
+        callback=lambda ctx, option, name: CONFIGS[name],
         help="The size of the model: small (default), enwik8-base (some minutes), wt103-base, enwik8-large, "
         "medium, tales or demo.",
     )
@@ -108,8 +172,7 @@ def repeats_option() -> click.Option:
     """The number of timed calls."""
     return click.Option(
         ["--repeats"],
-        type=int,
-        callback=lambda ctx, option, value: value if value is None else checked_repeats(value, 1),
+        type=click.IntRange(1, 1 << 17),
         help="Timed calls of each side; the default depends on the case and the size.",
     )
 
@@ -130,6 +193,17 @@ def lengths_option() -> click.Option:
     )
 
 
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """The attention lengths of a text such as `64,128`, ascending and each once."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and 1 <= int(part) <= LONGEST for part in parts):
+        raise ConfigError(
+            f"--attention-lengths is {text!r:.60}; expected numbers from 1 to {LONGEST} with commas between, "
+            "such as 64,128."
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def operators_option() -> click.Option:
     """What computes a step."""
     return click.Option(
@@ -140,31 +214,24 @@ def operators_option() -> click.Option:
     )
 
 
-def minutes_option(text: str) -> Callable[[], click.Option]:
+def minutes_option(text: str, default: float) -> Callable[[], click.Option]:
     """A time; text: what it limits."""
+    kind = click.FloatRange(min=0, min_open=True)
+    return lambda: click.Option(["--minutes"], type=kind, default=default, help=text)
+
+
+def only_option(names: Iterable[str], text: str) -> Callable[[], click.Option]:
+    """Names of parts of the case."""
     return lambda: click.Option(
-        ["--minutes"],
-        type=float,
-        callback=lambda ctx, option, value: value if value is None else checked_minutes(value),
-        help=text,
-    )
-
-
-def only_option(chosen: Callable[[Sequence[str]], object], text: str) -> Callable[[], click.Option]:
-    """Names of parts of the case; chosen: raises ConfigError for a name that it does not know."""
-
-    def known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-        if names:
-            chosen(names)
-        return names
-
-    return lambda: click.Option(
-        ["--only", "--rows", "names"], multiple=True, callback=known, help=f"{text}; may be repeated."
+        ["--only", "--rows", "names"],
+        multiple=True,
+        type=click.Choice(list(names)),
+        help=f"{text}; may be repeated.",
     )
 
 
 def file_option(name: str, text: str, **settings: Any) -> Callable[[], click.Option]:
-    """A file or a folder; name: as on the command line, and of the argument if that differs."""
+    """A file or a folder; name: as on the command line, and of the option in `Job` if that differs."""
     return lambda: click.Option(name.split(), type=FILE, help=text, **settings)
 
 

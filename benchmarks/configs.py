@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from runtimes.base.errors import ConfigError
-from runtimes.base.machine import available_cpus
 from trainer.model.config import ModelConfig, VocabularyConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
-MOST_REPEATS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +19,10 @@ class BenchmarkConfig:
     name: str
     model: ModelConfig
     segment: int  # tokens in a step (T)
-    attention_lengths: tuple[int, ...]  # of sliding-window and decode, in tokens
-    repeats: int  # timed calls that take long
-    mem_len: int  # of all other cases (M)
-    token_repeats: int  # timed calls of one token
+    mem_len: int  # (M)
+    attention_lengths: tuple[int, ...] = ()  # of sliding-window and decode, in place of mem_len
+    repeats: int = 1  # timed calls that take long
+    token_repeats: int = 1  # timed calls of one token
     ring_claim: float | None = None  # memory-forms: `hidden` takes at least this many rings
     latency_claim: float | None = 3.0  # latency: the slowest token takes at most this many medians
     streams: tuple[int, ...] = (1, 8, 32)  # of batch
@@ -124,55 +120,3 @@ CONFIGS = {
         ),
     )
 }
-
-
-def load_config(name: str) -> BenchmarkConfig:
-    """The configuration of that name; raises ConfigError for any other."""
-    if name not in CONFIGS:
-        raise ConfigError(
-            f"{name} is not a benchmark configuration; give --config one of {', '.join(CONFIGS)}."
-        )
-    return CONFIGS[name]
-
-
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """The attention lengths of a text such as `64,128`, ascending and each once."""
-    try:
-        lengths = {int(part) for part in text.split(",")}
-    except ValueError:
-        raise ConfigError(
-            f"attention lengths are {text!r:.60}; expected whole numbers with commas between, such as 64,128."
-        ) from None
-    return checked_lengths(sorted(lengths))
-
-
-def checked_lengths(lengths: list[int] | tuple[int, ...]) -> tuple[int, ...]:
-    """The same attention lengths; raises ConfigError where one of them cannot be measured."""
-    if not lengths:
-        raise ConfigError("no attention lengths were given; expected at least one, such as 64,128.")
-    for length in lengths:
-        if not 1 <= length <= LONGEST:
-            raise ConfigError(f"attention length is {length}; expected 1 to {LONGEST} tokens.")
-    return tuple(lengths)
-
-
-def checked_threads(threads: int | None) -> int:
-    """The number of CPU threads, by default all that this process may use; raises ConfigError for more."""
-    most = available_cpus()
-    if threads is not None and not 1 <= threads <= most:
-        raise ConfigError(f"threads is {threads}; expected 1 to {most}, the CPUs that this process may use.")
-    return threads or most
-
-
-def checked_repeats(repeats: int | None, default: int) -> int:
-    """The number of timed calls of each side; raises ConfigError where it cannot be."""
-    if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
-        raise ConfigError(f"repeats is {repeats}; expected 1 to {MOST_REPEATS}.")
-    return repeats or default
-
-
-def checked_minutes(minutes: float) -> float:
-    """The CPU minutes of training; raises ConfigError where they are not positive."""
-    if not 0 < minutes < math.inf:
-        raise ConfigError(f"minutes is {minutes}; expected a positive number of CPU minutes.")
-    return minutes

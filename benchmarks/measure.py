@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -56,14 +56,24 @@ class Timing:
     #: The same beside the memory's rate, where the bytes that a call must read are known.
     reading: TimesReading | None = None
 
+    @classmethod
+    def of(cls, milliseconds: Sequence[float], reading: TimesReading | None = None) -> Timing:
+        """The timing of calls that took so long."""
+        return cls(
+            median=median(milliseconds),
+            fastest=min(milliseconds),
+            slowest=max(milliseconds),
+            repeats=len(milliseconds),
+            reading=reading,
+        )
+
     def per(self, tokens: int) -> Timing:
         """The same timing per token, where a call computes this many tokens."""
-        return Timing(
+        return replace(
+            self,
             median=self.median / tokens,
             fastest=self.fastest / tokens,
             slowest=self.slowest / tokens,
-            repeats=self.repeats,
-            reading=self.reading,
         )
 
 
@@ -116,63 +126,97 @@ class Reader:
         self._pool.shutdown()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The milliseconds of each call of a side, and the memory's rate next to each, if that was read."""
+
+    milliseconds: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+
+def in_turns(
+    sides: Mapping[Side, Callable[[], Any]],
+    *,
+    repeats: int,
+    turns: int,
+    warmup: int,
+    rest: bool = True,
+    clock: Callable[[], float] | None = None,
+    reader: Reader | None = None,
+    read: Collection[str] = (),
+) -> dict[Side, Samples]:
+    """`repeats` calls of every side, in turns, so that a machine that slows down slows all sides.
+
+    Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
+    which fill the caches again. clock: in seconds; of the wall by default. reader: measures the memory's rate
+    next to each call of the sides in `read`.
+    """
+    found: dict[Side, Samples] = {name: Samples() for name in sides}
+    for turn in range(turns):
+        share = repeats * (turn + 1) // turns - repeats * turn // turns
+        for name, call in sides.items():
+            if not share:
+                continue
+            time.sleep(REST if rest and len(sides) > 1 else 0)
+            if reader is None or name not in read:
+                found[name].milliseconds.extend(milliseconds(call, repeats=share, warmup=warmup, clock=clock))
+                continue
+            milliseconds(call, repeats=0, warmup=warmup)
+            durations, rates = reader.beside([call] * share)
+            found[name].milliseconds.extend(durations)
+            found[name].rates.extend(rates)
+    return found
+
+
 def take_turns(
     sides: Mapping[Side, Callable[[], Any]],
     *,
     repeats: int,
     warmup: int = 2,
     turns: int = 3,
+    rest: bool = True,
+    clock: Callable[[], float] | None = None,
     num_bytes: Mapping[Side, int] = MappingProxyType({}),
     threads: int = 1,
 ) -> dict[Side, Timing]:
-    """A timing of `repeats` calls of every side, in turns, so that a machine that slows down slows all sides.
+    """A timing of every side, measured as in `in_turns`.
 
-    Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
-    which fill the caches again. num_bytes: of some sides, what a call must read; these are timed beside the
-    memory's rate for this many threads.
+    num_bytes: of some sides, what a call must read; these are timed next to the memory's rate for this many
+    threads.
     """
-    times: dict[Side, list[float]] = {name: [] for name in sides}
-    rates: dict[Side, list[float]] = {name: [] for name in num_bytes}
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(contextlib.closing(Reader(threads))) if num_bytes else None
-        for turn in range(turns):
-            share = repeats * (turn + 1) // turns - repeats * turn // turns
-            for name, call in sides.items():
-                if share:
-                    time.sleep(REST if len(sides) > 1 else 0)
-                    if reader is None or name not in num_bytes:
-                        times[name] += milliseconds(call, repeats=share, warmup=warmup)
-                        continue
-                    milliseconds(call, repeats=0, warmup=warmup)
-                    durations, beside = reader.beside([call] * share)
-                    times[name] += durations
-                    rates[name] += beside
-    return {
-        n: Timing(
-            median=median(ms),
-            fastest=min(ms),
-            slowest=max(ms),
-            repeats=len(ms),
-            reading=TimesReading.of(ms, rates[n], num_bytes[n]) if n in num_bytes else None,
+        found = in_turns(
+            sides,
+            repeats=repeats,
+            turns=turns,
+            warmup=warmup,
+            rest=rest,
+            clock=clock,
+            reader=reader,
+            read=num_bytes.keys(),
         )
-        for n, ms in times.items()
+    return {
+        name: Timing.of(
+            each.milliseconds,
+            TimesReading.of(each.milliseconds, each.rates, num_bytes[name]) if name in num_bytes else None,
+        )
+        for name, each in found.items()
     }
 
 
-def median_milliseconds(call: Callable[[], Any], *, repeats: int, warmup: int = 2) -> float:
-    """The median duration of a call."""
-    return median(milliseconds(call, repeats=repeats, warmup=warmup))
-
-
-def milliseconds(call: Callable[[], Any], *, repeats: int, warmup: int = 2) -> list[float]:
+def milliseconds(
+    call: Callable[[], Any], *, repeats: int, warmup: int = 2, clock: Callable[[], float] | None = None
+) -> list[float]:
     """Durations of `repeats` calls, after `warmup` untimed ones."""
+    clock = clock or time.perf_counter
     for _ in range(warmup):
         call()
     durations = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = clock()
         call()
-        durations.append((time.perf_counter() - began) * 1e3)
+        durations.append((clock() - began) * 1e3)
     return durations
 
 

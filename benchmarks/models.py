@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.case import Job
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -58,10 +59,17 @@ def write_run(
     return folder
 
 
-def write_artefact(
-    folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, form: Form, *, ids: bool = False
-) -> Path:
-    """An artefact of these weights; `export` has compared it with PyTorch before this returns."""
-    run = write_run(folder / f"run-{form}-{rule.mem_len}", model, rule, weights, ids=ids)
-    artefact: Path = export(run, folder / f"artefact-{form}-{rule.mem_len}", memory=form, rule=rule)
+def random_run(job: Job, *, ids: bool = False) -> Path:
+    """The run of the job's model, with random weights, written once; ids: as in `write_run`."""
+    run = job.folder / "run"
+    if not run.exists():
+        write_run(run, job.config.model, job.rule, random_weights(job.config.model), ids=ids)
+    return run
+
+
+def random_artefact(job: Job, form: Form = "ring", *, ids: bool = False) -> Path:
+    """The artefact of that run; the export has compared it with PyTorch."""
+    job.progress(f"{form} memory of {job.rule.mem_len} tokens: exporting and comparing with PyTorch")
+    run = random_run(job, ids=ids)
+    artefact: Path = export(run, job.folder / form, memory=form)
     return artefact

@@ -11,7 +11,7 @@ from benchmarks.case import Line
 from benchmarks.cases import CASES
 from benchmarks.plot import THEMES, Theme, draw_positions, themed
 from benchmarks.runs import History, Row
-from benchmarks.summaries import growing_cache, server_rates, sliding_window
+from benchmarks.summaries import server_rates, sliding_window
 from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import new_figure
 
@@ -31,7 +31,7 @@ def write_pictures(folder: Path, history: History) -> Iterator[Path]:
 
 def draw_growing(figure: Any, history: History, theme: Theme) -> None:
     """Milliseconds and megabytes after 0 to 100,000 tokens, with fixed memory and with a growing cache."""
-    result = growing_cache(history).document
+    result = history.of("growing-cache")[-1].document
     rows = result["rows"]
     model = result["model"]
     cpu = result["machine"]["cpu"].replace("(R)", "").replace(" Processor", "")

@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +101,11 @@ class History:
             tuple(Run(document) for path in sorted(folder.glob("*.jsonl")) for document in read_results(path))
         )
 
+    def of(self, case: str) -> list[Run]:
+        """The runs of a case that have rows, the newest last, whatever they found busy."""
+        found = [run for run in self.runs if run.document["case"] == case and run.rows]
+        return sorted(found, key=lambda run: str(run.document["time"]))
+
     def newest(
         self,
         case: str,
@@ -119,13 +123,13 @@ class History:
         Raises ArtefactError where there is none.
         """
         fits: list[Callable[[Run], bool]] = [
-            lambda run: (run.document["case"], run.document["config"]) == (case, config) and bool(run.rows),
+            lambda run: run.document["config"] == config,
             lambda run: operators is None or run.operators == operators,
             lambda run: rows is None or {row.get(rows[0]) for row in run.rows} >= set(rows[1]),
             lambda run: run.document["threads"] == run.document["machine"]["cpus"],
             lambda run: run.document["machine"].get("busy_cpus", 0) <= BUSY * run.document["machine"]["cpus"],
         ]
-        suitable = [run for run in self.runs if all(test(run) for test in fits)]
+        suitable = [run for run in self.of(case) if all(test(run) for test in fits)]
         if not suitable:
             named = f" with {operators} operators" if operators else ""
             option = f" --config {config}" if config in CONFIGS else ""
@@ -133,7 +137,7 @@ class History:
                 f"the history has no run of {case} at {config}{named} that can be published; "
                 f"measure one with `python -m benchmarks run {case}{option}`."
             )
-        return max(suitable, key=lambda run: datetime.fromisoformat(run.document["time"]))
+        return suitable[-1]
 
 
 def read_results(path: Path) -> list[Document]:

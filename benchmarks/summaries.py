@@ -103,16 +103,10 @@ def server_rates(history: History) -> dict[tuple[str, int], dict[str, float]]:
 
 def growing_cache_ends(history: History) -> str:
     """One token with fixed memory (median of all lengths), and with the longest growing cache."""
-    rows = growing_cache(history).rows
+    rows = history.of("growing-cache")[-1].rows
     fixed = median(row["fixed"]["median"] for row in rows)
     longest = max(rows, key=lambda row: int(row["position"]))
     return f"{number(fixed)} and {number(longest['growing']['median'])} ms"
-
-
-def growing_cache(history: History) -> Run:
-    """The newest run of growing-cache."""
-    runs = [run for run in history.runs if run.document["case"] == "growing-cache"]
-    return max(runs, key=lambda run: str(run.document["time"]))
 
 
 def _token(history: History, side: int) -> str:

@@ -17,8 +17,6 @@ import torch
 
 from benchmarks.checked_sessions import open_graph
 from benchmarks.models import Weights
-from runtimes.base.errors import ArtefactError
-from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH
@@ -72,21 +70,6 @@ def pytorch_logits(weights: Weights, model: ModelConfig, tokens: np.ndarray) -> 
         )
     answer: np.ndarray = logits[0].numpy()
     return answer
-
-
-def check_growing(logits: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of log-probabilities between two logits [N, V], in nats.
-
-    expected: from PyTorch. Raises ArtefactError beyond the tolerance.
-    """
-    log_probs = [x - log_sum_exp(x)[:, None] for x in (logits, expected)]
-    worst = float(np.abs(log_probs[0] - log_probs[1]).max())
-    if not worst <= TOLERANCE:
-        raise ArtefactError(
-            f"the growing cache differs from PyTorch by {worst:.3g} nats, more than {TOLERANCE:g}; no result "
-            "was written, try another version of onnxruntime or report this."
-        )
-    return worst
 
 
 def growing_graph(weights: Weights, model: ModelConfig, longest: int) -> ir.Model:

@@ -19,9 +19,7 @@ import torch
 
 from benchmarks.arithmetic import query_blocks
 from benchmarks.baselines.naive import naive_next_logits
-from benchmarks.checked_sessions import open_graph
-from runtimes.base.errors import ArtefactError
-from runtimes.base.logits import log_sum_exp
+from benchmarks.checked_sessions import agreed, nats_apart, open_graph
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import TensorSpec
@@ -65,20 +63,9 @@ class Window:
 
 
 def check_window(window: Window, weights: Weights, model: ModelConfig, tokens: np.ndarray) -> float:
-    """The largest difference of log-probabilities from the naive model, in nats.
-
-    Raises ArtefactError beyond the tolerance.
-    """
-    logits = window.next_logits(tokens), naive_next_logits(weights, model, tokens)
-    log_probs = [x - log_sum_exp(x) for x in logits]
-    worst = float(np.abs(log_probs[0] - log_probs[1]).max())
-    if not worst <= TOLERANCE:
-        raise ArtefactError(
-            f"the window graph of {len(tokens)} tokens differs from the naive model by {worst:.3g} nats, "
-            f"more than {TOLERANCE:g}; nothing was measured, try another version of onnxruntime "
-            "or report this."
-        )
-    return worst
+    """The largest difference from the naive model, in nats; raises ArtefactError beyond the tolerance."""
+    difference = nats_apart(window.next_logits(tokens), naive_next_logits(weights, model, tokens))
+    return agreed(difference, TOLERANCE, f"the window of {len(tokens)} tokens differs from the naive model")
 
 
 def window_graph(weights: Weights, model: ModelConfig, window: int) -> ir.Model:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     config_option,
     number,
@@ -29,14 +28,13 @@ from benchmarks.case import (
     repeats_option,
     whole,
 )
-from benchmarks.configs import BenchmarkConfig, checked_repeats
-from benchmarks.models import random_weights, write_run
+from benchmarks.checked_sessions import agreed, fed
+from benchmarks.measure import in_turns
+from benchmarks.models import random_run
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
 from runtimes import Session, open_session
-from runtimes.base.errors import ArtefactError
 from runtimes.base.machine import available_cpus
-from runtimes.contract.rule import MemoryRule
 from xl_export import export
 
 OTHERS = (0, 1, 2, 9)  # processes
@@ -60,45 +58,33 @@ class Row(CaseRow):
     repeats: int
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    precision: str = "int8-stored",
-    threads: int | None = None,  # the sides differ in them
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> Iterator[Row]:
     """A row for each side in each state, after all sides gave the same answers."""
-    tokens = checked_repeats(repeats, 600)
+    tokens = job.repeats(600)
+    job.progress("exporting, and comparing the artefact with PyTorch")
+    artefact = export(random_run(job), job.folder / "artefact", precision=job["precision"])
     sides = {DEFAULT: None, "one thread": 1, "all threads": available_cpus()}
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        progress("exporting, and comparing the artefact with PyTorch")
-        rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
-        trained = write_run(Path(name) / "run", config.model, rule, random_weights(config.model))
-        artefact = export(trained, Path(name) / "artefact", precision=precision)
-        sessions = {
-            side: open_session(artefact, threads=threads, device="cpu") for side, threads in sides.items()
-        }
-        _refuse_different(sessions)
-        calls = {side: _token(session) for side, session in sessions.items()}
-        for others in OTHERS:
-            progress(f"{others} other processes: timing {tokens} tokens of each side")
-            with computing(others):
-                times = in_turns(calls, tokens)
-            rows += [
-                Row(
-                    others=others,
-                    side=side,
-                    precision=precision,
-                    mean=float(np.mean(ms)),
-                    median=float(np.median(ms)),
-                    p99=float(np.percentile(ms, 99)),
-                    repeats=len(ms),
-                )
-                for side, ms in times.items()
-            ]
-    return rows
+    sessions = {
+        side: open_session(artefact, threads=threads, device="cpu") for side, threads in sides.items()
+    }
+    compare(sessions)
+    calls = {side: _token(session) for side, session in sessions.items()}
+    turns = -(-tokens // TURN)
+    for others in OTHERS:
+        job.progress(f"{others} other processes: timing {tokens} tokens of each side")
+        with computing(others):
+            times = in_turns(calls, repeats=tokens, turns=turns, warmup=SETTLE, rest=False)
+        for side, samples in times.items():
+            ms = samples.milliseconds
+            yield Row(
+                others=others,
+                side=side,
+                precision=job["precision"],
+                mean=float(np.mean(ms)),
+                median=float(np.median(ms)),
+                p99=float(np.percentile(ms, 99)),
+                repeats=len(ms),
+            )
 
 
 @contextlib.contextmanager
@@ -114,19 +100,6 @@ def computing(others: int) -> Iterator[None]:
             process.wait()
 
 
-def in_turns(calls: Mapping[str, Callable[[], Any]], tokens: int) -> dict[str, list[float]]:
-    """The milliseconds of each token of every side."""
-    times: dict[str, list[float]] = {side: [] for side in calls}
-    while any(len(ms) < tokens for ms in times.values()):
-        for side, call in calls.items():
-            for n in range(SETTLE + min(TURN, tokens - len(times[side]))):
-                began = time.perf_counter()
-                call()
-                if n >= SETTLE:
-                    times[side].append((time.perf_counter() - began) * 1e3)
-    return times
-
-
 def _token(session: Session) -> Callable[[], Any]:
     """One token after another of one stream."""
     memory = session.start(1)
@@ -134,21 +107,13 @@ def _token(session: Session) -> Callable[[], Any]:
     return lambda: session.predict(token, memory)
 
 
-def _refuse_different(sessions: Mapping[str, Session]) -> None:
+def compare(sessions: Mapping[str, Session]) -> None:
     """Raises ArtefactError if the sides do not give the same answers."""
     tokens = np.random.default_rng(0).integers(0, 256, (1, 24))
-    answers = {}
-    for side, session in sessions.items():
-        memory = session.start(1)
-        answers[side] = np.stack(
-            [session.score(token, token, memory)[0] for token in np.split(tokens, 24, axis=1)]
-        )
+    answers = {side: fed(session, tokens)[0] for side, session in sessions.items()}
     for side, answer in answers.items():
-        if not (apart := float(np.abs(answer - answers[DEFAULT]).max())) <= TOLERANCE:
-            raise ArtefactError(
-                f"the side with {side} differs by {apart:.3g} nats, more than {TOLERANCE:g}; nothing was "
-                "measured, please report this."
-            )
+        difference = float(np.abs(answer - answers[DEFAULT]).max())
+        agreed(difference, TOLERANCE, f"the side with {side} differs from the default")
 
 
 def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:

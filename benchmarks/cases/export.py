@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.case import Case, CaseRow, Column, config_option, megabytes, milliseconds, whole
+from benchmarks.case import Case, CaseRow, Column, Job, config_option, megabytes, milliseconds, whole
 from benchmarks.child import in_child
-from benchmarks.configs import BenchmarkConfig, checked_threads
 from benchmarks.measure import Timing
-from benchmarks.models import random_weights, write_run
-from runtimes.contract.rule import MemoryRule
+from benchmarks.models import random_run
 from runtimes.contract.tensors import Form
 from trainer.model.model import count_parameters
 
@@ -31,32 +27,19 @@ class Row(CaseRow):
     weight_bytes: int
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    threads: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> Iterator[Row]:
     """A row for each form, at the memory length of the configuration."""
-    threads = checked_threads(threads)
-    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        trained = write_run(Path(name) / "run", config.model, rule, random_weights(config.model))
-        for form in FORMS:
-            progress(f"{form}: exporting in a process of its own")
-            report = in_child("export", trained, Path(name) / form, form, threads=threads)
-            once = report["seconds"] * 1e3
-            rows.append(
-                Row(
-                    form=form,
-                    mem_len=rule.mem_len,
-                    export=Timing(median=once, fastest=once, slowest=once, repeats=1),
-                    peak_bytes=report["peak_bytes"],
-                    weight_bytes=4 * count_parameters(config.model),
-                )
-            )
-    return rows
+    trained = random_run(job)
+    for form in FORMS:
+        job.progress(f"{form}: exporting in a process of its own")
+        report = in_child("export", trained, job.folder / form, form, threads=job.threads)
+        yield Row(
+            form=form,
+            mem_len=job.rule.mem_len,
+            export=Timing.of([report["seconds"] * 1e3]),
+            peak_bytes=report["peak_bytes"],
+            weight_bytes=4 * count_parameters(job.config.model),
+        )
 
 
 CASE = Case(

@@ -16,10 +16,9 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median as middle
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     config_option,
     megabytes,
@@ -36,15 +36,10 @@ from benchmarks.case import (
     repeats_option,
     whole,
 )
-from benchmarks.checked_sessions import fused_library, open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats
-from benchmarks.measure import Timing
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.checked_sessions import agreed, fused_library, nats_apart, open_checked
+from benchmarks.measure import Timing, take_turns
+from benchmarks.models import random_artefact, random_run
 from benchmarks.plot import draw_growing_cache
-from benchmarks.runs import History
-from benchmarks.runs import Run as Measured
-from runtimes.base.errors import ArtefactError
-from runtimes.base.logits import log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -54,8 +49,7 @@ from trainer.run.checkpoint import Run, load_run
 from xl_export.artefact.export import make_spec, write_graphs
 
 TOLERANCE = 1e-4  # nats
-TURNS = 3  # of each side at each position
-WARMUP = 2  # untimed calls before each turn
+THREADS = 1  # of every side
 KEYS = "past_key_values.0.key"
 
 
@@ -72,57 +66,42 @@ class Row(CaseRow):
     difference: float  # nats, at most, of either side from its reference (see `run`)
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    threads: int | None = None,  # every side has one
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> Iterator[Row]:
     """A row for each position. Nothing is timed before these answers agree:
 
     - the fixed side with PyTorch, by the export;
     - the growing side with the fixed side, token by token, while the fixed side has dropped nothing;
     - at every position, the growing side with ONNX Runtime's standard operators over the same cache.
     """
-    threads = 1
-    repeats = checked_repeats(repeats, config.token_repeats)
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        progress("exporting the fixed memory and comparing it with PyTorch")
-        rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
-        artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "ring")
-        fixed = open_checked(artefact, threads=threads, operators="fused")
-        trained = load_run(artefact.with_name(artefact.name.replace("artefact", "run")))
-        memory = _filled(fixed)
-        with _growing(trained, config.mem_len, threads=threads) as (growing, _):
-            difference = _compared_from_the_start(fixed, growing, config.mem_len)
-        for position in config.growing_positions:
-            progress(f"after {position:,} tokens: comparing the operators, then timing {repeats} tokens")
-            with _growing(trained, max(1, position), threads=threads) as (growing, standard):
-                cache = _filled(growing)
-                difference = max(difference, _compared_at(position, growing, standard, cache))
-                sides = {
-                    "fixed": _token(fixed, memory, position),
-                    "growing": _token(growing, cache, position),
-                }
-                times = _cpu_times(sides, repeats)
-            rows.append(
-                Row(
-                    position=position,
-                    mem_len=config.mem_len,
-                    fixed=times["fixed"],
-                    growing=times["growing"],
-                    fixed_bytes=_bytes(memory),
-                    growing_bytes=_bytes(cache) * position // cache.tensors[KEYS].shape[2],
-                    difference=difference,
-                )
-            )
-    return rows
+    mem_len = job.config.mem_len
+    repeats = job.repeats(job.config.token_repeats)
+    fixed = open_checked(random_artefact(job), threads=THREADS, operators="fused")
+    trained = load_run(random_run(job))
+    memory = _filled(fixed)
+    with _growing(trained, mem_len) as (growing, _):
+        difference = _compared_from_the_start(fixed, growing, mem_len)
+    for position in job.config.growing_positions:
+        job.progress(f"after {position:,} tokens: comparing the operators, then timing {repeats} tokens")
+        with _growing(trained, max(1, position)) as (growing, standard):
+            cache = _filled(growing)
+            difference = max(difference, _compared_at(position, growing, standard, cache))
+            sides = {
+                "fixed": _token(fixed, memory, position),
+                "growing": _token(growing, cache, position),
+            }
+            times = take_turns(sides, repeats=repeats, rest=False, clock=time.process_time)
+        yield Row(
+            position=position,
+            mem_len=mem_len,
+            **times,
+            fixed_bytes=_bytes(memory),
+            growing_bytes=_bytes(cache) * position // cache.tensors[KEYS].shape[2],
+            difference=difference,
+        )
 
 
 @contextlib.contextmanager
-def _growing(trained: Run, mem_len: int, *, threads: int) -> Iterator[tuple[OrtSession, OrtSession]]:
+def _growing(trained: Run, mem_len: int) -> Iterator[tuple[OrtSession, OrtSession]]:
     """Sessions of a run that remember `mem_len` tokens: with the fused operator, and with standard ones.
 
     The graphs are not compared with PyTorch here, which would read the whole memory for minutes.
@@ -134,8 +113,8 @@ def _growing(trained: Run, mem_len: int, *, threads: int) -> Iterator[tuple[OrtS
         folder = Path(name)
         write_graphs(spec, trained, folder, "plugin")
         yield (
-            OrtSession(spec, trained.vocab, folder / FUSED, threads=threads, library=library),
-            OrtSession(spec, trained.vocab, folder / GRAPH, threads=threads),
+            OrtSession(spec, trained.vocab, folder / FUSED, threads=THREADS, library=library),
+            OrtSession(spec, trained.vocab, folder / GRAPH, threads=THREADS),
         )
 
 
@@ -163,30 +142,13 @@ def _token(session: Session, memory: Memory, position: int) -> Callable[[], Any]
     return step
 
 
-def _cpu_times(sides: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
-    """A timing of each side, in turns; milliseconds of CPU time."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(TURNS):
-        for name, call in sides.items():
-            for _ in range(WARMUP):
-                call()
-            for _ in range(repeats * (turn + 1) // TURNS - repeats * turn // TURNS):
-                began = time.process_time()
-                call()
-                found[name].append((time.process_time() - began) * 1e3)
-    return {
-        name: Timing(median=middle(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
-        for name, ms in found.items()
-    }
-
-
 def _compared_from_the_start(fixed: Session, growing: Session, count: int) -> float:
     """The largest difference of the two sides over the tokens that both remember."""
     memories = {side: side.start(1) for side in (fixed, growing)}
     worst = 0.0
     for token in np.random.default_rng(0).integers(0, fixed.vocab.size, (count, 1, 1)):
-        worst = max(worst, _apart(*(side.step(token, memory)[0] for side, memory in memories.items())))
-    return _checked(worst, "the side with fixed memory")
+        worst = max(worst, nats_apart(*(side.step(token, memory)[0] for side, memory in memories.items())))
+    return agreed(worst, TOLERANCE, "the growing cache differs from the side with fixed memory")
 
 
 def _compared_at(position: int, growing: Session, standard: Session, cache: Memory) -> float:
@@ -196,21 +158,7 @@ def _compared_at(position: int, growing: Session, standard: Session, cache: Memo
     for session in (standard, growing):
         memory = Memory(positions=np.array([position]), tensors=cache.tensors, owner=cache.owner)
         answers.append(session.step(token, memory)[0])
-    return _checked(_apart(*answers), "standard operators")
-
-
-def _apart(one: np.ndarray, other: np.ndarray) -> float:
-    log_probs = [x - log_sum_exp(x)[..., None] for x in (one, other)]
-    return float(np.abs(log_probs[0] - log_probs[1]).max())
-
-
-def _checked(worst: float, what: str) -> float:
-    if not worst <= TOLERANCE:
-        raise ArtefactError(
-            f"the growing cache differs from {what} by {worst:.3g} nats, more than {TOLERANCE:g}; nothing "
-            "was measured, please report this."
-        )
-    return worst
+    return agreed(nats_apart(*answers), TOLERANCE, "the growing cache differs from standard operators")
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:
@@ -221,12 +169,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
         f"{model['layers']} layers, D {model['d_model']}, fp32, the fused operator on both sides; the fixed "
         f"memory keeps {row['mem_len']:,} tokens, the cache keeps all."
     ]
-
-
-def newest(history: History) -> Measured | None:
-    """The newest run, which the table and the picture show; busy machines slow both sides alike."""
-    runs = [run for run in history.runs if run.document["case"] == "growing-cache" and run.rows]
-    return max(runs, key=lambda run: str(run.document["time"]), default=None)
 
 
 CASE = Case(
@@ -247,6 +189,6 @@ CASE = Case(
     ),
     notes=_notes,
     options=(config_option, repeats_option),
-    published=lambda history: [found] if (found := newest(history)) else [],
+    published=lambda history: history.of("growing-cache")[-1:],  # busy machines slow both sides alike
     draw=draw_growing_cache,
 )

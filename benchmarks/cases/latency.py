@@ -9,26 +9,20 @@ with the same length. The sides take turns of a hundred tokens.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-import math
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import measure
 from benchmarks.arithmetic import step_bytes
-from benchmarks.baselines.growing import Growing, check_growing, pytorch_logits
+from benchmarks.baselines.growing import TOLERANCE, Growing, pytorch_logits
 from benchmarks.case import (
     Case,
     CaseRow,
     Claim,
     Column,
+    Job,
     Line,
     config_option,
     mem_len_option,
@@ -36,16 +30,14 @@ from benchmarks.case import (
     repeats_option,
     words,
 )
-from benchmarks.checked_sessions import Operators
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Reader, TimesReading
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.checked_sessions import Operators, agreed, nats_apart
+from benchmarks.measure import Reader, TimesReading, in_turns, milliseconds
+from benchmarks.models import random_artefact, random_weights
 from benchmarks.plot import draw_latency
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
 from runtimes import open_session
 from runtimes.base.records import to_json
-from runtimes.contract.rule import MemoryRule
 
 WARM = 20  # untimed tokens before the timed ones
 CHECKED = 32  # tokens of the growing cache that are compared with PyTorch before anything is timed
@@ -106,91 +98,64 @@ class Row(CaseRow):
         }
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row of the artefact and a row of the growing cache. repeats: the number of timed tokens.
+def run(job: Job) -> list[Row]:
+    """A row of the artefact and a row of the growing cache; repeats are timed tokens.
 
-    An argument that is None is taken from the configuration. The artefact uses the fused operator where it is
-    built.
+    The artefact uses the fused operator if it is built.
     """
-    threads = checked_threads(threads)
-    tokens = checked_repeats(repeats, config.consecutive)
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    weights = random_weights(config.model)
-    draw = np.random.default_rng(0)
-    untimed = rule.slots + WARM + SETTLE * math.ceil(tokens / PART)
-    stream = draw.integers(0, config.model.vocab_size, untimed + tokens + 1).tolist()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        progress("exporting, building the graph of the growing cache, and comparing both with PyTorch")
-        artefact = write_artefact(folder, config.model, rule, weights, "ring")
-        session = open_session(artefact, threads=threads, device="cpu")
-        growing = Growing(folder / "growing", weights, config.model, len(stream), threads=threads)
-        expected = pytorch_logits(weights, config.model, np.array(stream))
-        difference = check_growing(
-            np.stack([growing.next_logits(token) for token in stream[:CHECKED]]), expected[:CHECKED]
-        )
-        memory = session.start(1)
-
-        def fixed(token: int) -> None:
-            session.step(np.array([[token]]), memory)
-
-        progress(
-            f"memory of {rule.mem_len} tokens: feeding {rule.slots + WARM} tokens, then timing {tokens} on "
-            f"each side in turns of {PART}"
-        )
-        with contextlib.closing(Reader(threads)) as reader:
-            (fixed_times, rates), (growing_times, _) = in_turns(
-                [(fixed, stream[:-1]), (growing.next_logits, stream[CHECKED:-1])], tokens, reader
-            )
-        difference = max(difference, check_growing(growing.next_logits(stream[-1])[None], expected[-1:]))
-    operators: Operators = "fused" if session.kernel == "fused" else "standard"
-    num_bytes = step_bytes(config.model, rule, "ring")
+    tokens = job.repeats(job.config.consecutive)
+    rule = job.rule
+    turns = -(-tokens // PART)
+    before = rule.slots + WARM
+    size = before + SETTLE * turns + tokens + 1
+    stream = np.random.default_rng(0).integers(0, job.config.model.vocab_size, size).tolist()
+    session = open_session(random_artefact(job), threads=job.threads, device="cpu")
+    job.progress("building the graph of the growing cache, and comparing it with PyTorch")
+    weights = random_weights(job.config.model)
+    growing = Growing(job.folder / "growing", weights, job.config.model, size, threads=job.threads)
+    expected = pytorch_logits(weights, job.config.model, np.array(stream))
+    first = np.stack([growing.next_logits(token) for token in stream[:CHECKED]])
+    difference = compared(first, expected[:CHECKED])
+    memory = session.start(1)
+    of_fixed = iter(stream)
+    of_growing = iter(stream[CHECKED:])
+    sides: dict[str, Callable[[], Any]] = {
+        "fixed memory": lambda: session.step(np.array([[next(of_fixed)]]), memory),
+        "growing cache": lambda: growing.next_logits(next(of_growing)),
+    }
+    job.progress(
+        f"memory of {rule.mem_len} tokens: feeding {before} tokens, then timing {tokens} on each side in "
+        f"turns of {PART}"
+    )
+    milliseconds(sides["fixed memory"], repeats=0, warmup=before)
+    milliseconds(sides["growing cache"], repeats=0, warmup=before - CHECKED)
+    with contextlib.closing(Reader(job.threads)) as reader:
+        found = in_turns(sides, repeats=tokens, turns=turns, warmup=SETTLE, reader=reader, read=sides)
+    difference = max(difference, compared(growing.next_logits(stream[-1])[None], expected[-1:]))
+    num_bytes = step_bytes(job.config.model, rule, "ring")
+    fixed = found["fixed memory"]
     facts: dict[str, Any] = {"mem_len": rule.mem_len, "num_bytes": num_bytes}
     return [
         Row(
             side="fixed memory",
-            milliseconds=fixed_times,
+            milliseconds=tuple(fixed.milliseconds),
             difference=0.0,
-            operators=operators,
-            reading=TimesReading.of(fixed_times, rates, num_bytes),
+            operators="fused" if session.kernel == "fused" else "standard",
+            reading=TimesReading.of(fixed.milliseconds, fixed.rates, num_bytes),
             **facts,
         ),
-        Row(side="growing cache", milliseconds=growing_times, difference=difference, **facts),
+        Row(
+            side="growing cache",
+            milliseconds=tuple(found["growing cache"].milliseconds),
+            difference=difference,
+            **facts,
+        ),
     ]
 
 
-def in_turns(
-    sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], count: int, reader: Reader
-) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """For each side, the milliseconds of each of the last `count` tokens, and the memory's rate at each.
-
-    sides: a function that takes one token, and its stream of tokens, of which those before the last are fed
-    untimed. The sides take turns of `PART` consecutive tokens, so that a machine that slows down slows all of
-    them. A rest and some untimed tokens begin each turn.
-    """
-    turns = [range(min(PART, count - at)) for at in range(0, count, PART)]
-    streams = [iter(tokens) for _, tokens in sides]
-    times: list[list[float]] = [[] for _ in sides]
-    rates: list[list[float]] = [[] for _ in sides]
-    for (feed, tokens), stream in zip(sides, streams, strict=True):
-        for token in itertools.islice(stream, len(tokens) - count - SETTLE * len(turns)):
-            feed(token)
-    for turn in turns:
-        for (feed, _), stream, durations, beside in zip(sides, streams, times, rates, strict=True):
-            time.sleep(measure.REST)
-            for token in itertools.islice(stream, SETTLE):
-                feed(token)
-            taken, memory = reader.beside([functools.partial(feed, next(stream)) for _ in turn])
-            durations += taken
-            beside += memory
-    return [(tuple(ms), tuple(memory)) for ms, memory in zip(times, rates, strict=True)]
+def compared(logits: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of the growing cache from PyTorch; raises ArtefactError if it is wrong."""
+    return agreed(nats_apart(logits, expected), TOLERANCE, "the growing cache differs from PyTorch")
 
 
 def _timing(name: str) -> Callable[[Figures, Measured], str]:

@@ -6,10 +6,8 @@ Opening verifies the hash of every file on both sides.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +15,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     megabytes,
     milliseconds,
@@ -25,10 +24,8 @@ from benchmarks.case import (
     words,
 )
 from benchmarks.child import in_child
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Timing
-from benchmarks.models import random_weights, write_artefact
-from runtimes.contract.rule import MemoryRule
+from benchmarks.models import random_artefact, random_run
 from runtimes.contract.spec import WEIGHTS
 
 OPENINGS = 5  # of each side; every one starts a process
@@ -51,48 +48,30 @@ class Row(CaseRow):
     needed_bytes: int
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    threads: int | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row of the artefact and a row of the run. None is the value of the configuration."""
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, min(config.repeats, OPENINGS))
-    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
-    with tempfile.TemporaryDirectory() as name:
-        progress("exporting and comparing with PyTorch")
-        artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "ring")
-        weights = (artefact / WEIGHTS).stat().st_size
-        sides = {
-            "artefact": artefact,
-            "run in PyTorch": artefact.with_name(artefact.name.replace("artefact", "run")),
-        }
-        progress(f"opening each side in {repeats} new processes")
-        reports: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-        for _ in range(repeats):
-            for side, folder in sides.items():
-                reports[side].append(in_child("open", folder, threads=threads))
-    return [_row(side, of_side, weights) for side, of_side in reports.items()]
-
-
-def _row(side: str, reports: Sequence[dict[str, Any]], weights: int) -> Row:
-    resident = [report["resident_bytes"] for report in reports]
-    return Row(
-        side=side,
-        imports=_timing(reports, "imports"),
-        open=_timing(reports, "open"),
-        token=_timing(reports, "first_token"),
-        resident_bytes=None if None in resident else round(median(resident)),
-        needed_bytes=weights + reports[0]["memory_bytes"],
-    )
+def run(job: Job) -> Iterator[Row]:
+    """A row of the artefact and a row of the run."""
+    repeats = job.repeats(min(job.config.repeats, OPENINGS))
+    sides = {"artefact": random_artefact(job), "run in PyTorch": random_run(job)}
+    weights = (sides["artefact"] / WEIGHTS).stat().st_size
+    job.progress(f"opening each side in {repeats} new processes")
+    reports: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side, folder in sides.items():
+            reports[side].append(in_child("open", folder, threads=job.threads))
+    for side, of_side in reports.items():
+        resident = [report["resident_bytes"] for report in of_side]
+        yield Row(
+            side=side,
+            imports=_timing(of_side, "imports"),
+            open=_timing(of_side, "open"),
+            token=_timing(of_side, "first_token"),
+            resident_bytes=None if None in resident else round(median(resident)),
+            needed_bytes=weights + of_side[0]["memory_bytes"],
+        )
 
 
 def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
-    times = [report[name] * 1e3 for report in reports]
-    return Timing(median=median(times), fastest=min(times), slowest=max(times), repeats=len(times))
+    return Timing.of([report[name] * 1e3 for report in reports])
 
 
 CASE = Case(

@@ -6,11 +6,9 @@ of the machine. `hidden` computes all keys and values again, and its limit is th
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from benchmarks.case import (
     CaseRow,
     Claim,
     Column,
+    Job,
     Line,
     config_option,
     decimal,
@@ -29,16 +28,10 @@ from benchmarks.case import (
     operators_option,
     repeats_option,
 )
-from benchmarks.checked_sessions import Operators, open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.checked_sessions import Operators, agreed, fed, open_checked, step_of
 from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.models import random_artefact
 from benchmarks.runs import operators as operators_of
-from runtimes.base.errors import ArtefactError
-from runtimes.base.logits import log_sum_exp
-from runtimes.contract.memory import Memory
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
 from runtimes.contract.tensors import Form
 
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -63,92 +56,46 @@ class Row(CaseRow):
     operators: Operators = "standard"
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    operators: Operators = "standard",
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> list[Row]:
     """A row for each form, all measured in turns after a comparison with PyTorch and with one another.
 
-    An argument that is None is taken from the configuration. operators: of the ring; the other forms always
-    use standard operators.
+    --operators is for the ring; the other forms always use standard operators.
     """
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, config.token_repeats)
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    weights = random_weights(config.model)
-    with tempfile.TemporaryDirectory() as folder:
-        sessions: dict[Form, Session] = {}
-        for form in FORMS:
-            progress(f"{form}: exporting and comparing with PyTorch")
-            artefact = write_artefact(Path(folder), config.model, rule, weights, form)
-            sessions[form] = open_checked(
-                artefact, threads=threads, operators=operators if form == "ring" else "standard"
-            )
-        progress(f"comparing the forms with one another, then timing {repeats} tokens of each")
-        return _measure(config, rule, sessions, repeats=repeats, operators=operators)
-
-
-def _measure(
-    config: BenchmarkConfig,
-    rule: MemoryRule,
-    sessions: Mapping[Form, Session],
-    *,
-    repeats: int,
-    operators: Operators,
-) -> list[Row]:
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (1, rule.slots + rule.segment))
-    streams = {form: feed(session, tokens) for form, session in sessions.items()}
-    differences = {
-        form: _difference(form, answers, streams["ring"][0]) for form, (answers, _) in streams.items()
+    rule = job.rule
+    model = job.config.model
+    operators: dict[Form, Operators] = {
+        form: job.operators if form == "ring" else "standard" for form in FORMS
     }
-    sides = {form: _one_token(sessions[form], memory) for form, (_, memory) in streams.items()}
-    times = take_turns(sides, repeats=repeats)
+    sessions = {
+        form: open_checked(random_artefact(job, form), threads=job.threads, operators=operators[form])
+        for form in FORMS
+    }
+    repeats = job.repeats(job.config.token_repeats)
+    job.progress(f"comparing the forms with one another, then timing {repeats} tokens of each")
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, rule.slots + rule.segment))
+    answers = {form: fed(session, tokens)[0] for form, session in sessions.items()}
+    differences = {
+        form: agreed(
+            float(np.abs(answer - answers["ring"]).max()),
+            TOLERANCE,
+            f"the {form} form differs from the ring",
+        )
+        for form, answer in answers.items()
+    }
+    times = take_turns({form: step_of(session) for form, session in sessions.items()}, repeats=repeats)
     return [
         Row(
             form=form,
             mem_len=rule.mem_len,
             token=times[form],
             ring_ratio=times[form].median / times["ring"].median,
-            num_bytes=step_bytes(config.model, rule, form),
-            multiply_adds=step_multiply_adds(config.model, rule, form, 1),
+            num_bytes=step_bytes(model, rule, form),
+            multiply_adds=step_multiply_adds(model, rule, form, 1),
             difference=differences[form],
-            operators=operators if form == "ring" else "standard",
+            operators=operators[form],
         )
         for form in FORMS
     ]
-
-
-def feed(session: Session, tokens: np.ndarray) -> tuple[np.ndarray, Memory]:
-    """Log-probabilities [N, V] after each of tokens [1, N], fed in segments, and the memory after the last.
-
-    The memory is empty before the first token.
-    """
-    memory = session.start(1)
-    pieces = []
-    for at in range(0, tokens.shape[1], session.rule.segment):
-        logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
-        pieces.append((logits - log_sum_exp(logits)[..., None])[0])
-    return np.concatenate(pieces), memory
-
-
-def _one_token(session: Session, memory: Memory) -> Callable[[], Any]:
-    token = np.zeros((1, 1), np.int64)
-    return lambda: session.step(token, memory)
-
-
-def _difference(form: Form, answers: np.ndarray, ring: np.ndarray) -> float:
-    worst = float(np.abs(answers - ring).max())
-    if not worst <= TOLERANCE:
-        raise ArtefactError(
-            f"the {form} form differs from the ring by {worst:.3g} nats, more than {TOLERANCE:g}; nothing "
-            "was measured, try another version of onnxruntime or report this."
-        )
-    return worst
 
 
 def _hidden(lines: Sequence[Line]) -> float:

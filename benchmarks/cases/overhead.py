@@ -7,11 +7,8 @@ rates are of one core and are measured in the same run.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     config_option,
     decimal,
@@ -31,15 +29,12 @@ from benchmarks.case import (
     words,
 )
 from benchmarks.cases.precision import read_bytes
-from benchmarks.cases.steps import filled
-from benchmarks.checked_sessions import Operators, open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits, Timing, measure_limits, milliseconds
-from benchmarks.models import random_weights, write_run
+from benchmarks.checked_sessions import Operators, filled, open_checked
+from benchmarks.measure import Limits, Timing, measure_limits, milliseconds, take_turns
+from benchmarks.models import random_run
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes.contract.precision import Precision
-from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import FUSED, GRAPH
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -91,39 +86,28 @@ class Row(CaseRow):
         }
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    threads: int | None = None,
-    repeats: int | None = None,
-    operators: Operators = "standard",
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> Iterator[Row]:
     """A row for each precision, after a comparison with PyTorch or with the same weights in fp32."""
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, REPEATS)
-    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
+    repeats = job.repeats(REPEATS)
     computing = measure_limits(1).multiply_adds
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        source = write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
-        for precision in PRECISIONS:
-            progress(f"{precision}: exporting, then timing {repeats} tokens of each side")
-            artefact = export(source, Path(folder) / precision, rule=rule, precision=precision)
-            session = open_checked(artefact, threads=threads, operators=operators)
-            num_bytes = read_bytes(session.spec, artefact / (FUSED if operators == "fused" else GRAPH))
-            rows.append(
-                Row(
-                    precision=precision,
-                    parameters=session.spec.model.parameters,
-                    **in_turns(sides(session), repeats),
-                    num_bytes=num_bytes,
-                    multiply_adds=needed_multiply_adds(config.model, rule, 1),
-                    cache=Limits(read_bytes=cache_rate(num_bytes), multiply_adds=computing),
-                    operators=operators,
-                )
-            )
-    return rows
+    source = random_run(job)
+    for precision in PRECISIONS:
+        job.progress(f"{precision}: exporting, then timing {repeats} tokens of each side")
+        artefact = export(source, job.folder / precision, precision=precision)
+        session = open_checked(artefact, threads=job.threads, operators=job.operators)
+        calls = sides(session)
+        for call in calls.values():
+            milliseconds(call, repeats=0, warmup=WARM_UP)
+        num_bytes = read_bytes(session.spec, artefact / (FUSED if job.operators == "fused" else GRAPH))
+        yield Row(
+            precision=precision,
+            parameters=session.spec.model.parameters,
+            **take_turns(calls, repeats=repeats, turns=repeats, warmup=0, rest=False),
+            num_bytes=num_bytes,
+            multiply_adds=needed_multiply_adds(job.config.model, job.rule, 1),
+            cache=Limits(read_bytes=cache_rate(num_bytes), multiply_adds=computing),
+            operators=job.operators,
+        )
 
 
 def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
@@ -142,20 +126,6 @@ def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
         "step": lambda: session.step(token, memories["step"]),
         "score": lambda: session.score(token, token, memories["score"]),
         "generate": lambda: next(pieces),
-    }
-
-
-def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """A timing of `repeats` calls of every side, one call of each after the other."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(repeats + WARM_UP):
-        for name, call in sides.items():
-            (duration,) = milliseconds(call, repeats=1, warmup=0)
-            if turn >= WARM_UP:
-                times[name].append(duration)
-    return {
-        name: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=repeats)
-        for name, ms in times.items()
     }
 
 

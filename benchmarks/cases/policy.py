@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     config_option,
     decimal,
@@ -40,7 +40,7 @@ from benchmarks.case import (
     whole,
     words,
 )
-from benchmarks.configs import BenchmarkConfig, checked_repeats
+from benchmarks.checked_sessions import agreed
 from benchmarks.measure import Timing
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
@@ -194,42 +194,34 @@ class Row(CaseRow):
     difference: float  # at most, from PyTorch with the same memory, before anything was timed
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,  # every side has one
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each side. repeats: the number of timed steps. Nothing is timed before all sides agree."""
-    steps = checked_repeats(repeats, config.consecutive)
-    M = config.mem_len if mem_len is None else mem_len
+def run(job: Job) -> list[Row]:
+    """A row for each side; repeats are timed steps. Nothing is timed before all sides agree."""
+    steps = job.repeats(job.config.consecutive)
+    M = job.rule.mem_len
     torch.manual_seed(0)
-    policy = Policy(config.model, M).eval()
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+    policy = Policy(job.config.model, M).eval()
+    with contextlib.ExitStack() as stack:
         stack.enter_context(_one_thread())
-        folder = Path(name)
-        progress("tracing the policy and comparing all sides with PyTorch")
+        job.progress("tracing the policy and comparing all sides with PyTorch")
         rule = xl_export.MemoryRule(mem_len=M, segment=1)
-        artefact = xl_export.trace(policy, folder / "artefact", rule=rule, rows=1)
+        artefact = xl_export.trace(policy, job.folder / "artefact", rule=rule, rows=1)
         sides: dict[str, Side] = {}
         differences = _compared(policy, artefact, M)
         sides["artefact, Python"] = _Here(_artefact_step(artefact))
         if has_cpp():
-            cpp = _Cpp(artefact, folder)
+            cpp = _Cpp(artefact, job.folder)
             stack.callback(cpp.close)
             sides["artefact, C++"] = cpp
             differences["artefact, C++"] = cpp.difference
         sides["PyTorch"] = _Here(_pytorch_step(policy))
         sides["PyTorch, growing window"] = _Here(_growing_step(policy, WARM + steps))
-        progress(f"timing {steps:,} steps of each side at {HZ:,} Hz, in turns of {PART:,}")
+        job.progress(f"timing {steps:,} steps of each side at {HZ:,} Hz, in turns of {PART:,}")
         found = _in_turns(sides, steps)
     return [
         Row(
             side=side,
             mem_len=M,
-            step=Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms)),
+            step=Timing.of(ms),
             p99=float(np.percentile(ms, 99)),
             late=late,
             steps=len(ms),
@@ -328,13 +320,10 @@ def _compared(policy: Policy, artefact: Path, mem_len: int) -> dict[str, float]:
             apart = float(np.abs(step(observation) - expected).max())
             if at <= mem_len or "growing" not in side:
                 worst[side] = max(worst[side], apart)
-    for side, difference in worst.items():
-        if not difference <= TOLERANCE:
-            raise ArtefactError(
-                f"{side} differs from PyTorch by {difference:.3g}, more than {TOLERANCE:g}; nothing was "
-                "timed, please report this."
-            )
-    return worst
+    return {
+        side: agreed(difference, TOLERANCE, f"{side} differs from PyTorch", "of a logit")
+        for side, difference in worst.items()
+    }
 
 
 def _microseconds(value: Callable[[Figures], float]) -> Callable[[Figures, Measured], str]:
@@ -367,5 +356,5 @@ CASE = Case(
     ),
     notes=_notes,
     options=(config_option, repeats_option, mem_len_option),
-    published=lambda history: [run for run in history.runs if run.document["case"] == "policy"][-1:],
+    published=lambda history: history.of("policy")[-1:],
 )

@@ -6,13 +6,11 @@ precision is, and nothing about its quality.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from benchmarks.case import (
@@ -20,6 +18,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     decimal,
     file_option,
@@ -31,18 +30,15 @@ from benchmarks.case import (
     repeats_option,
     words,
 )
-from benchmarks.checked_sessions import Operators, open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.checked_sessions import Operators, open_checked, step_of
+from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_weights, write_run
+from benchmarks.models import random_run
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import from_json
-from runtimes.contract.memory import Memory
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, Spec
 from trainer.run.checkpoint import load_run
 from xl_export import export
@@ -90,60 +86,45 @@ def size_of(run: Path) -> BenchmarkConfig:
         name=run.resolve().name,
         model=config.model,
         segment=rule.segment,
-        attention_lengths=(max(rule.mem_len, 1),),
-        repeats=1,
         mem_len=rule.mem_len,
         token_repeats=100,
     )
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    trained: Path | None = None,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    operators: Operators = "standard",
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> list[Row]:
     """A row for each precision of a trained run, or of random weights; the tokens are timed in turns.
 
-    An argument that is None is taken from the configuration. operators: of the precisions that have a fused
-    graph; the others always use standard operators.
+    --operators is for the precisions that have a fused graph; the others always use standard operators.
     """
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, config.token_repeats)
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    with tempfile.TemporaryDirectory() as folder:
-        source = trained or write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
-        sessions = []
-        served = list[Operators]()
-        sizes = []
-        read = []
-        for precision, memory in PRECISIONS:
-            progress(f"{precision} weights, {memory} memory: exporting")
-            artefact = export(
-                source,
-                Path(folder) / f"{precision}-{memory}",
-                rule=rule,
-                precision=precision,
-                memory_precision=memory,
-            )
-            served.append(operators if (artefact / FUSED).is_file() else "standard")
-            sessions.append(open_checked(artefact, threads=threads, operators=served[-1]))
-            sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
-            read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
-        progress(f"timing {repeats} tokens of each")
-        sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
-        # One token after the other, as a stream is generated. A rest and a reading of other memory before
-        # each token would add the wake-up of the threads and empty the caches: as much as an int8 step.
-        times = list(take_turns(sides, repeats=repeats, warmup=WARM_UP).values())
+    repeats = job.repeats(job.config.token_repeats)
+    source = job["trained"] or random_run(job)
+    sessions = []
+    served = list[Operators]()
+    sizes = []
+    read = []
+    for precision, memory in PRECISIONS:
+        job.progress(f"{precision} weights, {memory} memory: exporting")
+        artefact = export(
+            source,
+            job.folder / f"{precision}-{memory}",
+            rule=job.rule,
+            precision=precision,
+            memory_precision=memory,
+        )
+        served.append(job.operators if (artefact / FUSED).is_file() else "standard")
+        sessions.append(open_checked(artefact, threads=job.threads, operators=served[-1]))
+        sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
+        read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
+    job.progress(f"timing {repeats} tokens of each")
+    sides = {str(at): step_of(session) for at, session in enumerate(sessions)}
+    # One token after the other, as a stream is generated. A rest and a reading of other memory before each
+    # token would add the wake-up of the threads and empty the caches: as much as an int8 step.
+    times = list(take_turns(sides, repeats=repeats, warmup=WARM_UP).values())
     return [
         Row(
             precision=session.spec.precision,
             memory_precision=session.spec.memory_precision,
-            mem_len=rule.mem_len,
+            mem_len=job.rule.mem_len,
             operators=by,
             token=token,
             speed_up=times[0].median / token.median,
@@ -173,27 +154,6 @@ def read_bytes(spec: Spec, graph: Path) -> int:
     return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 
 
-def _one_token(session: Session) -> Callable[[], Any]:
-    """A step of one token, far beyond the beginning of its stream; the numbers in the memory are random."""
-    draw = np.random.default_rng(0)
-    memory = session.start(1)
-    token = np.zeros((1, 1), np.int64)
-    _fill(session, memory, draw)
-    memory.positions[:] = 3 * session.rule.slots
-    return lambda: session.step(token, memory)
-
-
-def _fill(session: Session, memory: Memory, draw: np.random.Generator) -> None:
-    for tensor in session.state:
-        array = memory.tensors[tensor.name]
-        if tensor.dtype == "int8":
-            array[:] = draw.integers(-127, 128, array.shape)
-        elif tensor.is_scale:
-            array[:] = 1 / 64  # so that the numbers are of the order of one
-        else:
-            array[:] = draw.standard_normal(array.shape, np.float32)
-
-
 def _measured(row: Figures) -> Measured | None:
     """The quality of a row; None for random weights, and for fp32."""
     return from_json(Measured, row["measured"], where="the row") if row.get("measured") else None
@@ -210,7 +170,7 @@ def _verdict(row: Figures, run: Run) -> str:
 
 def _size(options: dict[str, Any]) -> BenchmarkConfig:
     """The size of the run, or of --config."""
-    config: BenchmarkConfig = options.pop("config")
+    config: BenchmarkConfig = options["config"]
     if "trained" not in options:
         return config
     if config.name != SMALL:

@@ -8,10 +8,8 @@ export has compared the artefact with PyTorch.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +19,7 @@ from benchmarks.case import (
     CaseRow,
     Claim,
     Column,
+    Job,
     config_option,
     decimal,
     mem_len_option,
@@ -30,15 +29,10 @@ from benchmarks.case import (
     whole,
     words,
 )
-from benchmarks.cases.steps import filled
-from benchmarks.checked_sessions import Operators, open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.checked_sessions import Operators, agreed, fed, filled, open_checked
 from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.models import random_artefact
 from runtimes import score_texts
-from runtimes.base.errors import ArtefactError
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
 
 SHORTEST = 5  # tokens of a text
 LONGEST = 30
@@ -64,26 +58,59 @@ class Row(CaseRow):
     operators: Operators = "standard"
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    operators: Operators = "standard",
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each side. An argument that is None is taken from the configuration."""
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, config.repeats)
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    with tempfile.TemporaryDirectory() as folder:
-        progress("exporting and comparing with PyTorch")
-        artefact = write_artefact(Path(folder), config.model, rule, random_weights(config.model), "ring")
-        session = open_checked(artefact, threads=threads, operators=operators)
-        texts = draw_texts(config.texts, session.vocab.size)
-        progress(f"comparing {config.alone} texts with each alone, then timing {repeats} calls of each side")
-        return _measure(session, texts, config.alone, repeats=repeats, operators=operators)
+def run(job: Job) -> list[Row]:
+    """A row for each side."""
+    repeats = job.repeats(job.config.repeats)
+    alone = job.config.alone
+    session = open_checked(random_artefact(job), threads=job.threads, operators=job.operators)
+    texts = draw_texts(job.config.texts, session.vocab.size)
+    job.progress(f"comparing {alone} texts with each alone, then timing {repeats} calls of each side")
+    first = np.zeros(1, np.int64)  # the token before a text, which a vocabulary of bytes does not name
+    streams = [np.concatenate([first, text]) for text in texts]
+    whole = np.concatenate([first, *texts])
+    memory = filled(session)
+    one = session.start(1)
+
+    def one_by_one() -> list[np.ndarray]:
+        return [fed(session, stream[None], one)[0] for stream in streams[:alone]]
+
+    def together() -> list[np.ndarray]:
+        return [score.token_log_probs for score in score_texts(session, streams, tokens=True)]
+
+    def one_stream() -> None:
+        for at in range(0, len(whole) - 1, session.rule.segment):
+            piece = whole[None, at : at + session.rule.segment + 1]
+            session.score(piece[:, :-1], piece[:, 1:], memory)
+
+    pairs = zip(one_by_one(), together(), strict=False)
+    difference = agreed(
+        max(float(np.abs(a - b).max()) for a, b in pairs),
+        TOLERANCE,
+        "texts scored side by side differ from texts scored one by one",
+    )
+    sides: dict[Side, Callable[[], Any]] = {
+        "one stream": one_stream,
+        "texts": together,
+        "one by one": one_by_one,
+    }
+    counts = {"one stream": (1, whole), "texts": (len(texts), whole)}
+    counts["one by one"] = (len(texts[:alone]), np.concatenate([first, *texts[:alone]]))
+    tokens = {side: len(stream) - 1 for side, (_, stream) in counts.items()}
+    timings = take_turns(sides, repeats=repeats, warmup=0)  # each call is long, and each side has run
+    times = {side: timing.per(tokens[side]) for side, timing in timings.items()}
+    return [
+        Row(
+            side=side,
+            mem_len=session.rule.mem_len,
+            token=times[side],
+            ratio=times[side].median / times["one stream"].median,
+            texts=counts[side][0],
+            tokens=tokens[side],
+            difference=difference,
+            operators=job.operators,
+        )
+        for side in sides
+    ]
 
 
 def draw_texts(count: int, vocab_size: int) -> list[np.ndarray]:
@@ -93,74 +120,6 @@ def draw_texts(count: int, vocab_size: int) -> list[np.ndarray]:
     shares = np.cumsum(1 / ids)
     lengths = draw.integers(SHORTEST, LONGEST + 1, count)
     return [ids[np.searchsorted(shares, draw.random(length) * shares[-1])] for length in lengths]
-
-
-def _measure(
-    session: Session, texts: Sequence[np.ndarray], alone: int, *, repeats: int, operators: Operators
-) -> list[Row]:
-    first = np.zeros(1, np.int64)  # the token before a text, which a vocabulary of bytes does not name
-    streams = [np.concatenate([first, text]) for text in texts]
-    sample = streams[:alone]
-    one = session.start(1)
-
-    def one_by_one() -> list[np.ndarray]:
-        return [_alone(session, stream, one) for stream in sample]
-
-    def together() -> list[np.ndarray]:
-        return [score.token_log_probs for score in score_texts(session, streams, tokens=True)]
-
-    memory = filled(session, 1)
-    whole = np.concatenate([first, *texts])
-
-    def one_stream() -> None:
-        for at in range(0, len(whole) - 1, session.rule.segment):
-            piece = slice(at, at + session.rule.segment)
-            session.score(whole[None, :-1][:, piece], whole[None, 1:][:, piece], memory)
-
-    pairs = zip(one_by_one(), together(), strict=False)
-    difference = max(float(np.abs(a - b).max()) for a, b in pairs)
-    if not difference <= TOLERANCE:
-        raise ArtefactError(
-            f"texts scored side by side differ from texts scored one by one by {difference:.3g} nats, more "
-            f"than {TOLERANCE:g}; nothing was measured, please report this."
-        )
-    sides: dict[Side, Callable[[], Any]] = {
-        "one stream": one_stream,
-        "texts": together,
-        "one by one": one_by_one,
-    }
-    counts = {
-        "one stream": len(whole) - 1,
-        "texts": len(whole) - 1,
-        "one by one": sum(map(len, texts[:alone])),
-    }
-    timings = take_turns(sides, repeats=repeats, warmup=0)  # each call is long, and each side has run
-    times = {side: timing.per(counts[side]) for side, timing in timings.items()}
-    return [
-        Row(
-            side=side,
-            mem_len=session.rule.mem_len,
-            token=times[side],
-            ratio=times[side].median / times["one stream"].median,
-            texts={"one stream": 1, "texts": len(texts), "one by one": len(sample)}[side],
-            tokens=counts[side],
-            difference=difference,
-            operators=operators,
-        )
-        for side in sides
-    ]
-
-
-def _alone(session: Session, stream: np.ndarray, memory: Any) -> np.ndarray:
-    """Log-probabilities of a text from empty memory; the memory is used again, as a caller would."""
-    memory.positions[:] = 0
-    answers = []
-    segment = session.rule.segment
-    for start in range(0, len(stream) - 1, segment):
-        at = slice(start, start + segment)
-        log_probs, memory = session.score(stream[None, :-1][:, at], stream[None, 1:][:, at], memory)
-        answers.append(log_probs[0])
-    return np.concatenate(answers)
 
 
 CASE = Case(

@@ -7,10 +7,9 @@ tokens and itself; a token of the window side sees M tokens, itself included.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     lengths_option,
     milliseconds,
@@ -29,17 +29,14 @@ from benchmarks.case import (
     repeats_option,
     whole,
 )
-from benchmarks.checked_sessions import Operators, fused_library, open_checked
-from benchmarks.configs import CONFIGS, BenchmarkConfig, checked_lengths, checked_repeats, checked_threads
+from benchmarks.checked_sessions import Operators, filled, fused_library, open_checked
 from benchmarks.measure import Timing, take_turns
-from benchmarks.models import Weights, random_weights, write_artefact
+from benchmarks.models import random_artefact, random_weights
 from benchmarks.plot import draw_sliding_window
-from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
 from benchmarks.runs import operators as operators_of
-from runtimes.contract.memory import Memory
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
+from benchmarks.summaries import sliding_window
 
 TABLE_9 = {
     3800: 1874,
@@ -89,91 +86,45 @@ class Row(CaseRow):
         }
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    attention_lengths: Sequence[int] | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    operators: Operators = "standard",
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each attention length, whose two sides are checked before they are timed.
-
-    An argument that is None is taken from the configuration. operators: of both sides. progress: is called
-    with a line of text before each piece of work. Raises ConfigError for settings that cannot be measured,
-    and ArtefactError where one side computes wrong answers.
-    """
-    lengths = checked_lengths(
-        config.attention_lengths if attention_lengths is None else list(attention_lengths)
-    )
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, config.repeats)
+def run(job: Job) -> Iterator[Row]:
+    """A row for each attention length, whose two sides are checked before they are timed."""
+    config = job.config
+    repeats = job.repeats(config.repeats)
     weights = random_weights(config.model)
-    rows = []
-    for length in lengths:
-        progress(f"attention length {length}: checking both sides, then timing {repeats} calls of each")
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(
-                _measure(
-                    config,
-                    weights,
-                    length,
-                    Path(folder),
-                    threads=threads,
-                    repeats=repeats,
-                    operators=operators,
-                )
-            )
-    return rows
-
-
-def _measure(
-    config: BenchmarkConfig,
-    weights: Weights,
-    length: int,
-    folder: Path,
-    *,
-    threads: int,
-    repeats: int,
-    operators: Operators,
-) -> Row:
-    rule = MemoryRule(mem_len=length, segment=config.segment)
-    model = config.model
-    draw = np.random.default_rng(length)
-    tokens = draw.integers(0, model.vocab_size, max(length, config.segment))
-    window = Window(
-        folder / "window", weights, model, length, threads=threads, library=fused_library(operators)
-    )
-    difference = check_window(window, weights, model, tokens[:length])
-    artefact = write_artefact(folder, model, rule, weights, "ring")
-    session = open_checked(artefact, threads=threads, operators=operators)
-    memory = filled_memory(session, draw)
-    segment = tokens[None, : config.segment]
-    sides = {
-        "window": lambda: window.next_logits(tokens[:length]),
-        "segment": lambda: session.step(segment, memory),
-    }
-    times = take_turns(sides, repeats=repeats)
-    return Row(
-        attention_length=length,
-        window=times["window"],
-        segment=times["segment"].per(config.segment),
-        window_multiply_adds=window_multiply_adds(model, length),
-        segment_multiply_adds=step_multiply_adds(model, rule, "ring", config.segment) / config.segment,
-        difference=difference,
-        tolerance=session.spec.tolerance,
-        operators=operators,
-        needed_multiply_adds=needed_multiply_adds(model, rule, config.segment) / config.segment,
-    )
-
-
-def filled_memory(session: Session, draw: np.random.Generator) -> Memory:
-    """The memory of one stream that has run once around the ring, so that all of it holds real tokens."""
-    memory = session.start(1)
-    while memory.positions[0] <= session.rule.slots:
-        _, memory = session.step(draw.integers(0, session.vocab.size, (1, session.rule.segment)), memory)
-    return memory
+    for length in job["attention_lengths"] or config.attention_lengths:
+        at = job.with_memory(length)
+        job.progress(f"attention length {length}: checking both sides, then timing {repeats} calls of each")
+        draw = np.random.default_rng(length)
+        tokens = draw.integers(0, config.model.vocab_size, max(length, config.segment))
+        window = Window(
+            at.folder / "window",
+            weights,
+            config.model,
+            length,
+            threads=job.threads,
+            library=fused_library(job.operators),
+        )
+        difference = check_window(window, weights, config.model, tokens[:length])
+        session = open_checked(random_artefact(at), threads=job.threads, operators=job.operators)
+        memory = filled(session)
+        segment = tokens[None, : config.segment]
+        sides = {
+            "window": functools.partial(window.next_logits, tokens[:length]),
+            "segment": functools.partial(session.step, segment, memory),
+        }
+        times = take_turns(sides, repeats=repeats)
+        multiply_adds = step_multiply_adds(config.model, at.rule, "ring", config.segment)
+        yield Row(
+            attention_length=length,
+            window=times["window"],
+            segment=times["segment"].per(config.segment),
+            window_multiply_adds=window_multiply_adds(config.model, length),
+            segment_multiply_adds=multiply_adds / config.segment,
+            difference=difference,
+            tolerance=session.spec.tolerance,
+            operators=job.operators,
+            needed_multiply_adds=needed_multiply_adds(config.model, at.rule, config.segment) / config.segment,
+        )
 
 
 def _paper(row: Figures, run: Run) -> str:
@@ -212,14 +163,6 @@ CASE = Case(
     ),
     notes=lambda lines: ["MISSED: measured below the ratio of the paper's Table 9."],
     options=(config_option, repeats_option, lengths_option, operators_option),
-    published=lambda history: [published(history, operators) for operators in ("standard", "fused")],
+    published=lambda history: [sliding_window(history, operators) for operators in ("standard", "fused")],
     draw=draw_sliding_window,
 )
-
-
-def published(history: History, operators: str) -> Run:
-    """The newest run with all attention lengths of the paper's Table 9."""
-    lengths = CONFIGS["enwik8-base"].attention_lengths
-    return history.newest(
-        "sliding-window", "enwik8-base", operators=operators, rows=("attention_length", lengths)
-    )

@@ -7,13 +7,10 @@ memory, and computing the multiply-adds.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
@@ -21,6 +18,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     decimal,
     lengths_option,
@@ -31,16 +29,13 @@ from benchmarks.case import (
     repeats_option,
     whole,
 )
-from benchmarks.checked_sessions import Operators, open_checked
-from benchmarks.configs import CONFIGS, BenchmarkConfig, checked_lengths, checked_repeats, checked_threads
+from benchmarks.checked_sessions import Operators, open_checked, step_of
+from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing, take_turns
-from benchmarks.models import Weights, random_weights, write_artefact
+from benchmarks.models import random_artefact, random_run
 from benchmarks.plot import draw_decode
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
-from runtimes.contract.memory import Memory
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 
@@ -67,110 +62,48 @@ class Row(CaseRow):
         return {**super().to_json(), "ratio": self.pytorch.median / self.onnxruntime.median}
 
 
-def decode(
-    config: BenchmarkConfig, *, attention_lengths: Sequence[int] | None = None, **settings: Any
-) -> list[Row]:
+def decode(job: Job) -> Iterator[Row]:
     """A row of one token for each length of memory."""
-    lengths = checked_lengths(list(attention_lengths or config.attention_lengths))
-    return [
-        row
-        for length in lengths
-        for row in measure_steps(
-            config, [(1, 1)], length, repeats_by_default=config.token_repeats, **settings
-        )
-    ]
+    for length in job["attention_lengths"] or job.config.attention_lengths:
+        yield from _measured(job.with_memory(length), [(1, 1)], job.config.token_repeats)
 
 
-def segment(config: BenchmarkConfig, *, mem_len: int | None = None, **settings: Any) -> list[Row]:
+def segment(job: Job) -> Iterator[Row]:
     """One row: a step of as many tokens as the segment of the configuration has."""
-    return measure_steps(config, [(1, config.segment)], mem_len, **settings)
+    return _measured(job, [(1, job.config.segment)], job.config.repeats)
 
 
-def batch(config: BenchmarkConfig, *, mem_len: int | None = None, **settings: Any) -> list[Row]:
+def batch(job: Job) -> Iterator[Row]:
     """A row for each number of streams, with one token of each."""
-    return measure_steps(config, [(streams, 1) for streams in config.streams], mem_len, **settings)
+    return _measured(job, [(streams, 1) for streams in job.config.streams], job.config.repeats)
 
 
-def measure_steps(
-    config: BenchmarkConfig,
-    steps: Sequence[tuple[int, int]],
-    mem_len: int | None = None,
-    *,
-    threads: int | None = None,
-    repeats: int | None = None,
-    repeats_by_default: int | None = None,
-    operators: Operators = "standard",
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each pair (batch, tokens) of `steps`. None is the value of the configuration."""
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, repeats_by_default or config.repeats)
-    mem_len = config.mem_len if mem_len is None else mem_len
-    rule = MemoryRule(mem_len=mem_len, segment=config.segment)
-    weights = random_weights(config.model)
-    progress(f"memory of {mem_len} tokens: exporting and comparing with PyTorch")
-    with tempfile.TemporaryDirectory() as folder:
-        artefact, torch_run = open_both(
-            Path(folder), config, rule, weights, threads=threads, operators=operators
-        )
-        assert artefact.spec is not None, "the session of an artefact has a spec"
-        rows = []
-        for batch, tokens in steps:
-            progress(f"memory of {mem_len} tokens: timing {repeats} steps of {batch} x {tokens} tokens")
-            sides = {
-                "onnxruntime": _step(artefact, batch, tokens),
-                "pytorch": _step(torch_run, batch, tokens),
-            }
-            num_bytes = step_bytes(config.model, rule, "ring", streams=batch)
-            timed = take_turns(sides, repeats=repeats, num_bytes={"onnxruntime": num_bytes}, threads=threads)
-            times = {name: timing.per(batch * tokens) for name, timing in timed.items()}
-            rows.append(
-                Row(
-                    mem_len=mem_len,
-                    batch=batch,
-                    tokens=tokens,
-                    operators=operators,
-                    **times,
-                    num_bytes=num_bytes,
-                    multiply_adds=batch * step_multiply_adds(config.model, rule, "ring", tokens),
-                    tolerance=artefact.spec.tolerance,
-                )
-            )
-        return rows
-
-
-def open_both(
-    folder: Path,
-    config: BenchmarkConfig,
-    rule: MemoryRule,
-    weights: Weights,
-    *,
-    threads: int,
-    operators: Operators = "standard",
-) -> tuple[Session, Session]:
-    """Sessions of the same weights: an artefact on ONNX Runtime, and its run in PyTorch."""
-    artefact = write_artefact(folder, config.model, rule, weights, "ring")
-    run = load_run(artefact.with_name(artefact.name.replace("artefact", "run")))
-    torch.set_num_threads(threads)
+def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Iterator[Row]:
+    """A row for each pair (batch, tokens) of `steps`."""
+    rule = job.rule
+    repeats = job.repeats(repeats)
+    artefact = open_checked(random_artefact(job), threads=job.threads, operators=job.operators)
+    run = load_run(random_run(job))
+    torch.set_num_threads(job.threads)
     torch_run = ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
-    return open_checked(artefact, threads=threads, operators=operators), torch_run
-
-
-def filled(session: Session, batch: int) -> Memory:
-    """The memory of streams that have run once around the ring."""
-    draw = np.random.default_rng(0)
-    memory = session.start(batch)
-    while memory.positions[0] <= session.rule.slots:
-        _, memory = session.predict(
-            draw.integers(0, session.vocab.size, (batch, session.rule.segment)), memory
+    for batch, tokens in steps:
+        job.progress(f"memory of {rule.mem_len} tokens: timing {repeats} steps of {batch} x {tokens} tokens")
+        sides = {
+            "onnxruntime": step_of(artefact, batch, tokens),
+            "pytorch": step_of(torch_run, batch, tokens),
+        }
+        num_bytes = step_bytes(job.config.model, rule, "ring", streams=batch)
+        timed = take_turns(sides, repeats=repeats, num_bytes={"onnxruntime": num_bytes}, threads=job.threads)
+        yield Row(
+            mem_len=rule.mem_len,
+            batch=batch,
+            tokens=tokens,
+            operators=job.operators,
+            **{name: timing.per(batch * tokens) for name, timing in timed.items()},
+            num_bytes=num_bytes,
+            multiply_adds=batch * step_multiply_adds(job.config.model, rule, "ring", tokens),
+            tolerance=artefact.spec.tolerance,
         )
-    return memory
-
-
-def _step(session: Session, batch: int, tokens: int) -> Callable[[], Any]:
-    memory = filled(session, batch)
-    segment = np.zeros((batch, tokens), np.int64)
-    return lambda: session.step(segment, memory)
 
 
 def _of_step(side: str) -> Callable[[Figures, Run], str]:

@@ -5,12 +5,10 @@ Both are exports of the same weights, and each export compares its graph with Py
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +17,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     decimal,
     mem_len_option,
@@ -28,13 +27,9 @@ from benchmarks.case import (
     whole,
     words,
 )
-from benchmarks.checked_sessions import open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.checked_sessions import fed, open_checked, step_of
 from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_weights, write_run
-from runtimes.contract.memory import Memory
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
+from benchmarks.models import random_run
 from runtimes.contract.spec import GRAPH, Exporter
 from runtimes.contract.tensors import Form
 from xl_export import export
@@ -59,93 +54,43 @@ class Row(CaseRow):
     difference: float
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each form and exporter; an argument that is None is taken from the configuration."""
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, config.token_repeats)
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        trained = write_run(Path(name) / "run", config.model, rule, random_weights(config.model))
-        for form in FORMS:
-            folders = {}
-            seconds = {}
-            for exporter in get_args(Exporter):
-                progress(f"{form}, {exporter}: exporting and comparing with PyTorch")
-                began = time.perf_counter()
-                folders[exporter] = export(
-                    trained, Path(name) / f"{form}-{exporter}", exporter=exporter, memory=form
-                )
-                seconds[exporter] = time.perf_counter() - began
-            progress(f"{form}: timing {repeats} tokens of each graph")
-            rows += _measure(config, rule, form, folders, seconds, threads=threads, repeats=repeats)
-    return rows
-
-
-def _measure(
-    config: BenchmarkConfig,
-    rule: MemoryRule,
-    form: Form,
-    folders: dict[Exporter, Path],
-    seconds: dict[Exporter, float],
-    *,
-    threads: int,
-    repeats: int,
-) -> list[Row]:
-    sessions = {
-        exporter: open_checked(folder, threads=threads, operators="standard")
-        for exporter, folder in folders.items()
-    }
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (1, rule.slots + rule.segment))
-    answers = {}
-    memories = {}
-    for exporter, session in sessions.items():
-        answers[exporter], memories[exporter] = _feed(session, tokens)
-    differences = {
-        exporter: float(np.abs(answers[exporter] - answers["graph"]).max()) for exporter in sessions
-    }
-    times = {}
-    for length, turns in ((1, repeats), (rule.segment, max(3, repeats // 10))):
-        sides = {e: _step(session, memories[e], length) for e, session in sessions.items()}
-        times[length] = take_turns(sides, repeats=turns)
-    return [
-        Row(
-            form=form,
-            exporter=exporter,
-            mem_len=rule.mem_len,
-            nodes=len(list(ir.load(folders[exporter] / GRAPH).graph)),
-            export_seconds=seconds[exporter],
-            token=times[1][exporter],
-            segment=times[rule.segment][exporter],
-            written_ratio=times[1][exporter].median / times[1]["graph"].median,
-            difference=differences[exporter],
-        )
-        for exporter in sessions
-    ]
-
-
-def _feed(session: Session, tokens: np.ndarray) -> tuple[np.ndarray, Memory]:
-    """log p of each token [N] but the first, fed in segments, and the memory after the last."""
-    memory = session.start(1)
-    pieces = []
-    for at in range(0, tokens.shape[1] - 1, session.rule.segment):
-        inputs = tokens[:, at : at + session.rule.segment][:, : tokens.shape[1] - 1 - at]
-        targets = tokens[:, at + 1 : at + 1 + inputs.shape[1]]
-        log_probs, memory = session.score(inputs, targets, memory)
-        pieces.append(log_probs[0])
-    return np.concatenate(pieces), memory
-
-
-def _step(session: Session, memory: Memory, length: int) -> Callable[[], Any]:
-    tokens = np.zeros((1, length), np.int64)
-    return lambda: session.predict(tokens, memory)
+def run(job: Job) -> Iterator[Row]:
+    """A row for each form and exporter."""
+    rule = job.rule
+    repeats = job.repeats(job.config.token_repeats)
+    trained = random_run(job)
+    tokens = np.random.default_rng(0).integers(0, job.config.model.vocab_size, (1, rule.slots + rule.segment))
+    for form in FORMS:
+        folders = {}
+        seconds = {}
+        for exporter in get_args(Exporter):
+            job.progress(f"{form}, {exporter}: exporting and comparing with PyTorch")
+            began = time.perf_counter()
+            out = job.folder / f"{form}-{exporter}"
+            folders[exporter] = export(trained, out, exporter=exporter, memory=form)
+            seconds[exporter] = time.perf_counter() - began
+        sessions = {
+            exporter: open_checked(folder, threads=job.threads, operators="standard")
+            for exporter, folder in folders.items()
+        }
+        answers = {exporter: fed(session, tokens)[0] for exporter, session in sessions.items()}
+        job.progress(f"{form}: timing {repeats} tokens of each graph")
+        times = {}
+        for length, count in ((1, repeats), (rule.segment, max(3, repeats // 10))):
+            sides = {exporter: step_of(session, 1, length) for exporter, session in sessions.items()}
+            times[length] = take_turns(sides, repeats=count)
+        for exporter in sessions:
+            yield Row(
+                form=form,
+                exporter=exporter,
+                mem_len=rule.mem_len,
+                nodes=len(list(ir.load(folders[exporter] / GRAPH).graph)),
+                export_seconds=seconds[exporter],
+                token=times[1][exporter],
+                segment=times[rule.segment][exporter],
+                written_ratio=times[1][exporter].median / times[1]["graph"].median,
+                difference=float(np.abs(answers[exporter] - answers["graph"]).max()),
+            )
 
 
 CASE = Case(

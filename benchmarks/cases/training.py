@@ -7,7 +7,7 @@ with itself.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     file_option,
     milliseconds,
@@ -27,13 +28,14 @@ from benchmarks.case import (
     whole,
 )
 from benchmarks.cases.learning.architectures import check
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.checked_sessions import agreed
+from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
 from benchmarks.references.steps import reference_step
 from benchmarks.references.training import REFERENCE_HELP, code_folders
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.run.config import TrainConfig
@@ -65,30 +67,19 @@ class Row(CaseRow):
     faster: float | None = None
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    threads: int | None = None,
-    repeats: int | None = None,
-    references: Sequence[Path] = (),
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """Rows with memory and without, in bf16, with spans, and of the public code.
-
-    references: folders with the public code of Transformer-XL, of adaptive spans, or of both. An argument
-    that is None is taken from the configuration.
-    """
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, config.repeats)
+def run(job: Job) -> list[Row]:
+    """Rows with memory and without, in bf16, with spans, and of the public code of --reference."""
+    config = job.config
+    repeats = job.repeats(config.repeats)
     batch = config.training_batch
-    folders = code_folders(references)
+    folders = code_folders(job["references"] or ())
     if config.model.vocabulary.cutoffs and folders:
         raise ConfigError(
             f"{config.name} has an adaptive softmax, which is not compared; give --config small."
         )
-    recipes = _recipes(config, threads)
+    recipes = _recipes(config, job.threads)
     for name in ("fp32", "no memory", "spans"):
-        progress(f"{name}: comparing the attention of training with the naive one")
+        job.progress(f"{name}: comparing the attention of training with the naive one")
         check(recipes[name])
     trainings = {name: _start(recipe) for name, recipe in recipes.items()}
     trainings["whole spans"].span_lengths.spans = []  # every key is computed
@@ -97,13 +88,13 @@ def run(
         if project in folders:
             folder = folders[project]
             public = "reference" if name == "fp32" else "reference spans"
-            progress(f"{public}: comparing the losses of {COMPARED} steps from the same weights")
+            job.progress(f"{public}: comparing the losses of {COMPARED} steps from the same weights")
             _compare(_start(recipes[name]), project, folder)
             fresh = _start(recipes[name])
             sides[public] = reference_step(project, folder, fresh, _tokens(fresh))
-    lengths = {name: _recipe_of(name, recipes).training.segment for name in sides}
-    progress(f"timing {repeats} steps for each, of {batch} x T tokens; T is " + _counted(lengths))
+    job.progress(f"timing {repeats} steps for each")
     timed = take_turns(sides, repeats=repeats)
+    lengths = {name: _recipe_of(name, recipes).training.segment for name in sides}
     times = {name: timing.per(batch * lengths[name]) for name, timing in timed.items()}
     return [_row(name, times, recipes) for name in times]
 
@@ -155,12 +146,6 @@ def _recipe_of(side: str, recipes: dict[str, TrainConfig]) -> TrainConfig:
     return recipes[{"reference": "fp32", "reference spans": "spans"}.get(side, side)]
 
 
-def _counted(lengths: dict[str, int]) -> str:
-    """The segments of the sides as text, such as `32 (fp32, bf16) and 128 (spans)`."""
-    sides = {T: [name for name in lengths if lengths[name] == T] for T in sorted(set(lengths.values()))}
-    return " and ".join(f"{T} ({', '.join(names)})" for T, names in sides.items())
-
-
 def _row(name: str, times: dict[str, Timing], recipes: dict[str, TrainConfig]) -> Row:
     spans = "spans" in name
     recipe = _recipe_of(name, recipes)
@@ -185,11 +170,7 @@ def _compare(training: Training, project: str, folder: Path) -> None:
     tokens = _tokens(training)
     public = reference_step(project, folder, training, tokens)
     worst = max(abs(float(training.advance(tokens).nats) - public()) for _ in range(COMPARED))
-    if not worst <= TOLERANCE:
-        raise ArtefactError(
-            f"the losses of {COMPARED} steps differ by {worst:.2g} nats from those of the code in {folder}; "
-            "nothing was timed, please report this."
-        )
+    agreed(worst, TOLERANCE, f"the losses of {COMPARED} steps differ from the losses of the code in {folder}")
 
 
 def _start(recipe: TrainConfig) -> Training:

@@ -8,18 +8,17 @@ and after 10,000 tokens: it costs the same. WebAssembly runs in Node, which has 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from benchmarks.case import (
     Case,
     CaseRow,
     Claim,
     Column,
+    Job,
     Line,
     config_option,
     decimal,
@@ -28,11 +27,9 @@ from benchmarks.case import (
     repeats_option,
     words,
 )
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import REST, Timing
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.models import random_artefact
 from benchmarks.web_sides import CppSide, NodeSide, PythonSide, Side, has_cpp, has_native, missing_for_node
-from runtimes.contract.rule import MemoryRule
 
 EARLY = 100  # tokens that a stream has seen
 LATE = 10_000
@@ -61,45 +58,27 @@ class Row(CaseRow):
     times_cpp: float | None
 
 
-def unavailable() -> str | None:
-    """Why this machine cannot measure the case; None where it can."""
-    return missing_for_node()
-
-
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each side that runs here, all measured in turns. An argument that is None is taken from the
-    configuration; `threads` is checked, and every side has one.
-    """
-    checked_threads(threads)
-    repeats = checked_repeats(repeats, config.token_repeats)
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        progress("exporting and comparing with PyTorch")
-        folder = Path(name)
-        artefact = write_artefact(folder, config.model, rule, random_weights(config.model), "ring")
-        sides = _opened(artefact, folder)
+def run(job: Job) -> list[Row]:
+    """A row for each side that runs here, all measured in turns. Every side has one thread."""
+    repeats = job.repeats(job.config.token_repeats)
+    artefact = random_artefact(job)
+    with contextlib.ExitStack() as stack:
+        sides = _opened(artefact, job.folder)
         for side in sides.values():
             stack.callback(side.close)
         differences = {}
         for label, side in sides.items():
-            progress(f"{label}: replaying the reference, then {LATE:,} tokens")
+            job.progress(f"{label}: replaying the reference, then {LATE:,} tokens")
             differences[label] = side.difference()
             side.feed("early", EARLY)
             side.feed("late", LATE)
-        progress(f"timing {repeats} tokens of each side, early and late, in {TURNS} turns")
+        job.progress(f"timing {repeats} tokens of each side, early and late, in {TURNS} turns")
         times = _in_turns(sides, repeats)
     cpp = times[CPP]["late"].median if CPP in times else None
     return [
         Row(
             side=label,
-            mem_len=rule.mem_len,
+            mem_len=job.rule.mem_len,
             late=times[label]["late"],
             early=times[label].get("early"),
             difference=differences[label],
@@ -136,11 +115,7 @@ def _in_turns(sides: Mapping[str, Side], repeats: int) -> dict[str, dict[str, Ti
                 warmup = 0 if label == CPP else WARMUP
                 times += sides[label].times(stream, share + warmup)[warmup:]
     return {
-        label: {
-            stream: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
-            for stream, ms in streams.items()
-        }
-        for label, streams in found.items()
+        label: {stream: Timing.of(ms) for stream, ms in streams.items()} for label, streams in found.items()
     }
 
 
@@ -191,5 +166,5 @@ CASE = Case(
         ),
     ),
     options=(config_option, repeats_option, mem_len_option),
-    unavailable=unavailable,
+    unavailable=missing_for_node,
 )

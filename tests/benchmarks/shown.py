@@ -1,4 +1,4 @@
-"""Tables of rows that no one has measured, as the terminal and the documents show them."""
+"""Measures cases at a tiny size, and shows rows that were not measured."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases import CASES
+from benchmarks.configs import BenchmarkConfig
 from benchmarks.render import markdown, terminal
 from benchmarks.runs import Run
+
+
+def rows_of(case: str, config: BenchmarkConfig, *, earlier: Sequence[Any] = (), **options: Any) -> list[Any]:
+    """The rows that a case measures with one thread. earlier: documents of its history."""
+    return CASES[case].measure(config, threads=1, options=options, earlier=earlier)
 
 
 def a_run(case: str, rows: Sequence[Any], **changes: Any) -> Run:

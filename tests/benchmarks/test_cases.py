@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 from importlib import import_module
@@ -19,13 +18,13 @@ from benchmarks.baselines import growing
 from benchmarks.cases import CASES, export, growing_cache, latency, load, policy, score, steps
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.measure import Reader, Timing
+from benchmarks.measure import Timing
 from benchmarks.models import random_weights
 from benchmarks.pictures import write_pictures
 from benchmarks.runs import History
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
-from tests.benchmarks.shown import on_terminal
+from tests.benchmarks.shown import on_terminal, rows_of
 
 STEPS = ("decode", "segment", "batch")
 
@@ -57,9 +56,11 @@ def test_every_case_declares_fields_and_limits_that_exist(name: str) -> None:
     assert {claim.limit for claim in case.claims} <= set(BenchmarkConfig.__dataclass_fields__)
 
 
-def test_steps_are_measured_and_written_as_csv(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    table = tmp_path / "rows.csv"
-    documents = [measured(tmp_path, name, "--csv", table)[-1] for name in STEPS]
+def test_steps_are_measured_drawn_and_written_as_csv(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    table, picture = tmp_path / "rows.csv", tmp_path / "decode.png"
+    documents = [measured(tmp_path, "decode", "--plot", picture)[-1]]
+    documents += [measured(tmp_path, name, "--csv", table)[-1] for name in ("segment", "batch")]
     shapes = [
         [(row["mem_len"], row["batch"], row["tokens"]) for row in document["rows"]] for document in documents
     ]
@@ -67,17 +68,15 @@ def test_steps_are_measured_and_written_as_csv(tiny: BenchmarkConfig, tmp_path: 
     for row in [row for document in documents for row in document["rows"]]:
         assert row["ratio"] == pytest.approx(row["pytorch"]["median"] / row["onnxruntime"]["median"])
         assert row["multiply_adds"] > 0
-    with open(table, newline="") as stream:
-        lines = list(csv.DictReader(stream))
-    assert [line["case"] for line in lines] == ["batch", "batch"]
-    assert float(lines[0]["onnxruntime.median"]) == documents[2]["rows"][0]["onnxruntime"]["median"]
-
-
-def test_more_streams_read_more_memory_and_the_weights_once(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    (one, three) = measured(tmp_path, "batch")[0]["rows"]
+    one, three = documents[2]["rows"]
     stream = 4 * 2 * 2 * 2 * 4 * 13  # fp32, layers, keys and values, A = 2 heads x 4, M + 1
     assert three["num_bytes"] - one["num_bytes"] == 2 * stream
     assert three["multiply_adds"] == 3 * one["multiply_adds"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with open(table, newline="") as lines:
+        written = list(csv.DictReader(lines))
+    assert [line["case"] for line in written] == ["batch", "batch"]
+    assert float(written[0]["onnxruntime.median"]) == one["onnxruntime"]["median"]
 
 
 def test_score_compares_with_each_text_alone(
@@ -97,7 +96,7 @@ def test_score_compares_with_each_text_alone(
     monkeypatch.setattr(score, "score_texts", wrong)
     monkeypatch.setattr(score, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="side by side differ from texts scored one by one"):
-        score.run(tiny, threads=1)
+        rows_of("score", tiny)
 
 
 def test_overhead_is_measured_for_each_precision(tiny: BenchmarkConfig, tmp_path: Path) -> None:
@@ -124,10 +123,12 @@ def test_a_policy_is_timed_at_a_fixed_rate_on_every_side(
 
 
 def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = policy.Policy(tiny.model, tiny.mem_len).eval()
+    monkeypatch.setattr(policy, "_artefact_step", lambda artefact: policy._pytorch_step(right))
+    assert set(policy._compared(right, Path(), tiny.mem_len).values()) != {0.0}
     monkeypatch.setattr(policy, "_growing_step", lambda *_: lambda observation: np.ones(4, np.float32))
-    monkeypatch.setattr(policy, "_in_turns", lambda *_: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="growing window differs from PyTorch"):
-        policy.run(tiny)
+        policy._compared(right, Path(), tiny.mem_len)
 
 
 class Slow:
@@ -155,22 +156,9 @@ def test_the_default_threads_are_compared_on_a_busy_machine(
     (document,) = measured(tmp_path, "busy", "--repeats", 3)
     sides = [(row["others"], row["side"], row["repeats"]) for row in document["rows"]]
     assert sides == [(n, side, 3) for n in (0, 1) for side in ("default", "one thread", "all threads")]
-    sessions = {"default": Recital(0.0), "one thread": Recital(1.0)}
-    with pytest.raises(ArtefactError, match="the side with one thread differs by 1 nats"):
-        busy._refuse_different(sessions)  # type: ignore[arg-type]
-
-
-class Recital:
-    """A session whose every score is the same."""
-
-    def __init__(self, nats: float) -> None:
-        self.nats = nats
-
-    def start(self, batch: int) -> None:
-        return None
-
-    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: None) -> tuple[np.ndarray, None]:
-        return np.full(tokens.shape, self.nats, np.float32), None
+    monkeypatch.setattr(busy, "fed", lambda session, tokens: (np.full(23, session), None))
+    with pytest.raises(ArtefactError, match="the side with one thread differs from the default by 1 nats"):
+        busy.compare({"default": 0.0, "one thread": 1.0})  # type: ignore[dict-item]
 
 
 def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
@@ -193,17 +181,6 @@ def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
     assert document["rows"][0]["token"]["reading"]["middle"] > 0
 
 
-def test_sides_take_turns_of_consecutive_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "PART", 4)
-    fed: list[tuple[str, int]] = []
-    sides = [(lambda token, name=name: fed.append((name, token)), list(range(20))) for name in "ab"]
-    with contextlib.closing(Reader(1, 1 << 20)) as reader:
-        times = latency.in_turns(sides, 6, reader)
-    assert [(len(durations), len(rates)) for durations, rates in times] == [(6, 6), (6, 6)]
-    assert [token for name, token in fed if name == "a"] == list(range(20))
-    assert "".join(name for name, _ in fed) == "a" * 8 + "b" * 8 + ("a" * 7 + "b" * 7) + ("a" * 5 + "b" * 5)
-
-
 def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
     def row(*milliseconds: float) -> latency.Row:
         return latency.Row(
@@ -220,17 +197,17 @@ def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig,
     cache = growing.Growing(tmp_path / "growing", weights, tiny.model, 40, threads=1)
     answers = np.stack([cache.next_logits(int(token)) for token in tokens])
     truth = growing.pytorch_logits(weights, tiny.model, tokens)
-    assert growing.check_growing(answers, truth) < 2e-5
+    assert latency.compared(answers, truth) < 2e-5
     with pytest.raises(ArtefactError, match="the growing cache differs from PyTorch"):
-        growing.check_growing(answers, np.roll(truth, 1, axis=0))
+        latency.compared(answers, np.roll(truth, 1, axis=0))
 
 
 def test_a_wrong_growing_cache_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     table = growing.position_table
     monkeypatch.setattr(growing, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
-    monkeypatch.setattr(latency, "in_turns", lambda *_: pytest.fail("timed in spite of a wrong answer"))
+    monkeypatch.setattr(latency, "in_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="the growing cache differs"):
-        latency.run(tiny, threads=1)
+        rows_of("latency", tiny)
 
 
 def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +218,7 @@ def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytes
     monkeypatch.setattr(steps, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     for name in STEPS:
         with pytest.raises(ArtefactError, match="differs from PyTorch"):
-            CASES[name].run(tiny, threads=1)
+            rows_of(name, tiny)
 
 
 @pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
@@ -295,7 +272,7 @@ def test_training_compares_with_the_naive_attention_first(
         training, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
     )
     with pytest.raises(ArtefactError, match="fast and naive attention differ"):
-        training.run(tiny, threads=1)
+        rows_of("training", tiny)
 
 
 def test_the_latency_picture_counts_omitted_tokens() -> None:
@@ -312,12 +289,6 @@ def test_the_latency_picture_counts_omitted_tokens() -> None:
         assert title.startswith(f"Time of each of {len(milliseconds[0])} consecutive tokens")
         assert ("outside" in title) == (what is not None)
         assert what is None or f"(slower ones outside the picture: {what})" in title
-
-
-def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    measured(tmp_path, "decode", "--attention-lengths", "8,16", "--plot", tmp_path / "decode.png")
-    assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_a_gpu_its_case_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,12 +320,12 @@ def test_growing_cache_starts_equal_and_then_holds_more(tiny: BenchmarkConfig, t
 
 
 def test_a_wrong_growing_side_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_cache, "_apart", lambda one, other: 0.5)
+    monkeypatch.setattr(growing_cache, "nats_apart", lambda one, other: 0.5)
     monkeypatch.setattr(
-        growing_cache, "_cpu_times", lambda *_: pytest.fail("timed in spite of a wrong answer")
+        growing_cache, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
     )
     with pytest.raises(ArtefactError, match=r"differs from the side with fixed memory by 0\.5 nats"):
-        growing_cache.run(tiny)
+        rows_of("growing-cache", tiny)
 
 
 def test_a_picture_is_written_as_svg(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.cases.on_gpu.rates import Rates
-from benchmarks.cases.on_gpu.sides import Graph
+from benchmarks.cases.on_gpu.sides import Graph, matching
 from benchmarks.configs import CONFIGS
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import write_json
@@ -90,11 +90,12 @@ def test_the_crash_of_a_side_is_a_row(work: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_row_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "in_process", lambda name, *_: [gpu.Row(side=name)])
     kept: list[gpu.Row] = []
-    rows = gpu.run(TINY, names=["rtx-onnx-*", "training-fp16"], keep=kept.append)
+    names = matching(["rtx-onnx-*", "training-fp16"], gpu.NAMES)
+    rows = gpu.CASE.measure(TINY, options={"names": names}, keep=kept.append)
     assert [row.side for row in kept] == ["rates", "rtx-onnx-attention", "training-fp16"]
     assert rows == kept
     with pytest.raises(ConfigError, match="'engine' is not a side; give one of tensorrt-native-ring-fp16"):
-        gpu.chosen(["engine"])
+        matching(["engine"], gpu.NAMES)
 
 
 def test_the_bytes_of_a_step_follow_from_form_and_precision() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
 from benchmarks.cases.learning import recipes
-from benchmarks.cases.learning.recipes import RECIPES, Job, Recipe, Row, configuration, run
+from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, Wanted, configuration
 from benchmarks.documents import table
-from benchmarks.measure import Limits
 from benchmarks.plot import draw_recipes, plot
 from benchmarks.runs import History
 from runtimes.base.errors import ConfigError
@@ -24,6 +22,7 @@ from tests.benchmarks.shown import a_run, in_documents
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
 
+SIZE = recipes.size()
 TINY = (
     *("model.layers=1", "model.d_model=16", "model.heads=2", "model.head_dim=8", "model.d_ff=32"),
     *("training.segment=16", "training.mem_len=16", "evaluation.segment=16", "evaluation.mem_len=16"),
@@ -54,8 +53,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> dict[str
         "RECIPES",
         {"tiny": Recipe(base="enwik8-base", pattern="enwik8*", published=1.06, changes=TINY)},
     )
-    monkeypatch.setattr(recipes, "affordable", lambda config, seconds: 40)
-    return {"minutes": 1, "threads": 1, "corpora": tmp_path / "corpora", "names": ["tiny"]}
+    monkeypatch.setattr(recipes, "affordable", lambda config, seconds: 20)
+    return {"minutes": 1, "corpora": tmp_path / "corpora", "names": ["tiny"]}
+
+
+def measure(
+    out: Path, *, earlier: Sequence[Any] = (), keep: Any = lambda row: None, **options: Any
+) -> list[Any]:
+    options["out"] = out
+    return recipes.CASE.measure(SIZE, threads=1, options=options, earlier=earlier, keep=keep)
 
 
 def test_a_stopped_run_continues_and_a_finished_row_stays(
@@ -68,17 +74,17 @@ def test_a_stopped_run_continues_and_a_finished_row_stays(
     with monkeypatch.context() as patch:
         patch.setattr(recipes, "evaluate", stopped)
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "out", **tiny)
-    (row,) = run(tmp_path / "out", keep=kept.append, **tiny)
+            measure(tmp_path / "out", **tiny)
+    (row,) = measure(tmp_path / "out", keep=kept.append, **tiny)
     assert kept == [row]
     assert row.cpu_seconds is None  # an earlier process trained it
     assert row.corpus["published"] is False
     assert row.corpus["tokens"] == {"train": 18_000, "valid": 1_000, "test": 1_000}
-    assert [step for step, _ in row.validation] == list(range(2, 41, 2))
+    assert [step for step, _ in row.validation] == list(range(1, 21))
     assert row.curve[0][1] > row.curve[-1][1]
     assert 3 < row.test < 8
     before = json.loads(json.dumps([row.to_json(), {"name": "a row of another case"}]))
-    again = run(tmp_path / "elsewhere", before=before, keep=kept.append, **tiny)
+    again = measure(tmp_path / "elsewhere", earlier=before, keep=kept.append, **tiny)
     assert [json.loads(json.dumps(other.to_json())) for other in again] == before[:1]
     assert len(kept) == 1
     assert not (tmp_path / "elsewhere").exists()
@@ -94,44 +100,29 @@ def test_a_stopped_run_continues_and_a_finished_row_stays(
 def test_a_row_with_other_facts_is_trained_again(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    def trained(job: Job, source: Path, data: Path, out: Path, progress: object) -> Row:
+    def trained(job: Wanted, source: Path, data: Path, out: Path, progress: object) -> Row:
         made.append(job)
         assert data == out / "data" / f"enwik8-{hashlib.sha256(source.read_bytes()).hexdigest()[:8]}"
         fields = dict.fromkeys(Row.__dataclass_fields__) | to_json(job) | {"test": 1.0}
         del fields["sha256"]
         return Row(**fields | {"corpus": {"sha256": job.sha256}})
 
-    made: list[Job] = []
+    made: list[Wanted] = []
     monkeypatch.setattr(recipes, "_trained", trained)
-    (row,) = run(tmp_path / "out", **tiny)
+    (row,) = measure(tmp_path / "out", **tiny)
     before = [row.to_json()]
-    assert run(tmp_path / "out", before=before, **tiny) == [row]
+    assert measure(tmp_path / "out", earlier=before, **tiny) == [row]
     assert len(made) == 1
     for other in ({"protocol": 0}, {"threads": 2}, {"changes": ["batch=2"]}, {"budget_seconds": 1.0}):
-        run(tmp_path / "out", before=[before[0] | other], **tiny)
+        measure(tmp_path / "out", earlier=[before[0] | other], **tiny)
     (tmp_path / "corpora" / "enwik8.piece").write_bytes(text.encode()[20_000:40_000])
-    run(tmp_path / "out", before=before, **tiny)
+    measure(tmp_path / "out", earlier=before, **tiny)
     assert [job.sha256 == made[0].sha256 for job in made] == [True] * 5 + [False]
     assert len(list((tmp_path / "out" / "data").iterdir())) == 2
     folders = [
         dataclasses.replace(made[0], **facts).folder for facts in ({}, {"threads": 2}, {"changes": ()})
     ]
     assert len({*folders, made[-1].folder}) == 4
-
-
-def test_the_command_takes_the_names_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "benchmarks.history.measure_limits", lambda threads: Limits(read_bytes=1e9, multiply_adds=1e9)
-    )
-    for name, sentence in (
-        ("ptb, reduced", "recipes needs the folder with pieces of the corpora; give --corpora"),
-        ("all-attention", "all-attention is not one of the recipes; give one of"),
-    ):
-        arguments = ["run", "recipes", "--only", name, "--history", str(tmp_path / "h.jsonl")]
-        done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 2
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_table_has_passes_and_perplexities() -> None:
@@ -151,10 +142,8 @@ def test_the_table_has_passes_and_perplexities() -> None:
     assert "perplexity 64.0" in table("recipes", History(tuple(runs)))[2]
 
 
-def test_unknown_recipes_and_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="enwik9 is not one of the recipes"):
-        run(tmp_path, threads=1, names=["enwik9"])
+def test_missing_corpora_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no file named enwik8"):
-        run(tmp_path, threads=1, corpora=tmp_path, names=["enwik8-base"])
+        measure(tmp_path, minutes=1, corpora=tmp_path, names=["enwik8-base"])
     with pytest.raises(ConfigError, match="give --corpora FOLDER"):
-        run(tmp_path, threads=1, names=["enwik8-base"])
+        measure(tmp_path, minutes=1, names=["enwik8-base"])

@@ -20,13 +20,14 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.serving import baseline_server, llama, parts, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt, timing
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt
 from benchmarks.cases.serving.events import LoadError
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.documents import NOTHING, table
+from benchmarks.measure import Timing
 from benchmarks.runs import History
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ArtefactError
 from runtimes.contract.session import Session
 from tests.benchmarks.shown import a_run, in_documents, on_terminal
 from trainer.model.config import ModelConfig
@@ -186,14 +187,14 @@ def test_other_tokens_than_those_of_generate_are_not_measured(
 
 def test_the_table_shows_targets_and_what_was_skipped() -> None:
     rows = [
-        Row(part="overhead", side="whole", streams=16, unit="µs", figure=timing([12.0, 14.0]), most=15.0),
-        Row(part="overhead", side="whole", streams=1, unit="µs", figure=timing([81.0]), most=80.0),
+        Row(part="overhead", side="whole", streams=16, unit="µs", figure=Timing.of([12.0, 14.0]), most=15.0),
+        Row(part="overhead", side="whole", streams=1, unit="µs", figure=Timing.of([81.0]), most=80.0),
         Row(
             part="throughput",
             side="ratio",
             streams=8,
             unit="ratio",
-            figure=timing([0.98]),
+            figure=Timing.of([0.98]),
             least=0.97,
             threads=2,
             note="n",
@@ -211,12 +212,6 @@ def test_the_table_shows_targets_and_what_was_skipped() -> None:
     history = History((a_run("serve", rows, config="small"),))
     assert table("serve", history)[2:5] == written[2:5]  # those with a target
     assert table("serve", History(())) == [NOTHING]
-
-
-def test_an_unknown_part_is_refused() -> None:
-    assert serve.chosen(["long", "overhead"]) == ["overhead", "long"]
-    with pytest.raises(ConfigError, match="nothing is no part of serve"):
-        serve.chosen(["nothing"])
 
 
 def test_a_llama_has_about_as_many_bytes() -> None:
@@ -242,7 +237,8 @@ def test_the_server_has_its_own_or_given_threads(
 
     monkeypatch.setitem(CONFIGS, "tiny", tiny)
     monkeypatch.setitem(serve.PARTS, "long", part)
-    monkeypatch.setattr("benchmarks.configs.available_cpus", lambda: 2)
+    monkeypatch.setattr("benchmarks.case.available_cpus", lambda: 2)
+    monkeypatch.setattr("benchmarks.__main__.available_cpus", lambda: 2)
     monkeypatch.setattr(serve, "_default_threads", lambda artefact: 7)
     history = ["--history", str(tmp_path / "history.jsonl")]
     result = CliRunner().invoke(main, ["serve", "--config", "tiny", "--only", "long", *words, *history])

@@ -16,7 +16,7 @@ from benchmarks.cases.learning import text_quality
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
-from tests.benchmarks.shown import in_documents
+from tests.benchmarks.shown import in_documents, rows_of
 from trainer.data.subwords import learn_subwords
 from trainer.run.config import TrainConfig
 
@@ -25,6 +25,10 @@ STORIES = [
     "The Fox\nOnce there was a fox.\nIt ran.",
     "The Well\nOnce there was a well, and a fox came to it.",
 ] * 30
+
+
+def measure(**options):
+    return rows_of("text-quality", text_quality.size(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def test_all_predictors_are_scored_on_the_same_bytes(teller, tmp_path):
         (tmp_path / f"{part}.jsonl").write_text(
             "".join(json.dumps({"text": story}) + "\n" for story in stories)
         )
-    rows = {row.name: row for row in text_quality.run(tmp_path, artefact=teller, threads=1)}
+    rows = {row.name: row for row in measure(parts=tmp_path, artefact=teller)}
     test, session = (tmp_path / "test.txt").read_bytes(), open_session(teller)
     assert rows["gzip -9, alone"].bits_per_byte == 8 * len(gzip.compress(test, 9)) / len(test)
     # The training text holds the test text, so those that have read it hardly need a bit.
@@ -81,5 +85,5 @@ def test_a_missing_artefact_comes_with_its_command(tmp_path, monkeypatch):
     with pytest.raises(
         ArtefactError, match="--out stories/tales`, and give --artefact stories/tales"
     ) as found:
-        text_quality.run(tmp_path, threads=1)
+        measure(parts=tmp_path)
     assert "\n" not in str(found.value)

@@ -15,10 +15,10 @@ from benchmarks.__main__ import main
 from benchmarks.cases.on_gpu import triton_kernel
 from benchmarks.cases.on_gpu.rates import Rates
 from benchmarks.compare import compare
-from benchmarks.configs import BenchmarkConfig
+from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing
 from benchmarks.runs import read_results
-from tests.benchmarks.shown import on_terminal
+from tests.benchmarks.shown import on_terminal, rows_of
 from xl_export.tensorrt.kernels.compile import tactics
 from xl_export.tensorrt.naive import naive_relative_attention
 
@@ -70,7 +70,7 @@ def test_the_case_is_measured_and_kept_like_every_other(
         difference=0.0,
         device="some GPU",
     )
-    case = dataclasses.replace(triton_kernel.CASE, unavailable=lambda: None, run=lambda **_: [row])
+    case = dataclasses.replace(triton_kernel.CASE, unavailable=lambda: None, run=lambda job: [row])
     monkeypatch.setattr(triton_kernel, "CASE", case)
     file = tmp_path / "history.jsonl"
     result = CliRunner().invoke(main, ["triton-kernel", "--threads", "1", "--history", str(file)])
@@ -101,7 +101,8 @@ def test_only_right_sides_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernel, "sides", sides)
     monkeypatch.setattr(triton_kernel, "gpu_timing", lambda call, repeats: time)
     monkeypatch.setattr(triton_kernel, "_tactics", lambda shape: tactics(16, 80)[:1])
-    rows = {row.side: row for row in triton_kernel.run([SHAPE])}
+    monkeypatch.setattr(triton_kernel, "SHAPES", [SHAPE])
+    rows = {row.side: row for row in rows_of("triton-kernel", CONFIGS["small"])}
     assert [side for side, row in rows.items() if row.attention] == ["right"]
     assert "differs from float64 by 0.1" in rows["wrong"].problem
     assert "illegal instruction" in rows["failing"].problem

@@ -24,12 +24,13 @@ absolute positions count from the end of the segment, as in the public code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     file_option,
     minutes_option,
@@ -51,11 +53,12 @@ from benchmarks.case import (
     option,
     whole,
 )
-from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_threads
+from benchmarks.checked_sessions import agreed
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.measure import in_turns, milliseconds
 from benchmarks.references.training import REFERENCE_HELP, code_folders, in_parts, train_reference
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
-from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -147,17 +150,6 @@ class Row(CaseRow):
     recipe: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A row that is wanted."""
-
-    name: str
-    side: str
-    seed: int
-    #: The folder of the public code; None for this project's own model.
-    reference: Path | None
-
-
 def recipe(name: str, *, threads: int, seed: int = 0) -> TrainConfig:
     """The configuration of one of the models, whose number of steps is not decided yet."""
     sizes, rule, _ = MODELS[name]
@@ -175,77 +167,55 @@ def recipe(name: str, *, threads: int, seed: int = 0) -> TrainConfig:
     )
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The models of these names, and all where none is given; raises ConfigError for an unknown name."""
-    for name in names:
-        if name not in MODELS:
-            raise ConfigError(f"{name} is not one of the models; give one of {', '.join(MODELS)}.")
-    return [name for name in MODELS if not names or name in names]
-
-
-def run(
-    *,
-    minutes: float = 3.0,
-    threads: int | None = None,
-    text: Path | None = None,
-    seeds: int = 2,
-    references: Sequence[Path] = (),
-    names: Sequence[str] = (),
-    before: Sequence[dict[str, Any]] = (),
-    keep: Callable[[Row], object] = lambda row: None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> list[Row]:
     """A row for each model and seed, of this project and of each reference that is given.
 
-    before: rows of earlier calls; what they have is not trained again. keep: is called with each new row as
-    soon as it is known, so that a call that is stopped loses one model at most. The fast attention of every
-    model is compared with the naive one before the first is trained.
+    A row is kept as soon as it is known, so that a call that is stopped loses one model at most. The fast
+    attention of every model is compared with the naive one before the first is trained.
     """
-    threads = checked_threads(threads)
-    minutes = checked_minutes(minutes)
-    wanted = chosen(names)
-    jobs = _jobs(wanted, seeds, code_folders(references))
-    for name in wanted:
-        check(recipe(name, threads=threads))
-    with plain_text(text) as (path, facts):
-        same: dict[str, Any] = {"budget_seconds": 60 * minutes, "text": facts, "protocol": PROTOCOL}
-        rows = [Row(**row) for row in before if all(row.get(name) == same[name] for name in same)]
-        for job in jobs:
-            if any((row.name, row.side, row.seed) == (job.name, job.side, job.seed) for row in rows):
+    names = job.chosen(MODELS)
+    seeds = job["seeds"]
+    projects = code_folders(job["references"] or ())
+    for name in names:
+        check(recipe(name, threads=job.threads))
+    with plain_text(job["text"]) as (path, facts):
+        same = {"budget_seconds": 60 * job["minutes"], "text": facts, "protocol": PROTOCOL}
+        rows = [Row(**row) for row in job.earlier if all(row.get(name) == same[name] for name in same)]
+        for name, side, seed in _wanted(names, seeds, projects):
+            if any((row.name, row.side, row.seed) == (name, side, seed) for row in rows):
                 continue
-            config = dataclasses.replace(recipe(job.name, threads=threads, seed=job.seed), text=path)
-            config = config.with_steps(_steps(config, job.name, rows, 60 * minutes))
-            progress(f"{job.name}, {job.side}, seed {job.seed}: {config.steps:,} steps")
+            config = dataclasses.replace(recipe(name, threads=job.threads, seed=seed), text=path)
+            config = config.with_steps(_steps(config, name, rows, same["budget_seconds"]))
+            job.progress(f"{name}, {side}, seed {seed}: {config.steps:,} steps")
             source = load_source(config)
             config = with_vocab_size(config, source.vocab)
-            figures = (_reference if job.reference else _here)(job, config, source)
-            stored = to_json(dataclasses.replace(config, text=None))  # no path of this machine
+            figures = (
+                _here(config, source) if side == HERE else _reference(side, projects[side], config, source)
+            )
             row = Row(
-                name=job.name,
-                side=job.side,
-                seed=job.seed,
+                name=name,
+                side=side,
+                seed=seed,
                 steps=config.steps,
                 tokens=config.steps * config.batch * config.training.segment,
-                recipe=stored,
+                recipe=to_json(dataclasses.replace(config, text=None)),  # no path of this machine
                 **same,
                 **figures,
             )
-            keep(row)
+            job.keep(row)
             rows.append(row)
-            progress(f"{job.name}, {job.side}, seed {job.seed}: {row.own:.4f} bits per byte as trained")
-    return [row for row in rows if row.name in wanted and row.seed < seeds]
+            job.progress(f"{name}, {side}, seed {seed}: {row.own:.4f} bits per byte as trained")
+    return [row for row in rows if row.name in names and row.seed < seeds]
 
 
-def _jobs(names: Sequence[str], seeds: int, projects: dict[str, Path]) -> list[Job]:
-    """The rows in the order in which they are trained: a whole table of one seed first."""
-    jobs = []
+def _wanted(names: Sequence[str], seeds: int, projects: Container[str]) -> Iterator[tuple[str, str, int]]:
+    """Model, side and seed of each row in the order of training: all models of one seed first."""
     for seed in range(seeds):
         for name in names:
+            yield name, HERE, seed
             project = MODELS[name][2]
-            jobs.append(Job(name=name, side=HERE, seed=seed, reference=None))
             if project in projects:
-                jobs.append(Job(name=name, side=project, seed=seed, reference=projects[project]))
-    return jobs
+                yield name, project, seed
 
 
 @contextmanager
@@ -291,10 +261,7 @@ def check(config: TrainConfig) -> None:
             logits.append(piece)
         answers.append(torch.cat(logits, dim=1))
     worst = (answers[0] - answers[1]).abs().max().item()
-    if not worst <= 1e-9:
-        raise ArtefactError(
-            f"fast and naive attention differ by {worst:.3g}; nothing was trained, please report this."
-        )
+    agreed(worst, 1e-9, "fast and naive attention differ", "of a logit")
 
 
 def _steps(config: TrainConfig, name: str, rows: Sequence[Row], cpu_seconds: float) -> int:
@@ -324,21 +291,18 @@ def as_long_as(config: TrainConfig, other: TrainConfig, steps: int) -> int:
 
 def step_seconds(configs: Sequence[TrainConfig]) -> list[float]:
     """The median CPU seconds of a training step of each configuration, in turns after a warm-up."""
-    sources = [load_source(config) for config in configs]
-    trainings = [
-        Training.start(with_vocab_size(config, source.vocab))
-        for config, source in zip(configs, sources, strict=True)
-    ]
-    seconds: list[list[float]] = [[] for _ in configs]
-    for _ in range(WARM_UP + TIMED):
-        for source, training, times in zip(sources, trainings, seconds, strict=True):
-            began = time.process_time()
-            training.advance(source.tokens)
-            times.append(max(time.process_time() - began, 1e-9))
-    return [median(times[WARM_UP:]) for times in seconds]
+    sides = {}
+    for at, config in enumerate(configs):
+        source = load_source(config)
+        training = Training.start(with_vocab_size(config, source.vocab))
+        sides[str(at)] = functools.partial(training.advance, source.tokens)
+    for step in sides.values():
+        milliseconds(step, repeats=0, warmup=WARM_UP)
+    found = in_turns(sides, repeats=TIMED, turns=TIMED, warmup=0, rest=False, clock=time.process_time)
+    return [median(each.milliseconds) / 1e3 for each in found.values()]
 
 
-def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
+def _here(config: TrainConfig, source: Source) -> dict[str, Any]:
     """The figures of this project's model after training and all scores."""
     training = Training.start(config)
     began = time.process_time()
@@ -352,7 +316,7 @@ def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
     stream = {}
 
     def session(rule: MemoryRule) -> TorchSession:
-        return TorchSession(model, source.vocab, rule, identity=f"{job} {rule}")
+        return TorchSession(model, source.vocab, rule, identity="architectures")
 
     for context in (T, FACTOR * T):
         rule = dataclasses.replace(config.training, mem_len=context, mask="same-length")
@@ -373,12 +337,9 @@ def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
     }
 
 
-def _reference(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
+def _reference(project: str, folder: Path, config: TrainConfig, source: Source) -> dict[str, Any]:
     """The figures of the public code after as many steps."""
-    assert job.reference is not None
-    outcome = train_reference(
-        job.side, job.reference, config, source.tokens, test_tokens(source), lanes=LANES
-    )
+    outcome = train_reference(project, folder, config, source.tokens, test_tokens(source), lanes=LANES)
     return to_json(outcome) | {"exact": {}, "stream": {}}
 
 
@@ -388,17 +349,8 @@ def test_tokens(source: Source) -> np.ndarray:
     return source.vocab.encode(content)
 
 
-def described() -> BenchmarkConfig:
-    """The sizes that all models share, for the history."""
-    return BenchmarkConfig(
-        name="six small models",
-        model=ModelConfig(**BASE),
-        segment=T,
-        attention_lengths=(T, FACTOR * T),
-        repeats=1,
-        mem_len=T,
-        token_repeats=1,
-    )
+# The sizes that all models share, for the history.
+SIZE = BenchmarkConfig(name="six small models", model=ModelConfig(**BASE), segment=T, mem_len=T)
 
 
 def mean_of(values: Sequence[float]) -> str:
@@ -417,10 +369,10 @@ def published(history: History) -> list[Run]:
     number of steps. Each row has its CPU time, so a busy machine is no reason to leave one out.
     """
     groups: dict[tuple[object, ...], dict[tuple[object, ...], Run]] = {}
-    for run in sorted(history.runs, key=lambda run: str(run.document["time"])):
-        if run.document["case"] != "architectures" or not run.rows or "protocol" not in run.rows[0]:
-            continue
+    for run in history.of("architectures"):
         row = run.rows[0]
+        if "protocol" not in row:
+            continue
         shared = (row["protocol"], row["budget_seconds"], row["text"]["sha256"])
         groups.setdefault(shared, {})[row["name"], row["side"], row["seed"]] = run
     if not groups:
@@ -492,7 +444,7 @@ text_option = file_option(
 
 def seeds_option(what: str) -> Callable[[], click.Option]:
     """How often everything is trained."""
-    return option("--seeds", f"{what}; 2 by default.", type=click.IntRange(1, 100))
+    return option("--seeds", f"{what}; 2 by default.", type=click.IntRange(1, 100), default=2)
 
 
 CASE = Case(
@@ -517,13 +469,13 @@ CASE = Case(
     notes=_notes,
     summarized=summarized,
     options=(
-        minutes_option("CPU minutes for the steps of each model, of all threads together; 3 by default."),
+        minutes_option("CPU minutes for the steps of each model, of all threads; 3 by default.", 3.0),
         text_option,
         seeds_option("Runs of each model"),
         file_option("--reference references", REFERENCE_HELP, multiple=True),
-        only_option(chosen, "Train this model only"),
+        only_option(MODELS, "Train this model only"),
     ),
-    size=lambda options: described(),
+    size=lambda options: SIZE,
     published=published,
     resumable=True,
     engine="torch",

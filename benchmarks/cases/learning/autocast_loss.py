@@ -13,15 +13,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.case import Case, CaseRow, Column, Line, decimal, whole
+from benchmarks.case import Case, CaseRow, Column, Job, Line, decimal, whole
 from benchmarks.cases.learning import architectures
-from benchmarks.configs import BenchmarkConfig, checked_threads
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
 from runtimes.base.records import to_json
@@ -53,35 +51,24 @@ class Row(CaseRow):
     recipe: dict[str, Any]
 
 
-def run(
-    *,
-    threads: int | None = None,
-    text: Path | None = None,
-    seeds: int = 2,
-    before: Sequence[dict[str, Any]] = (),
-    keep: Callable[[Row], object] = lambda row: None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each seed. text, before and keep: as in `architectures`."""
-    threads = checked_threads(threads)
-    architectures.check(architectures.recipe(MODEL, threads=threads))
-    rows = []
-    with architectures.plain_text(text) as (path, facts):
-        for seed in range(seeds):
-            config = _recipe(seed, threads)
+def run(job: Job) -> Iterator[Row]:
+    """A row for each seed."""
+    architectures.check(architectures.recipe(MODEL, threads=job.threads))
+    with architectures.plain_text(job["text"]) as (path, facts):
+        for seed in range(job["seeds"]):
+            config = _recipe(seed, job.threads)
             recipe = json.loads(json.dumps(to_json(config)))  # as it is read from the history
-            known = [row for row in before if (row["text"], row["recipe"]) == (facts, recipe)]
+            known = [row for row in job.earlier if (row["text"], row["recipe"]) == (facts, recipe)]
             if known:
-                rows.append(Row(**known[-1]))
+                yield Row(**known[-1])
                 continue
             config = dataclasses.replace(config, text=path)
             fp32 = _bits(config)
             bf16 = _bits(dataclasses.replace(config, autocast="bf16"))
             row = Row(seed=seed, steps=config.steps, fp32=fp32, bf16=bf16, text=facts, recipe=recipe)
-            keep(row)
-            rows.append(row)
-            progress(f"seed {seed}: {fp32:.4f} bits per byte in fp32, {bf16:.4f} in bf16")
-    return rows
+            job.keep(row)
+            job.progress(f"seed {seed}: {fp32:.4f} bits per byte in fp32, {bf16:.4f} in bf16")
+            yield row
 
 
 def _recipe(seed: int, threads: int) -> TrainConfig:
@@ -100,11 +87,6 @@ def _bits(config: TrainConfig) -> float:
     return evaluate(session, architectures.test_tokens(source), lanes=LANES).bits_per_token
 
 
-def described() -> BenchmarkConfig:
-    """The sizes of the model, for the history."""
-    return dataclasses.replace(architectures.described(), name="a small model")
-
-
 TARGET = 0.005  # bits per byte: the largest difference with which bf16 is recommended
 # The 97.5 % points of Student's t for 1 to 30 degrees of freedom. For more the last one is a little large.
 STUDENT = (
@@ -116,8 +98,7 @@ STUDENT = (
 
 def published(history: History) -> list[Run]:
     """All pairs that share the newest one's text and recipe. The machine's load changes no loss."""
-    runs = [run for run in history.runs if run.document["case"] == "autocast-loss" and run.rows]
-    runs.sort(key=lambda run: str(run.document["time"]))
+    runs = history.of("autocast-loss")
     pairs = {run.rows[0]["seed"]: run for run in runs if _shared(run.rows[0]) == _shared(runs[-1].rows[0])}
     return [pairs[seed] for seed in sorted(pairs)]
 
@@ -171,7 +152,7 @@ CASE = Case(
     notes=lambda lines: [f"Text: {architectures.described_text(lines[0].row['text'])}."],
     summarized=summarized,
     options=(architectures.text_option, architectures.seeds_option("Pairs of runs")),
-    size=lambda options: described(),
+    size=lambda options: dataclasses.replace(architectures.SIZE, name="a small model"),
     published=published,
     resumable=True,
     engine="torch",

@@ -23,6 +23,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     decimal,
     file_option,
@@ -32,10 +33,10 @@ from benchmarks.case import (
     whole,
     words,
 )
-from benchmarks.configs import BenchmarkConfig, checked_repeats
+from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
+from benchmarks.runs import Run
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_bytes
 from runtimes.contract.rule import MemoryRule
@@ -77,30 +78,26 @@ class Row(CaseRow):
     precision: str
 
 
-def run(
-    parts: Path = Path("chorales-data-sources"),
-    *,
-    artefact: Path | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> list[Row]:
     """A row for the whole test part with memory, and one for each way at the same 1,000 events.
 
-    artefact: the one in `examples/music` when None; raises ArtefactError if it is missing or fails its check,
-    and TextError if the parts are not ids of its vocabulary or too short.
+    Raises ArtefactError if the artefact is missing or fails its check, and TextError if the parts are not ids
+    of its vocabulary or too short.
     """
-    artefact = artefact or _chorales()
-    repeats = checked_repeats(repeats, REPEATS)
+    artefact = job["artefact"] or _chorales()
+    parts = job["parts"]
+    repeats = job.repeats(REPEATS)
+    threads = job.given_threads
     session = open_session(artefact, threads=threads, device="cpu")
     tokens = {part: _events(parts / f"{part}.jsonl", session.vocab.size) for part in ("train", "test")}
     test = tokens["test"]
     longest = max(session.rule.mem_len, *WINDOWS)
     at = spread_positions(len(test), count=min(EVENTS, max(1, len(test) - longest)), longest=longest)
-    progress("the artefact's own check")
+    job.progress("the artefact's own check")
     if not check(artefact, threads=threads).passed:
         raise ArtefactError(f"{artefact} fails its own check, so nothing was measured; export it again.")
-    progress(f"{len(test):,} events with memory, and {len(at):,} of them in the other ways")
+    job.progress(f"{len(test):,} events with memory, and {len(at):,} of them in the other ways")
+    ngrams = KneserNey(tokens["train"], vocab_size=session.vocab.size, order=ORDER)
     whole = evaluate(session, test)
     nats = {
         f"memory of {session.rule.mem_len}": whole.token_nats[at - 1],
@@ -111,9 +108,9 @@ def run(
             f"sliding window of {window}": context_losses(session, test, at, context=window)
             for window in WINDOWS
         },
-        f"{ORDER}-grams, Kneser-Ney": _ngrams(tokens["train"], test, session.vocab.size)[at],
+        f"{ORDER}-grams, Kneser-Ney": -np.log(ngrams.probabilities(test)[at]),
     }
-    progress(f"{repeats} new events in each way")
+    job.progress(f"{repeats} new events in each way")
     times = take_turns(_next_event(session, test), repeats=repeats, warmup=3, turns=TURNS)
     facts: dict[str, Any] = {
         "parts": {
@@ -151,18 +148,11 @@ def run(
     return rows
 
 
-def described() -> BenchmarkConfig:
+def size() -> BenchmarkConfig:
     """The recipe of the chorales, for the history; the rule of the artefact is in its rows."""
     recipe = TrainConfig.load("chorales")
-    return BenchmarkConfig(
-        name="chorales",
-        model=recipe.model,
-        segment=recipe.evaluation.segment,
-        attention_lengths=WINDOWS,
-        repeats=REPEATS,
-        mem_len=recipe.evaluation.mem_len,
-        token_repeats=1,
-    )
+    rule = recipe.evaluation
+    return BenchmarkConfig(name="chorales", model=recipe.model, segment=rule.segment, mem_len=rule.mem_len)
 
 
 def _chorales() -> Path:
@@ -191,11 +181,6 @@ def _events(path: Path, size: int) -> np.ndarray:
     return events
 
 
-def _ngrams(train: np.ndarray, test: np.ndarray, size: int) -> np.ndarray:
-    """The loss in nats of each event of the test part by n-grams of the training part, [N]."""
-    return -np.log(KneserNey(train, vocab_size=size, order=ORDER).probabilities(test))
-
-
 def _next_event(session: Session, tokens: np.ndarray) -> dict[str, Callable[[], object]]:
     """For each way that keeps something, a call that computes the distribution of one new event."""
     full = session.start(1)
@@ -219,11 +204,6 @@ def _next_event(session: Session, tokens: np.ndarray) -> dict[str, Callable[[], 
         f"memory of {session.rule.mem_len}": with_memory,
         **{f"sliding window of {length}": window(length) for length in WINDOWS},
     }
-
-
-def _newest(history: History) -> list[Run]:
-    runs = [run for run in history.runs if run.document["case"] == "music-memory" and run.rows]
-    return [max(runs, key=lambda run: str(run.document["time"]))] if runs else []
 
 
 def _more(row: Figures, run: Run) -> str:
@@ -259,11 +239,15 @@ CASE = Case(
     ),
     notes=_notes,
     options=(
-        file_option("--parts", "The folder that examples/music/prepare.py keeps next to its dataset."),
+        file_option(
+            "--parts",
+            "The folder that examples/music/prepare.py keeps next to its dataset.",
+            default=Path("chorales-data-sources"),
+        ),
         file_option("--artefact", "The artefact; the one in examples/music by default."),
         repeats_option,
     ),
-    size=lambda options: described(),
-    published=_newest,
+    size=lambda options: size(),
+    published=lambda history: history.of("music-memory")[-1:],
     precision="int8-stored",
 )

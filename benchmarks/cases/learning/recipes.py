@@ -29,6 +29,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     decimal,
     file_option,
@@ -37,7 +38,7 @@ from benchmarks.case import (
     whole,
     words,
 )
-from benchmarks.configs import BenchmarkConfig, checked_minutes, checked_threads
+from benchmarks.configs import BenchmarkConfig
 from benchmarks.plot import draw_recipes
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
@@ -48,7 +49,6 @@ from runtimes.tasks.evaluate import evaluate
 from trainer.data.dataset import open_dataset
 from trainer.data.prepare import prepare
 from trainer.data.source import load_source, with_vocab_size
-from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.checkpoint import CONFIG, METRICS, load_run
 from trainer.run.config import TrainConfig
@@ -165,7 +165,7 @@ class Row(CaseRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Wanted:
     """A row that is wanted, by everything that its figures depend on."""
 
     name: str
@@ -184,7 +184,7 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """The name of the run's folder, which ends with the first 8 digits of a hash of the job.
+        """The name of the run's folder, which ends with the first 8 digits of a hash of all of this.
 
         So a run never goes on with another text, other changes or other threads than it began with.
         """
@@ -192,50 +192,29 @@ class Job:
         return f"{self.name.replace(', ', '-')}-{self.budget_seconds / 60:g}-{digest[:8]}"
 
 
-def run(
-    out: Path = Path("recipes"),
-    *,
-    minutes: float = 3.0,
-    threads: int | None = None,
-    corpora: Path | None = None,
-    names: Sequence[str] = (),
-    before: Sequence[dict[str, Any]] = (),
-    keep: Callable[[Row], object] = lambda row: None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each recipe; datasets and runs are folders in `out`.
+def run(job: Job) -> Iterator[Row]:
+    """A row for each recipe; datasets and runs are folders in --out.
 
-    before: rows of earlier calls. One that has the same `Job` is not trained again. keep: is called with each
-    new row as soon as it is known. A run that was stopped goes on from its last checkpoint.
+    A row of an earlier call that has all that is wanted is not trained again. A run that was stopped goes on
+    from its last checkpoint.
     """
-    threads = checked_threads(threads)
-    minutes = checked_minutes(minutes)
-    rows = []
-    for name in chosen(names):
-        source = _corpus_file(RECIPES[name], corpora)
-        job = Job(
+    out = job["out"]
+    for name in job.chosen(RECIPES, DEFAULT):
+        source = _corpus_file(RECIPES[name], job["corpora"])
+        wanted = Wanted(
             name=name,
             changes=RECIPES[name].changes,
-            budget_seconds=60.0 * minutes,
+            budget_seconds=60.0 * job["minutes"],
             sha256=sha256(source),
-            threads=threads,
+            threads=job.threads,
         )
-        if row := next((Row(**row) for row in reversed(before) if job.made(row)), None):
-            rows.append(row)
+        if row := next((Row(**row) for row in reversed(job.earlier) if wanted.made(row)), None):
+            yield row
             continue
-        row = _trained(job, source, _dataset(job, source, out, progress), out, progress)
-        keep(row)
-        rows.append(row)
-        progress(f"{name}: {row.test:.4f} bits per {row.unit} of the test part")
-    return rows
-
-
-def chosen(names: Sequence[str]) -> list[str]:
-    """The recipes of these names, or three reduced ones; raises ConfigError for another name."""
-    for name in names:
-        if name not in RECIPES:
-            raise ConfigError(f"{name} is not one of the recipes; give one of {'; '.join(RECIPES)}.")
-    return [name for name in RECIPES if name in (names or DEFAULT)]
+        row = _trained(wanted, source, _dataset(wanted, source, out, job.progress), out, job.progress)
+        job.keep(row)
+        job.progress(f"{name}: {row.test:.4f} bits per {row.unit} of the test part")
+        yield row
 
 
 def configuration(recipe: Recipe, data: Path | None, *, threads: int) -> TrainConfig:
@@ -279,11 +258,11 @@ def _corpus_file(recipe: Recipe, corpora: Path | None) -> Path:
     return files[0]
 
 
-def _dataset(job: Job, source: Path, out: Path, progress: Callable[[str], None]) -> Path:
+def _dataset(wanted: Wanted, source: Path, out: Path, progress: Callable[[str], None]) -> Path:
     """The dataset of the corpus's file, made newly or by an earlier call; its name has the file's hash."""
-    corpus = TrainConfig.load(RECIPES[job.name].base).corpus
+    corpus = TrainConfig.load(RECIPES[wanted.name].base).corpus
     assert corpus is not None
-    data = out / "data" / f"{corpus}-{job.sha256[:8]}"
+    data = out / "data" / f"{corpus}-{wanted.sha256[:8]}"
     if not data.is_dir():
         progress(f"preparing {corpus} from {source.name}")
         data.parent.mkdir(parents=True, exist_ok=True)
@@ -291,17 +270,17 @@ def _dataset(job: Job, source: Path, out: Path, progress: Callable[[str], None])
     return data
 
 
-def _trained(job: Job, source: Path, data: Path, out: Path, progress: Callable[[str], None]) -> Row:
-    name = job.name
-    recipe = RECIPES[job.name]
-    folder = out / job.folder
+def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Callable[[str], None]) -> Row:
+    name = wanted.name
+    recipe = RECIPES[wanted.name]
+    folder = out / wanted.folder
     began = time.process_time()
     goes_on = (folder / CONFIG).is_file()
     if goes_on:
         progress(f"{name}: going on with {folder}")
         resume(folder, progress=False)
     else:
-        config = for_budget(configuration(recipe, data, threads=job.threads), job.budget_seconds)
+        config = for_budget(configuration(recipe, data, threads=wanted.threads), wanted.budget_seconds)
         progress(f"{name}: {config.steps:,} steps")
         began = time.process_time()
         train(config, folder, progress=False)
@@ -311,29 +290,29 @@ def _trained(job: Job, source: Path, data: Path, out: Path, progress: Callable[[
     config = trained.config
     rule = trained.config.evaluation
     session = TorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(wanted.threads)
     return Row(
         name=name,
         base=recipe.base,
-        changes=job.changes,
+        changes=wanted.changes,
         published=recipe.published,
         unit={"byte": "byte", "char": "character"}.get(config.vocab, "word"),
         parameters=count_parameters(config.model),
         steps=config.steps,
         step_tokens=config.batch * config.training.segment,
-        budget_seconds=job.budget_seconds,
+        budget_seconds=wanted.budget_seconds,
         cpu_seconds=None if goes_on else seconds,
         curve=tuple(points(folder, "bits_per_token")),
         validation=tuple(points(folder, "validation_bits_per_token")),
         test=evaluate(session, dataset.test, lanes=LANES).bits_per_token,
         corpus={
             "name": source.name,
-            "sha256": job.sha256,
+            "sha256": wanted.sha256,
             "published": dataset.facts.published,
             "tokens": dataset.facts.tokens,
         },
-        threads=job.threads,
-        protocol=job.protocol,
+        threads=wanted.threads,
+        protocol=wanted.protocol,
     )
 
 
@@ -345,30 +324,21 @@ def points(folder: Path, key: str) -> Iterator[tuple[float, ...]]:
             yield (facts["step"], round(facts[key], 4))
 
 
-def described() -> BenchmarkConfig:
+def size() -> BenchmarkConfig:
     """The sizes of the reduced recipes for bytes, for the history."""
     config = configuration(RECIPES[DEFAULT[0]], None, threads=1)
-    model: ModelConfig = config.model
-    return BenchmarkConfig(
-        name="recipes",
-        model=model,
-        segment=config.training.segment,
-        attention_lengths=(),
-        repeats=1,
-        mem_len=config.training.mem_len,
-        token_repeats=1,
-    )
+    rule = config.training
+    return BenchmarkConfig(name="recipes", model=config.model, segment=rule.segment, mem_len=rule.mem_len)
 
 
 def newest(history: History) -> list[Run]:
     """The run of each recipe that tables and pictures show; an empty list if there is none."""
     found: dict[str, Run] = {}
-    for run in sorted(history.runs, key=lambda run: str(run.document["time"])):
-        if run.document["case"] == "recipes" and run.rows:
-            row = run.rows[0]
-            earlier = found.get(row["name"])
-            if earlier is None or row["budget_seconds"] >= earlier.rows[0]["budget_seconds"]:
-                found[row["name"]] = run
+    for run in history.of("recipes"):
+        row = run.rows[0]
+        earlier = found.get(row["name"])
+        if earlier is None or row["budget_seconds"] >= earlier.rows[0]["budget_seconds"]:
+            found[row["name"]] = run
     return list(found.values())
 
 
@@ -416,12 +386,12 @@ CASE = Case(
     ),
     notes=_notes,
     options=(
-        minutes_option("CPU minutes for the steps of each recipe, of all threads together; 3 by default."),
+        minutes_option("CPU minutes for the steps of each recipe, of all threads; 3 by default.", 3.0),
         file_option("--corpora", "The folder with enwik8, text8 and Penn Treebank, or pieces of them."),
-        file_option("--out", "The folder for datasets and runs."),
-        only_option(chosen, "Train this recipe only"),
+        file_option("--out", "The folder for datasets and runs.", default=Path("recipes")),
+        only_option(RECIPES, "Train this recipe only"),
     ),
-    size=lambda options: described(),
+    size=lambda options: size(),
     published=newest,
     draw=draw_recipes,
     resumable=True,

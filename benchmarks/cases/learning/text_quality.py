@@ -23,9 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.baselines.kneser_ney import KneserNey
-from benchmarks.case import Case, CaseRow, Column, Line, decimal, file_option, words
+from benchmarks.case import Case, CaseRow, Column, Job, Line, decimal, file_option, words
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.runs import History, Run
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 from runtimes.contract.rule import MemoryRule
@@ -62,30 +61,25 @@ class Row(CaseRow):
     rule: MemoryRule | None = None
 
 
-def run(
-    parts: Path = Path("stories"),
-    *,
-    artefact: Path | None = None,
-    threads: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> list[Row]:
     """A row for the artefact, with memory and without, for the n-grams and for the two compressors.
 
-    artefact: the one in `examples/stories` when None; raises ArtefactError if it is missing.
+    Raises ArtefactError if the artefact is missing.
     """
-    artefact = artefact or _stories()
+    artefact = job["artefact"] or _stories()
+    parts = job["parts"]
     train = read_bytes(parts / "train.txt")
     test = read_bytes(parts / "test.txt")
-    session = open_session(artefact, threads=threads, device="cpu")
+    session = open_session(artefact, threads=job.given_threads, device="cpu")
     tokens = {part: _encoded(session.vocab, parts / f"{part}.jsonl") for part in ("train", "test")}
     size = sum(path.stat().st_size for path in artefact.rglob("*") if path.is_file())
     rows = []
     for name, carry in (("artefact", True), ("artefact, memory cut to zero", False)):
-        progress(f"{name}: {len(tokens['test']):,} tokens")
+        job.progress(f"{name}: {len(tokens['test']):,} tokens")
         rows.append(_of_artefact(session, name, tokens["test"], len(test), size, carry=carry))
-    progress(f"{ORDER}-grams of {len(tokens['train']):,} tokens")
+    job.progress(f"{ORDER}-grams of {len(tokens['train']):,} tokens")
     rows.append(_of_ngrams(tokens, len(test), vocab_size=session.vocab.size))
-    progress("compressors")
+    job.progress("compressors")
     rows += _of_compressors(train, test)
     texts = {
         f"{part}.txt": hashlib.sha256(text).hexdigest() for part, text in (("train", train), ("test", test))
@@ -93,18 +87,11 @@ def run(
     return [replace(row, texts=texts) for row in rows]
 
 
-def described() -> BenchmarkConfig:
+def size() -> BenchmarkConfig:
     """The recipe of the stories, for the history; the rule of the artefact is in its rows."""
     recipe = TrainConfig.load("stories")
-    return BenchmarkConfig(
-        name="stories",
-        model=recipe.model,
-        segment=recipe.evaluation.segment,
-        attention_lengths=(recipe.evaluation.mem_len,),
-        repeats=1,
-        mem_len=recipe.evaluation.mem_len,
-        token_repeats=1,
-    )
+    rule = recipe.evaluation
+    return BenchmarkConfig(name="stories", model=recipe.model, segment=rule.segment, mem_len=rule.mem_len)
 
 
 def _stories() -> Path:
@@ -182,12 +169,6 @@ def _timed() -> Iterator[list[float]]:
     seconds[0] = time.perf_counter() - began
 
 
-def _newest(history: History) -> list[Run]:
-    """The newest run. How busy the machine was changes nothing but the seconds."""
-    runs = [run for run in history.runs if run.document["case"] == "text-quality" and run.rows]
-    return [max(runs, key=lambda run: str(run.document["time"]))] if runs else []
-
-
 def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     if not row.get("identity"):
@@ -214,10 +195,13 @@ CASE = Case(
     ),
     notes=_notes,
     options=(
-        file_option("--parts", "The folder that examples/stories/prepare.py has written."),
+        file_option(
+            "--parts", "The folder that examples/stories/prepare.py has written.", default=Path("stories")
+        ),
         file_option("--artefact", "The artefact; the one in examples/stories by default."),
     ),
-    size=lambda options: described(),
-    published=_newest,
+    size=lambda options: size(),
+    # How busy the machine was changes nothing but the seconds.
+    published=lambda history: history.of("text-quality")[-1:],
     precision="int8",
 )

@@ -8,19 +8,29 @@ of the published shapes, and the share of a whole run by arithmetic is multiplie
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.arithmetic import training_multiply_adds, validation_multiply_adds, validation_share
-from benchmarks.case import Case, CaseRow, Column, decimal, milliseconds, only_option, repeats_option, words
+from benchmarks.case import (
+    Case,
+    CaseRow,
+    Column,
+    Job,
+    decimal,
+    milliseconds,
+    only_option,
+    repeats_option,
+    words,
+)
 from benchmarks.cases.learning.architectures import check
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.checked_sessions import agreed
+from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
-from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.vocabulary import IdsVocab
 from runtimes.tasks.evaluate import evaluate
 from trainer.run.config import TrainConfig
@@ -87,30 +97,14 @@ class Row(CaseRow):
     share: float
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The recipes of these names, and all where none is given; raises ConfigError for an unknown name."""
-    for name in names:
-        if name not in RECIPES:
-            raise ConfigError(f"{name} is not one of the recipes; give one of {'; '.join(RECIPES)}.")
-    return [name for name in RECIPES if not names or name in names]
-
-
-def run(
-    *,
-    threads: int | None = None,
-    repeats: int | None = None,
-    names: Sequence[str] = (),
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for each recipe, or for those in `names`. Raises ConfigError for an unknown name."""
-    wanted = chosen(names)
-    threads = checked_threads(threads)
-    repeats = checked_repeats(repeats, REPEATS)
-    rows = []
-    for name in wanted:
-        progress(f"{name}: comparing attention and scores with the slow ones, and timing {repeats} of each")
-        rows.append(_measure(name, threads=threads, repeats=repeats))
-    return rows
+def run(job: Job) -> Iterator[Row]:
+    """A row for each recipe, or for those that are chosen."""
+    repeats = job.repeats(REPEATS)
+    for name in job.chosen(RECIPES):
+        job.progress(
+            f"{name}: comparing attention and scores with the slow ones, and timing {repeats} of each"
+        )
+        yield _measure(name, threads=job.threads, repeats=repeats)
 
 
 def _measure(name: str, *, threads: int, repeats: int) -> Row:
@@ -161,25 +155,17 @@ def _compare(training: Training, tokens: np.ndarray) -> None:
     session = TorchSession(training.model.eval(), vocab, config.evaluation, identity="validation")
     slow = evaluate(session, tokens, lanes=config.batch).bits_per_token
     training.model.train()
-    if not abs(fast - slow) <= TOLERANCE:
-        raise ArtefactError(
-            f"a validation gave {fast:.6f} bits per token and the evaluation {slow:.6f}; nothing was timed, "
-            "please report this."
-        )
+    what = f"a validation ({fast:.6f} bits per token) differs from the evaluation"
+    agreed(abs(fast - slow), TOLERANCE, what, "bits")
 
 
-def described() -> BenchmarkConfig:
+def size() -> BenchmarkConfig:
     """The sizes of the last recipe, for the history."""
     recipe = list(RECIPES.values())[-1]
     config = with_overrides(_with_vocab(TrainConfig.load(recipe.base), recipe.vocab_size), recipe.changes)
+    rule = config.training
     return BenchmarkConfig(
-        name="reduced recipes",
-        model=config.model,
-        segment=config.training.segment,
-        attention_lengths=(),
-        repeats=REPEATS,
-        mem_len=config.training.mem_len,
-        token_repeats=0,
+        name="reduced recipes", model=config.model, segment=rule.segment, mem_len=rule.mem_len
     )
 
 
@@ -205,8 +191,8 @@ CASE = Case(
         Column("share of training by arithmetic", lambda row, run: f"{100 * row['share']:.2f} %"),
         Column("share with the measured cost", _share),
     ),
-    options=(repeats_option, only_option(chosen, "Measure this model only")),
-    size=lambda options: described(),
+    options=(repeats_option, only_option(RECIPES, "Measure this model only")),
+    size=lambda options: size(),
     published=lambda history: [history.newest("validation", "reduced recipes")],
     engine="torch",
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,18 +24,19 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     config_option,
     milliseconds,
     number,
-    only_option,
+    option,
     repeats_option,
     words,
 )
 from benchmarks.cases.on_gpu import torch_sides
 from benchmarks.cases.on_gpu.rates import Rates, measure_rates
 from benchmarks.cases.on_gpu.sides import BATCHES, SIDES, Graph, Side, matching, open_side, problems, rule_of
-from benchmarks.cases.steps import filled
-from benchmarks.configs import CONFIGS, BenchmarkConfig, checked_repeats
+from benchmarks.checked_sessions import filled
+from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
@@ -87,41 +87,15 @@ class Row(CaseRow):
         return max((ms for ms in (self.reading, self.computing) if ms is not None), default=None)
 
 
-def unavailable() -> str | None:
-    """Why this case cannot be measured on this machine; None if it can."""
-    return ask_driver().fault
-
-
-def chosen(names: Sequence[str]) -> list[str]:
-    """The sides that match one of the names, which may have `*` in them."""
-    return matching(names or ("*",), NAMES)
-
-
-def run(
-    config: BenchmarkConfig,
-    *,
-    threads: int | None = None,
-    repeats: int | None = None,
-    names: Sequence[str] = (),
-    before: Sequence[dict[str, Any]] = (),
-    keep: Callable[[Row], object] = lambda row: None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """Rows for each side. keep: called with each row as soon as it is known.
-
-    threads, before: not used; the GPU does the work, and every call measures everything again.
-    """
-    if repeats is not None:
-        checked_repeats(repeats, 1)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as work:
-        for name in (RATES, *chosen(names)):
-            progress(f"{config.name}, {name}: comparing with the CPU, then timing")
-            for row in in_process(name, config, Path(work), repeats):
-                progress(f"{config.name}, {name}: {_line(row)}")
-                keep(row)
-                rows.append(row)
-    return rows
+def run(job: Job) -> Iterator[Row]:
+    """Rows for each side, each kept as soon as it is known. Every call measures everything again."""
+    name_of_size = job.config.name
+    for name in (RATES, *(job["names"] or NAMES)):
+        job.progress(f"{name_of_size}, {name}: comparing with the CPU, then timing")
+        for row in in_process(name, job.config, job.folder, job["repeats"]):
+            job.progress(f"{name_of_size}, {name}: {_line(row)}")
+            job.keep(row)
+            yield row
 
 
 def in_process(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> list[Row]:
@@ -327,9 +301,14 @@ CASE = Case(
     options=(
         config_option,
         repeats_option,
-        only_option(chosen, "Measure this side only, with * for any text"),
+        option(
+            "--only --rows names",
+            "Measure this side only, with * for any text; may be repeated.",
+            multiple=True,
+            callback=lambda ctx, option, patterns: matching(patterns, NAMES),
+        ),
     ),
-    unavailable=unavailable,
+    unavailable=lambda: ask_driver().fault,
     resumable=True,
     precision="mixed",
 )

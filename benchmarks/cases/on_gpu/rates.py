@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -48,8 +47,7 @@ def measure_rates() -> Rates:
 
 def gpu_timing(call: Callable[[], object], *, repeats: int) -> Timing:
     """A timing by the GPU's own clock."""
-    ms = [each * 1e3 for each in seconds(call, repeats=repeats)]
-    return Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
+    return Timing.of([each * 1e3 for each in seconds(call, repeats=repeats)])
 
 
 def seconds(call: Callable[[], object], *, repeats: int = 10) -> list[float]:

@@ -11,15 +11,14 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case, CaseRow, Column, milliseconds, number, words
+from benchmarks.case import Case, CaseRow, Column, Job, milliseconds, number, words
 from benchmarks.cases.on_gpu.rates import gpu_timing, measure_rates
-from benchmarks.configs import CONFIGS, BenchmarkConfig
+from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
@@ -107,27 +106,20 @@ def unavailable() -> str | None:
     return None
 
 
-def run(
-    shapes: Sequence[Shape] = SHAPES,
-    *,
-    threads: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for every side at every shape, on this machine's GPU. threads: not used, the GPU does the work.
+def run(job: Job) -> Iterator[Row]:
+    """A row for every side at every shape, on this machine's GPU.
 
     A side that fails, or differs from float64 by more than the tolerance, is not timed; its row says why.
     """
     rates = measure_rates()
-    rows = []
-    for shape in shapes:
-        progress(f"{shape}: comparing every side with PyTorch in float64, then timing it")
+    for shape in SHAPES:
+        job.progress(f"{shape}: comparing every side with PyTorch in float64, then timing it")
         for row in measure_shape(shape):
             if row.problem:
-                progress(f"{row.side}: {row.problem}")
+                job.progress(f"{row.side}: {row.problem}")
             reading = rates.reading(shape.num_bytes)
             computing = rates.computing(shape.multiply_adds, halves=True)
-            rows.append(dataclasses.replace(row, reading=reading, computing=computing))
-    return rows
+            yield dataclasses.replace(row, reading=reading, computing=computing)
 
 
 def measure_shape(shape: Shape) -> Iterator[Row]:
@@ -173,18 +165,12 @@ def embedded(tensors: Sequence[Tensor]) -> dict[str, Measured]:
             join = JOINS[query.shape[2] > 1]
             repeats = REPEATS + UNTIMED
             got = run_embedded(Driver(), arrays, ATTRIBUTES, tactic=tactic, join=join, repeats=repeats)
-            ms = got.milliseconds[UNTIMED:]
-            timing = Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
+            timing = Timing.of(got.milliseconds[UNTIMED:])
             return torch.from_numpy(got.answer).to(tensors[0].device), lambda: timing
 
         return measure
 
     return {f"PTX {tactic.block_t}x{tactic.block_j}": measured(tactic) for tactic in _tactics(query.shape)}
-
-
-def described() -> BenchmarkConfig:
-    """The size of this case in the history; the shapes that were measured are in the rows."""
-    return dataclasses.replace(CONFIGS["enwik8-base"], name="shapes")
 
 
 def inputs(shape: Shape, *, device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -324,7 +310,8 @@ CASE = Case(
         Column("at least by computing, ms", lambda row, run: number(row["computing"] or 0)),
         Column("", lambda row, run: f"not timed: {row['problem']}" if row["problem"] else ""),
     ),
-    size=lambda options: described(),
+    # The shapes that were measured are in the rows.
+    size=lambda options: dataclasses.replace(CONFIGS["enwik8-base"], name="shapes"),
     unavailable=unavailable,
     engine="torch",
     precision="fp16",

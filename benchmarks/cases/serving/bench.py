@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -151,11 +150,6 @@ def check_scores(served: Served, session: Session, texts: Sequence[Sequence[int]
     for text, found in zip(texts, answer["data"], strict=True):
         if abs(found["log_prob"] + evaluate(session, np.array(text)).nats) > CLOSE * len(text):
             raise ArtefactError("a score of the server differs from `evaluate`; please report this.")
-
-
-def timing(values: Sequence[float]) -> Timing:
-    """The median of repeats, with the smallest and the largest."""
-    return Timing(median=median(values), fastest=min(values), slowest=max(values), repeats=len(values))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases.serving import llama
-from benchmarks.cases.serving.bench import Bench, Row, body, check_texts, greedy, timing
+from benchmarks.cases.serving.bench import Bench, Row, body, check_texts, greedy
 from benchmarks.cases.serving.server import Served, running, serving
+from benchmarks.measure import Timing
 
 UNIT = "tokens/s"
 RAW = "loop over Session"
@@ -58,7 +59,7 @@ def others(bench: Bench) -> Iterator[Row]:
         if not notes[LLAMA]:
             notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama of as many bytes"
         for side in (RAW, OWN, GENAI, LLAMA):
-            figure = timing(rates[side]) if side in rates else None
+            figure = Timing.of(rates[side]) if side in rates else None
             yield Row(
                 part="others",
                 side=side,

@@ -23,7 +23,6 @@ from benchmarks.cases.serving.bench import (
     check_scores,
     check_texts,
     greedy,
-    timing,
 )
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.measure import Timing
@@ -90,7 +89,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
                     side=side,
                     streams=streams,
                     unit="µs a token" if side == "engine's clock" else MICROSECONDS,
-                    figure=timing(found[side]),
+                    figure=Timing.of(found[side]),
                     most=target if side == "whole" else None,
                     note=note if side == "whole" else "",
                 )
@@ -119,7 +118,11 @@ def throughput(bench: Bench) -> Iterator[Row]:
         named = f", {threads} thread{'s' * (threads > 1)}"
         for side, values in rates.items():
             yield Row(
-                part="throughput", side=side + named, streams=streams, unit="tokens/s", figure=timing(values)
+                part="throughput",
+                side=side + named,
+                streams=streams,
+                unit="tokens/s",
+                figure=Timing.of(values),
             )
         claimed = bench.config.name == SHARE_SIZE and streams == SHARE_STREAMS
         for side in ("baseline server", "server"):
@@ -129,7 +132,7 @@ def throughput(bench: Bench) -> Iterator[Row]:
                 side=f"{side} over baseline loop{named}",
                 streams=streams,
                 unit=RATIO,
-                figure=timing(ratios),
+                figure=Timing.of(ratios),
                 least=SHARE if claimed and side == "server" else None,
             )
 
@@ -210,7 +213,7 @@ def between(bench: Bench) -> Iterator[Row]:
                 streams=1,
                 unit=MILLISECONDS,
                 threads=bench.default_threads,
-                figure=timing([1e3 * each for each in seconds]),
+                figure=Timing.of([1e3 * each for each in seconds]),
                 most=(own + 2 * step) * 1e3,
                 note=f"the pieces alone take {own * 1e3:.3g} ms and a step {step * 1e3:.3g} ms",
             )
@@ -232,12 +235,12 @@ def long_stream(bench: Bench) -> Iterator[Row]:
     check_texts([found["texts"]], expected)
     early, late = ([seconds * 1e3 for seconds in found[side]] for side in ("early", "late"))
     common: dict[str, Any] = {"part": "long", "streams": 1, "threads": bench.default_threads}
-    yield Row(side=f"token {block:,} and after", unit=MILLISECONDS, figure=timing(early), **common)
-    yield Row(side=f"token {bench.tokens:,} and after", unit=MILLISECONDS, figure=timing(late), **common)
+    yield Row(side=f"token {block:,} and after", unit=MILLISECONDS, figure=Timing.of(early), **common)
+    yield Row(side=f"token {bench.tokens:,} and after", unit=MILLISECONDS, figure=Timing.of(late), **common)
     yield Row(
         side=f"token {bench.tokens:,} over token {block:,}",
         unit=RATIO,
-        figure=timing([last / first for first, last in zip(early, late, strict=True)]),
+        figure=Timing.of([last / first for first, last in zip(early, late, strict=True)]),
         most=LATE,
         note=f"{rounds} turns of {block:,} tokens each",
         **common,
@@ -281,11 +284,11 @@ def resident(bench: Bench) -> Iterator[Row]:
     done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
     common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.default_threads}
     for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):
-        yield Row(side=side, unit="MB", figure=timing([bytes_ / 1e6 for bytes_ in value]), **common)
+        yield Row(side=side, unit="MB", figure=Timing.of([bytes_ / 1e6 for bytes_ in value]), **common)
     yield Row(
         side=f"end over first tenth of {bench.minutes:g} minutes",
         unit=RATIO,
-        figure=timing([last / first]),
+        figure=Timing.of([last / first]),
         most=FLAT,
         note=f"{what}; {done}",
         **common,
@@ -309,7 +312,7 @@ def _window(
 
 def _percentile(values: np.ndarray, which: int) -> Timing:
     """A percentile as a figure, with the smallest and the largest of all values."""
-    found = timing(values.tolist())
+    found = Timing.of(values.tolist())
     return replace(found, median=float(np.percentile(values, which)))
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +25,7 @@ from benchmarks.case import (
     Case,
     CaseRow,
     Column,
+    Job,
     Line,
     config_option,
     decimal,
@@ -34,15 +34,13 @@ from benchmarks.case import (
     repeats_option,
 )
 from benchmarks.cases.score import draw_texts
-from benchmarks.checked_sessions import open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.checked_sessions import agreed, open_checked
+from benchmarks.models import random_artefact
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from runtimes import score_texts
-from runtimes.base.errors import ArtefactError, install
+from runtimes.base.errors import install
 from runtimes.base.machine import available_cpus
-from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.tasks.score_texts import WINDOW
 
@@ -83,44 +81,31 @@ def unavailable() -> str | None:
     return None
 
 
-def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """A row for one process and for each number of actors. threads: ignored, since every side has one."""
+def run(job: Job) -> list[Row]:
+    """A row for one process and for each number of actors; every side has one thread for each actor."""
     from xl_export.offline.cluster import LOCAL, cluster
 
-    repeats = checked_repeats(repeats, min(config.repeats, REPEATS))
-    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        progress("exporting and comparing with PyTorch")
-        artefact = write_artefact(folder, config.model, rule, random_weights(config.model), "ring")
-        session = open_checked(artefact, threads=1, operators="fused")  # as the actors do once it is built
-        texts = [[0, *text.tolist()] for text in draw_texts(LARGER * config.texts, session.vocab.size)]
-        corpus = folder / "corpus.jsonl"
-        corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
-        expected, one = _one_process(session, texts, repeats=repeats)
-        with cluster(LOCAL, cpus=max(ACTORS)):
-            sides: dict[int, list[tuple[float, float]]] = {actors: [] for actors in ACTORS}
-            differences = dict.fromkeys(ACTORS, 0.0)
-            for repeat in range(repeats):
-                progress(f"round {repeat + 1} of {repeats}: one actor and two")
-                for actors in ACTORS:
-                    found, seconds, rate = _actors(artefact, corpus, actors)
-                    difference = float(np.abs(np.array(found) - expected).max())
-                    if not difference <= TOLERANCE:
-                        raise ArtefactError(
-                            f"{actors} actors differ from one process by {difference:.3g} nats a text, more "
-                            f"than {TOLERANCE:g}; nothing was measured, please report this."
-                        )
-                    differences[actors] = max(differences[actors], difference)
-                    sides[actors].append((rate, seconds))
-    tokens = sum(len(text) - 1 for text in texts)
+    repeats = job.repeats(min(job.config.repeats, REPEATS))
+    artefact = random_artefact(job)
+    session = open_checked(artefact, threads=1, operators="fused")  # as the actors do once it is built
+    texts = [[0, *text.tolist()] for text in draw_texts(LARGER * job.config.texts, session.vocab.size)]
+    corpus = job.folder / "corpus.jsonl"
+    corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+    expected, one = _one_process(session, texts, repeats=repeats)
+    sides: dict[int, list[tuple[float, float]]] = {actors: [] for actors in ACTORS}
+    differences = dict.fromkeys((0, *ACTORS), 0.0)
+    with cluster(LOCAL, cpus=max(ACTORS)):
+        for repeat in range(repeats):
+            job.progress(f"round {repeat + 1} of {repeats}: one actor and two")
+            for actors in ACTORS:
+                found, seconds, rate = _actors(artefact, corpus, actors)
+                difference = agreed(
+                    float(np.abs(np.array(found) - expected).max()),
+                    TOLERANCE,
+                    f"a text that {actors} actors have scored differs from one process",
+                )
+                differences[actors] = max(differences[actors], difference)
+                sides[actors].append((rate, seconds))
     alone = median(rate for rate, _ in sides[1])
     return [
         Row(
@@ -130,8 +115,8 @@ def run(
             highest=max(rate for rate, _ in times),
             seconds=median(seconds for _, seconds in times),
             ratio=rate / alone,
-            tokens=tokens,
-            difference=differences.get(actors, 0.0),
+            tokens=sum(len(text) - 1 for text in texts),
+            difference=differences[actors],
             cores=available_cpus(),
             ray=version("ray"),
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import click
 from benchmarks.case import (
     Case,
     Column,
+    Job,
     config_option,
     minutes_option,
     number,
@@ -34,13 +34,11 @@ from benchmarks.cases.serving.others import others
 from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, throughput
 from benchmarks.cases.serving.stall import stall
 from benchmarks.checked_sessions import open_checked
-from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.models import random_weights, write_artefact
+from benchmarks.models import random_artefact
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ArtefactError
 from runtimes.base.machine import available_cpus
-from runtimes.contract.rule import MemoryRule
 from xl_export.serve.core.settings import EngineSettings
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -53,8 +51,6 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "others": others,
 }
 REPEATS = 5
-TOKENS = 20_000
-MINUTES = 2.0
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
 SIZES = Sizes()
 SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
@@ -68,57 +64,31 @@ def unavailable() -> str | None:
     return f"{', '.join(missing)} is missing; install '.[cpu,serve]'" if missing else None
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The parts of these names, in the order of the case; raises ConfigError for an unknown one."""
-    for name in names:
-        if name not in PARTS:
-            raise ConfigError(f"{name} is no part of serve; give --only one of {', '.join(PARTS)}.")
-    return [name for name in PARTS if name in names]
-
-
-def run(
-    config: BenchmarkConfig,
-    *,
-    names: Sequence[str] = (),
-    tokens: int = TOKENS,
-    minutes: float = MINUTES,
-    threads: int | None = None,
-    before: Path | None = None,
-    repeats: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+def run(job: Job) -> Iterator[Row]:
     """The rows of the chosen parts, of all when none is named. Steps are computed by the fused operator.
 
-    tokens: of the stream of the part `long`. minutes: of mixed load in the part `resident`. before: the root
-    of another checkout, which the part `stall` is compared with. Raises UserError where the fused operator
-    cannot be built, and ArtefactError where it differs from PyTorch.
-    threads: of throughput, and of everything else too if it is given; otherwise everything else has the
+    --threads is for throughput, and for everything else too if it is given; otherwise everything else has the
     threads that the server chooses for itself.
     """
-    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
-    with tempfile.TemporaryDirectory() as name:
-        progress("exporting and comparing with PyTorch")
-        folder = Path(name)
-        weights = random_weights(config.model)
-        artefact = write_artefact(folder, config.model, rule, weights, "ring", ids=True)
-        most = checked_threads(threads)
-        # Every session here and the server use the fused operator once it is built on this machine. Without
-        # this line the figures of a new machine would be those of standard operators, and nobody would know.
-        open_checked(artefact, threads=most, operators="fused")
-        bench = Bench(
-            config=config,
-            folder=folder,
-            artefact=artefact,
-            threads=most,
-            default_threads=threads or _default_threads(artefact),
-            repeats=checked_repeats(repeats, REPEATS),
-            tokens=tokens,
-            minutes=minutes,
-            sizes=SIZES,
-            before=before,
-            progress=progress,
-        )
-        return [row for part in chosen(names or tuple(PARTS)) for row in PARTS[part](bench)]
+    artefact = random_artefact(job, ids=True)
+    # Every session here and the server use the fused operator once it is built on this machine. Without this
+    # line the figures of a new machine would be those of standard operators, and nothing would show it.
+    open_checked(artefact, threads=job.threads, operators="fused")
+    bench = Bench(
+        config=job.config,
+        folder=job.folder,
+        artefact=artefact,
+        threads=job.threads,
+        default_threads=job.given_threads or _default_threads(artefact),
+        repeats=job.repeats(REPEATS),
+        tokens=job["tokens"],
+        minutes=job["minutes"],
+        sizes=SIZES,
+        before=job["before"],
+        progress=job.progress,
+    )
+    for part in job.chosen(PARTS):
+        yield from PARTS[part](bench)
 
 
 def _default_threads(artefact: Path) -> int:
@@ -205,12 +175,13 @@ CASE = Case(
     options=(
         config_option,
         repeats_option,
-        only_option(chosen, "Measure this part only"),
-        minutes_option("Minutes of mixed load; 2 by default."),
+        only_option(PARTS, "Measure this part only"),
+        minutes_option("Minutes of mixed load; 2 by default.", 2.0),
         option(
             "--tokens",
             "Tokens of the longest stream; 20,000 by default.",
             type=click.IntRange(1000, 1 << 24),
+            default=20_000,
         ),
         option(
             "--before",

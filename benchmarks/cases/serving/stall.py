@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases.serving.attacks import ATTACKS
-from benchmarks.cases.serving.bench import Bench, Row, baseline_steps, timing
+from benchmarks.cases.serving.bench import Bench, Row, baseline_steps
 from benchmarks.cases.serving.server import ROOT, serving
+from benchmarks.measure import Timing
 from runtimes.sessions.open import open_session
 
 MODEL = ROOT / "examples" / "stories" / "tales"  # its tokens are parts of words, which cost most to encode
@@ -65,7 +66,7 @@ def _rows(kind: str, version: str, rounds: list[dict[str, Any]], step: float) ->
         yield Row(
             side=f"{kind}, {version}: {title}, longest",
             unit="ms",
-            figure=timing([max(each["busy"][asked]) for each in rounds]),
+            figure=Timing.of([max(each["busy"][asked]) for each in rounds]),
             most=most if version == "now" else None,
             note=f"median {middle:.3g} ms, of an idle server {usual:.3g} ms",
             **common,
@@ -73,6 +74,6 @@ def _rows(kind: str, version: str, rounds: list[dict[str, Any]], step: float) ->
     yield Row(
         side=f"{kind}, {version}: more memory",
         unit="MB",
-        figure=timing([each["resident"] / 1e6 for each in rounds]),
+        figure=Timing.of([each["resident"] / 1e6 for each in rounds]),
         **common,
     )
