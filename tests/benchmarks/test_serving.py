@@ -20,9 +20,9 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.serving import baseline_server, llama, parts, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt
-from benchmarks.cases.serving.events import LoadError
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt, window
 from benchmarks.cases.serving.server import Served, serving
+from benchmarks.cases.serving.wire import LoadError
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.documents import NOTHING, table
 from benchmarks.measure import Timing
@@ -121,7 +121,11 @@ def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         found: list[Served] = []
 
         @contextlib.contextmanager
-        def shared(artefact: Path, *, threads: int, options: Any = ()) -> Iterator[Served]:
+        def shared(artefact: Path, *, threads: int, options: Any = (), **root: Path) -> Iterator[Served]:
+            if root:  # an attack needs a server of its own
+                with serving(artefact, threads=threads, options=options, **root) as served:
+                    yield served
+                return
             if not found:
                 folder = ("--state", artefact.parent / "state", "--cache", 0)
                 found.append(stack.enter_context(serving(artefact, threads=threads, options=folder)))
@@ -182,7 +186,7 @@ def test_other_tokens_than_those_of_generate_are_not_measured(
             return {"texts": [[" 1", " 3"]], "window": {}}
 
     with pytest.raises(ArtefactError, match="stream 0 has other tokens through the server"):
-        parts._window(Wrong(), bench_of(tiny), [[0]], [["1", "2"]])
+        window(Wrong(), bench_of(tiny), [[0]], [["1", "2"]])
 
 
 def test_the_table_shows_targets_and_what_was_skipped() -> None:

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cases.serving.events import LoadError
-from benchmarks.cases.serving.wire import resident_bytes
+from benchmarks.cases.serving.wire import LoadError, resident_bytes
 
 Job = dict[str, Any]
 TEXT = "Once upon a time there was a girl who lived in a house near the woods, and she had a dog.\n"

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httptools
 import numpy as np
 
-from benchmarks.cases.serving.events import END_OF_HEAD, LoadError
 from benchmarks.cases.serving.server import Served, running
+from benchmarks.cases.serving.wire import LoadError
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 
@@ -71,24 +72,31 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+class Received:
+    """A request, as the parser has read it so far."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.done = False
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.done = True
+
+
 def _body(client: socket.socket) -> dict[str, Any]:
     """The document of a request."""
-    received = b""
-    while END_OF_HEAD not in received:
-        received += _some(client)
-    head, _, body = received.partition(END_OF_HEAD)
-    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
-    while len(body) < int(fields[b"content-length"]):
-        body += _some(client)
-    document: dict[str, Any] = json.loads(body)
+    received = Received()
+    parser = httptools.HttpRequestParser(received)
+    while not received.done:
+        data = client.recv(1 << 16)
+        if not data:
+            raise LoadError("a client has left before its request was whole.")
+        parser.feed_data(data)
+    document: dict[str, Any] = json.loads(received.body)
     return document
-
-
-def _some(client: socket.socket) -> bytes:
-    data = client.recv(1 << 16)
-    if not data:
-        raise LoadError("a client has left before its request was whole.")
-    return data
 
 
 def main(artefact: str, threads: str, streams: str) -> None:

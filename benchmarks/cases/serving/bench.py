@@ -144,6 +144,29 @@ def check_texts(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]
             )
 
 
+def window(
+    served: Served,
+    bench: Bench,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[str]] | None,
+    **fields: Any,
+) -> dict[str, float]:
+    """What was measured while all streams were decoded; every stream is compared to its end.
+
+    expected: None for another model, whose tokens are only counted. fields: of each request.
+    """
+    found = served.load(
+        "streams",
+        bodies=[body(prompt, bench.long) | fields for prompt in prompts],
+        warm=bench.sizes.warm,
+        until=bench.long - 2,
+    )
+    if expected is not None:
+        check_texts(found["texts"], expected)
+    figures: dict[str, float] = found["window"]
+    return figures
+
+
 def check_scores(served: Served, session: Session, texts: Sequence[Sequence[int]]) -> None:
     """Raises ArtefactError where `/v1/score` differs from `evaluate`."""
     answer = served.asked("POST", "/v1/score", {"texts": [list(text) for text in texts]}).document()

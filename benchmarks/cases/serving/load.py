@@ -14,9 +14,8 @@ import time
 from typing import Any
 
 from benchmarks.cases.serving.attacks import stall
-from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.mixed import COMPLETIONS, STREAMS, mixed
-from benchmarks.cases.serving.wire import Loop, Request, cpu_seconds
+from benchmarks.cases.serving.wire import Answer, LoadError, Loop, Request, cpu_seconds
 
 Job = dict[str, Any]
 

@@ -6,15 +6,14 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 
 from benchmarks.cases.serving import llama
-from benchmarks.cases.serving.bench import Bench, Row, body, check_texts, greedy
-from benchmarks.cases.serving.server import Served, running, serving
+from benchmarks.cases.serving.bench import Bench, Row, check_texts, greedy, window
+from benchmarks.cases.serving.server import running, serving
 from benchmarks.measure import Timing
 
 UNIT = "tokens/s"
@@ -39,50 +38,38 @@ def others(bench: Bench) -> Iterator[Row]:
     for streams in sorted({1, bench.sizes.together}):
         some = prompts[:streams]
         right = expected[:streams]
-        rates: dict[str, list[float]] = {}
-        notes = {LLAMA: llama.missing() or "", GENAI: _missing_genai(bench, right) or ""}
-
-        def measure(side: str, rate: Callable[[], float], found: dict[str, list[float]] = rates) -> None:
-            found.setdefault(side, []).append(rate())
-
+        missing = {LLAMA: llama.missing(), GENAI: _missing_genai(bench, right)}
+        rates: dict[str, list[float]] = {
+            side: [] for side in (RAW, OWN, GENAI, LLAMA) if not missing.get(side)
+        }
         bench.progress(f"others: {streams} streams")
         for _ in range(bench.repeats):
-            measure(RAW, lambda n=streams: n / bench.baseline_loop(session, n).seconds)  # type: ignore[misc]
+            rates[RAW].append(streams / bench.baseline_loop(session, streams).seconds)
             with serving(bench.artefact, threads=bench.default_threads) as served:
-                measure(OWN, lambda at=served, p=some, r=right: _served(at, bench, p, r))  # type: ignore[misc]
-            if not notes[GENAI]:
-                measure(GENAI, lambda p=some, r=right: _genai(bench, p, r))  # type: ignore[misc]
-            if not notes[LLAMA]:
-                measure(LLAMA, lambda n=streams, p=some: _llama(bench, n, p, num_bytes))  # type: ignore[misc]
-        if not notes[GENAI]:
+                rates[OWN].append(_rate(window(served, bench, some, right)))
+            if GENAI in rates:
+                rates[GENAI].append(_genai(bench, some, right))
+            if LLAMA in rates:
+                rates[LLAMA].append(_llama(bench, some, num_bytes))
+        notes = dict(missing)
+        if GENAI in rates:
             notes[GENAI] = f"{version('onnxruntime-genai')}, in this process, the same tokens"
-        if not notes[LLAMA]:
+        if LLAMA in rates:
             notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama of as many bytes"
         for side in (RAW, OWN, GENAI, LLAMA):
-            figure = Timing.of(rates[side]) if side in rates else None
             yield Row(
                 part="others",
                 side=side,
                 streams=streams,
                 unit=UNIT,
-                figure=figure,
+                figure=Timing.of(rates[side]) if side in rates else None,
                 threads=bench.default_threads,
-                note=notes.get(side, ""),
+                note=notes.get(side) or "",
             )
 
 
-def _served(
-    served: Served, bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[str]]
-) -> float:
-    """Tokens per second of streams through our server."""
-    texts, rate = _rate(served, bench, [body(prompt, bench.long) for prompt in prompts])
-    check_texts(texts, expected)
-    return rate
-
-
-def _rate(served: Served, bench: Bench, bodies: list[dict[str, Any]]) -> tuple[list[list[str]], float]:
-    found = served.load("streams", bodies=bodies, warm=bench.sizes.warm, until=bench.long - 2)
-    return found["texts"], found["window"]["tokens"] / found["window"]["seconds"]
+def _rate(figures: dict[str, float]) -> float:
+    return figures["tokens"] / figures["seconds"]
 
 
 def _missing_genai(bench: Bench, expected: list[list[str]]) -> str | None:
@@ -121,14 +108,13 @@ def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[s
     return len(prompts) * (bench.long - bench.sizes.warm) / seconds
 
 
-def _llama(bench: Bench, streams: int, prompts: Sequence[Sequence[int]], num_bytes: int) -> float:
+def _llama(bench: Bench, prompts: Sequence[Sequence[int]], num_bytes: int) -> float:
     """Tokens per second of llama.cpp's server; each stream may be as long as it is asked to be."""
     context = len(prompts[0]) + bench.long + 8
     path = bench.folder / f"llama-{context}.gguf"
     if not path.exists():
         llama.write_model(path, bench.config.model, num_bytes, context=context)
-    numbers = (bench.default_threads, streams, context)
+    numbers = (bench.default_threads, len(prompts), context)
     command = [sys.executable, "-m", llama.__name__, str(path), *map(str, numbers)]
     with running(command) as served:
-        bodies = [{**body(prompt, bench.long), "ignore_eos": True} for prompt in prompts]
-        return _rate(served, bench, bodies)[1]
+        return _rate(window(served, bench, prompts, None, ignore_eos=True))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.cases.serving.attacks import ATTACKS
 from benchmarks.cases.serving.baseline_server import baseline_server
 from benchmarks.cases.serving.bench import (
-    CLOSE,
     Bench,
     Row,
     baseline_between,
@@ -23,11 +24,12 @@ from benchmarks.cases.serving.bench import (
     check_scores,
     check_texts,
     greedy,
+    window,
 )
-from benchmarks.cases.serving.server import Served, serving
+from benchmarks.cases.serving.server import ROOT, Served, serving
 from benchmarks.measure import Timing
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import evaluate
 
 MICROSECONDS = "µs of CPU a token"
@@ -46,6 +48,12 @@ BLOCK = 1000  # tokens that are one figure of a long stream
 TURNS = 20  # of the part `long`, for each repeat: single turns differ by a third on a busy host
 FLAT = 1.02  # of the resident memory
 FIRST_TOKENS = 4  # that are checked after each long prompt
+
+MODEL = ROOT / "examples" / "stories" / "tales"  # its tokens are parts of words, which cost most to encode
+TENANTS = {"attacker": "attacker-0123456789abcdef", "other": "other-0123456789abcdef"}
+HEALTH = 50.0  # milliseconds
+KINDS = (*ATTACKS, "snapshots", "headers of 60 MB")
+ATTACKERS = 8  # requests of the attacker
 
 
 def overhead(bench: Bench) -> Iterator[Row]:
@@ -69,18 +77,18 @@ def overhead(bench: Bench) -> Iterator[Row]:
                 for _ in range(bench.repeats):
                     loop = bench.baseline_loop(session, streams).cpu / streams * 1e6
                     before = served.metrics()
-                    window = _window(served, bench, some, right)
+                    figures = window(served, bench, some, right)
                     outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
-                    per_token = 1e6 / window["tokens"]
-                    whole = window["server_cpu"] * per_token - loop
-                    http = window["server_main_cpu"] * per_token
+                    per_token = 1e6 / figures["tokens"]
+                    whole = figures["server_cpu"] * per_token - loop
+                    http = figures["server_main_cpu"] * per_token
                     found["whole"].append(whole)
                     found["HTTP"].append(http)
                     found["engine"].append(whole - http)
                     found["engine's clock"].append(outside / drawn * 1e6)
-                    found["client"].append(window["client_cpu"] / window["seconds"])
-                    window = _window(baseline, bench, some, right)
-                    found["baseline server"].append(window["server_cpu"] / window["tokens"] * 1e6 - loop)
+                    found["client"].append(figures["client_cpu"] / figures["seconds"])
+                    figures = window(baseline, bench, some, right)
+                    found["baseline server"].append(figures["server_cpu"] / figures["tokens"] * 1e6 - loop)
             target = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
             note = f"the client used {median(found['client']):.0%} of a CPU"
             for side in SIDES:
@@ -113,8 +121,8 @@ def throughput(bench: Bench) -> Iterator[Row]:
             for _ in range(bench.repeats):
                 rates["baseline loop"].append(streams / bench.baseline_loop(session, streams).seconds)
                 for side, program in (("baseline server", baseline), ("server", served)):
-                    window = _window(program, bench, prompts, expected)
-                    rates[side].append(window["tokens"] / window["seconds"])
+                    figures = window(program, bench, prompts, expected)
+                    rates[side].append(figures["tokens"] / figures["seconds"])
         named = f", {threads} thread{'s' * (threads > 1)}"
         for side, values in rates.items():
             yield Row(
@@ -276,7 +284,6 @@ def resident(bench: Bench) -> Iterator[Row]:
             scores=scores,
         )
         _check_all_rows_are_free(served)
-    _check_stored(session, found["stored"])
     memory = found["resident"]
     tenth = max(1, len(memory) // 10)
     first = median(memory[:tenth])
@@ -295,19 +302,67 @@ def resident(bench: Bench) -> Iterator[Row]:
     )
 
 
-def _window(
-    served: Served, bench: Bench, prompts: list[list[int]], expected: list[list[str]]
-) -> dict[str, float]:
-    """What was measured while all streams were decoded; every stream is compared to its end."""
-    found = served.load(
-        "streams",
-        bodies=[body(prompt, bench.long) for prompt in prompts],
-        warm=bench.sizes.warm,
-        until=bench.long - 2,
+def stall(bench: Bench) -> Iterator[Row]:
+    """The longest answer to `/health`, and to a text of 5 KB that another tenant encodes, during each attack,
+    and the memory that the attack takes. Servers take turns: this one, and that of `bench.before`.
+
+    Targets: 50 ms, and twice the time of an idle server and one step of the model.
+    """
+    if not MODEL.is_dir():
+        yield Row(
+            part="stall",
+            side="all",
+            streams=ATTACKERS,
+            unit="ms",
+            figure=None,
+            note=f"{MODEL.name} is missing",
+        )
+        return
+    session = open_session(MODEL, threads=1, device="cpu")
+    step = baseline_steps(session, 1, 8, session.rule.segment, at=session.rule.mem_len).seconds * 1e3
+    versions = {"now": ROOT} | ({} if bench.before is None else {"before": bench.before})
+    with tempfile.TemporaryDirectory() as name:
+        keys = Path(name) / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text("".join(f"{tenant} {key}\n" for tenant, key in TENANTS.items()), encoding="utf-8")
+        for kind in KINDS[: bench.sizes.attacks]:
+            found: dict[str, list[dict[str, Any]]] = {version: [] for version in versions}
+            for at in range(bench.repeats):
+                for version, root in versions.items():
+                    bench.progress(f"stall: {kind}, {version}")
+                    # A server of its own each: what an attack has begun may go on after it.
+                    state = Path(name) / f"{kind} {version} {at}"
+                    options = ("--api-keys", keys, "--state", state)
+                    with serving(MODEL, threads=1, options=options, root=root) as served:
+                        job = {"attack": kind, "at_once": ATTACKERS, "seconds": bench.sizes.attacked}
+                        found[version].append(served.load("stall", **job, keys=list(TENANTS.values())))
+            for version, rounds in found.items():
+                yield from _stalled(kind, version, rounds, step)
+
+
+def _stalled(kind: str, version: str, rounds: list[dict[str, Any]], step: float) -> Iterator[Row]:
+    common: dict[str, Any] = {"part": "stall", "streams": ATTACKERS, "threads": 1}
+    idle = median(median(each["idle"]["short"]) for each in rounds)
+    for asked, title, most in (
+        ("health", "/health", HEALTH),
+        ("short", "a text of 5 KB", 2 * idle + step),
+    ):
+        middle = median(median(each["busy"][asked]) for each in rounds)
+        usual = median(median(each["idle"][asked]) for each in rounds)
+        yield Row(
+            side=f"{kind}, {version}: {title}, longest",
+            unit="ms",
+            figure=Timing.of([max(each["busy"][asked]) for each in rounds]),
+            most=most if version == "now" else None,
+            note=f"median {middle:.3g} ms, of an idle server {usual:.3g} ms",
+            **common,
+        )
+    yield Row(
+        side=f"{kind}, {version}: more memory",
+        unit="MB",
+        figure=Timing.of([each["resident"] / 1e6 for each in rounds]),
+        **common,
     )
-    check_texts(found["texts"], expected)
-    window: dict[str, float] = found["window"]
-    return window
 
 
 def _percentile(values: np.ndarray, which: int) -> Timing:
@@ -324,15 +379,3 @@ def _check_all_rows_are_free(served: Served) -> None:
             return
         time.sleep(0.1)
     raise ArtefactError("rows of the server are not free although no client is left; please report this.")
-
-
-def _check_stored(session: Session, stored: list[dict[str, Any]]) -> None:
-    """Raises ArtefactError where the surprisals of stored streams differ from `evaluate`."""
-    for stream in stored:
-        if len(stream["tokens"]) < 2:
-            continue
-        nats = np.array(stream["bits"][1:], float) * math.log(2)
-        if not np.allclose(
-            nats, evaluate(session, np.array(stream["tokens"])).token_nats, rtol=0, atol=CLOSE
-        ):
-            raise ArtefactError("a stored stream differs from `evaluate`; please report this.")

@@ -31,8 +31,7 @@ from benchmarks.case import (
 )
 from benchmarks.cases.serving.bench import Bench, Row, Sizes
 from benchmarks.cases.serving.others import others
-from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, throughput
-from benchmarks.cases.serving.stall import stall
+from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, stall, throughput
 from benchmarks.checked_sessions import open_checked
 from benchmarks.models import random_artefact
 from benchmarks.runs import History, Run

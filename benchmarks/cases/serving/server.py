@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.serving.events import Answer
-from benchmarks.cases.serving.wire import Loop, Request
+from benchmarks.cases.serving.wire import Answer, Loop, Request
 from runtimes.base.errors import ArtefactError
 
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,7 @@
-"""Many requests at once from one thread: sockets that do not block, and a loop over those that are ready."""
+"""Many requests at once from one thread: sockets that do not block, and a loop over those that are ready.
+
+An answer is read while it arrives, with the server-sent events in it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,107 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.serving.events import Answer, LoadError
+import httptools
 
 RECEIVE = 1 << 18  # bytes at once
 SILENCE = 600.0  # seconds without a byte from the server after which it is given up
+END_OF_EVENT = b"\n\n"
+
+
+class LoadError(Exception):
+    """A server has not answered as it should; the message says how, in one sentence."""
+
+
+class Answer:
+    """One answer. `feed` takes what a socket has received.
+
+    status: of HTTP; 0 before it is known. events: those that have arrived whole, without what ends them.
+    times: when each of them arrived. done: whether the answer has arrived whole.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.events: list[bytes] = []
+        self.times: list[float] = []
+        self.done = False
+        self._body = bytearray()
+        self._has_events = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes, now: float) -> int:
+        """Takes bytes that arrived at `now`; returns how many events they have completed."""
+        self._parser.feed_data(data)
+        if not self._has_events:
+            return 0
+        *whole, rest = bytes(self._body).split(END_OF_EVENT)
+        self.events += whole
+        self.times += [now] * len(whole)
+        self._body = bytearray(rest)
+        return len(whole)
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._has_events = value.startswith(b"text/event-stream")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self.done = True
+
+    @property
+    def body(self) -> bytes:
+        """The bytes of an answer without events, so far."""
+        return bytes(self._body)
+
+    def content(self) -> bytes:
+        """The bytes of a whole answer without events; raises LoadError where it is a refusal."""
+        if not self.done:
+            raise LoadError("the server has ended a connection before its answer was whole.")
+        if self.status not in (200, 201):
+            raise LoadError(f"the server has answered {self.status}: {bytes(self._body)[:300]!r}.")
+        return bytes(self._body)
+
+    def document(self) -> Any:
+        """The answer as one JSON document; raises LoadError where it is none, or where it is a refusal."""
+        return json.loads(self.content())
+
+    def completion(self) -> tuple[list[str], list[float]]:
+        """The text and the time of each token of a stream that has ended as it was asked to.
+
+        Raises LoadError where the stream is not whole: without its last events, with another number of tokens
+        than its usage says, or ended for another reason than its length.
+        """
+        if self.status != 200 or not self.done or not self._has_events:
+            raise LoadError(f"a stream has not ended: {self.status} {bytes(self._body)[:300]!r}.")
+        texts = list[str]()
+        times = list[float]()
+        reason = None
+        count = None
+        for event, when in zip(self.events[:-1], self.times, strict=False):
+            document = json.loads(event.removeprefix(b"data: "))
+            if "error" in document:
+                raise LoadError(f"a stream has failed: {document['error']}.")
+            if document.get("usage"):
+                count = document["usage"]["completion_tokens"]
+            for choice in document["choices"]:
+                reason = choice.get("finish_reason") or reason
+                if choice["text"]:
+                    texts.append(choice["text"])
+                    times.append(when)
+        if self.events[-1:] != [b"data: [DONE]"]:
+            raise LoadError("a stream has ended without its last event.")
+        if reason != "length" or count != len(texts):
+            raise LoadError(
+                f"a stream has {len(texts)} events with tokens, a usage of {count} and ended by {reason}; "
+                "expected equal numbers and the end by length."
+            )
+        return texts, times
 
 
 class Request:
