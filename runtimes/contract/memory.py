@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,17 @@ class _InUse:
         self._lock.release()
 
 
+class Held(NamedTuple):
+    """The objects that a memory consisted of; see `Memory.holds`."""
+
+    positions: np.ndarray
+    owner: str
+    unsure: np.ndarray
+    tensors: dict[str, np.ndarray]
+    items: tuple[tuple[str, np.ndarray], ...]
+    whole: Held | None
+
+
 @dataclass
 class Memory:
     """The state of B independent streams.
@@ -74,14 +85,16 @@ class Memory:
     binding: Any = field(default=None, init=False, repr=False, compare=False)
     #: The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again.
     step: Any = field(default=None, init=False, repr=False, compare=False)
-    # bool [B]: whether a row may hold values that are not finite, as those of a caller may; a session then
-    # clears a row that starts again (see `runtimes.contract.restart`).
+    # bool [B]: whether a row may hold values that are not finite, as those of a caller may; see
+    # `clear_restarted_rows`.
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
     _in_use: _InUse = field(default_factory=_InUse, init=False, repr=False, compare=False)
     #: The memory that this one is a part of; None for a memory that is no part.
     whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
-    # Of a part: the first of its rows. Of a whole memory: its parts by their rows.
+    # Of a part: the first of its rows, and what it and its whole consisted of. Of a whole memory: its parts
+    # by their rows.
     _first: int = field(default=0, init=False, repr=False, compare=False)
+    _made_of: Held | None = field(default=None, init=False, repr=False, compare=False)
     _parts: OrderedDict[tuple[int, int], Memory] = field(
         default_factory=OrderedDict, init=False, repr=False, compare=False
     )
@@ -101,6 +114,25 @@ class Memory:
     @unsure.setter
     def unsure(self, unsure: bool) -> None:
         self._unsure_rows()[:] = unsure
+
+    def clear_restarted_rows(self) -> None:
+        """Sets the tensors of rows that start a new text to zero if they may hold values that are not finite.
+
+        What a mask hides counts with weight 0 in an attention, and 0 times NaN is NaN: one text that
+        overflowed could spoil the next one in its row. Clearing every row that starts again would cost more
+        than a short text, so sessions note in `unsure` whether it is needed. Before position 0 a row holds
+        only padding, so nothing is lost. Afterwards all rows are checked once.
+        """
+        if not self.unsure:
+            return
+        rows = self.positions <= 0
+        if not rows.any():
+            return
+        for name, array in self.tensors.items():
+            if not isinstance(array, np.ndarray):  # on a device: the next step uploads the new array
+                self.tensors[name] = array = np.array(array)
+            array[rows] = 0
+        self.unsure = not all(np.isfinite(array).all() for array in self.tensors.values())
 
     def _unsure_rows(self) -> np.ndarray:
         """Whether each row may hold values that are not finite, bool [B]; a part has a view of them."""
@@ -139,6 +171,7 @@ class Memory:
         part._in_use = self._in_use
         part.whole = self
         part._first = first
+        part._made_of = part.objects()
         self._parts[first, last] = part
         if len(self._parts) > MOST_PARTS:
             self._parts.popitem(last=False)
@@ -147,23 +180,30 @@ class Memory:
     @property
     def current(self) -> bool:
         """Whether the arrays of a part are still those of its whole; True for a memory that is no part."""
-        whole = self.whole
-        if whole is None:
-            return True
-        if self.owner != whole.owner or self.tensors.keys() != whole.tensors.keys():
-            return False
-        for name, array in self.tensors.items():  # a loop, because it runs in each step
-            if array.base is not whole.tensors[name]:
-                return False
-        return self.positions.base is whole.positions and self._unsure.base is whole._unsure
+        return self._made_of is None or self.holds(self._made_of)
 
-    def objects(self) -> list[object]:
-        """All that a caller may exchange, in a fixed order. Objects that were there at the last step need no
-        check.
-        """
-        tensors = self.tensors if isinstance(self.tensors, dict) else {}
-        own = [self.positions, self.owner, self._unsure, *tensors, *tensors.values()]
-        return own if self.whole is None else own + self.whole.objects()
+    def objects(self) -> Held:
+        """All that a caller may exchange, to be compared with `holds`."""
+        whole = None if self.whole is None else self.whole.objects()
+        return Held(
+            self.positions, self.owner, self._unsure, self.tensors, tuple(self.tensors.items()), whole
+        )
+
+    def holds(self, held: Held) -> bool:
+        """Whether the memory consists of these objects: then what was checked before needs no other check."""
+        tensors = self.tensors
+        if (
+            self.positions is not held.positions
+            or self.owner is not held.owner
+            or self._unsure is not held.unsure
+            or tensors is not held.tensors
+            or len(tensors) != len(held.items)
+        ):
+            return False
+        for name, array in held.items:  # a loop, because it is faster than built-in functions after a step
+            if tensors.get(name) is not array:
+                return False
+        return self.whole is None or self.whole.holds(held.whole)
 
     def store(self, tensors: dict[str, np.ndarray]) -> None:
         """Makes these arrays the memory's tensors; a part copies them into the arrays of its whole."""

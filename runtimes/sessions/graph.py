@@ -7,9 +7,8 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
-from operator import is_
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -31,7 +30,6 @@ from runtimes.contract.checks import (
 )
 from runtimes.contract.memory import MAX_POSITION, Memory
 from runtimes.contract.promises import refuse_apart, refuse_unpromised
-from runtimes.contract.restart import clear_restarted_rows
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Paths
@@ -67,7 +65,9 @@ class GraphSession(ABC):
         self._counts_from_end = False
         self.rule: MemoryRule = spec.rule
         self.sampler = Sampler()
-        self._selective = spec.model.selective  # read several times for each token
+        # Read for each token.
+        self._selective = spec.model.selective
+        self._in_place = spec.in_place
         self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.
         self._ring_sizes = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
@@ -155,13 +155,9 @@ class GraphSession(ABC):
     ) -> tuple[np.ndarray, Memory]:
         if self._vocab is None:
             refuse_no_language_model(self.spec)
-        given = {"input_ids": tokens}
-        targets = checked_targets(self, targets, tokens, lengths)
-        if not self._selective:
-            return log_probability(self._advance(given, memory, lengths)["logits"], targets), memory
-        given["targets"] = targets
-        answers = self._advance(given, memory, lengths, logits_of=self.logits_while_scoring)
-        return answers["log_probs"], memory
+        given = {"input_ids": tokens, "targets": targets}
+        logits_of = self.logits_while_scoring if self._selective else "all"
+        return self._advance(given, memory, lengths, logits_of=logits_of)["log_probs"], memory
 
     def _step_by_name(self, inputs: Any, memory: Memory, lengths: np.ndarray | None) -> Any:
         """Outputs by name of inputs by name; of an array the array of the only output."""
@@ -201,11 +197,14 @@ class GraphSession(ABC):
             step: Step | None = memory.step
             if step is None or lengths is not None or not step.repeats(self, given, memory, logits_of):
                 step = self._new_step(given, memory, lengths, logits_of)
-            self._run_whole(step.inputs, step.outputs, memory, step.lengths)
-            memory.positions += step.counts
+            self._run_whole(step, memory)
+            if step.position is None:
+                memory.positions += step.counts
+            else:
+                memory.positions.fill(step.position + step.length)  # in a fraction of the time of the sum
             if not step.is_finite():
                 memory.unsure = True
-            if step is not memory.step or not self.spec.in_place:  # or else its arrays are as before
+            if step is not memory.step or not self._in_place:  # or else its arrays are as before
                 memory.step = step if step.kept else None
                 step.held = memory.objects()
             return step.answers()
@@ -216,15 +215,19 @@ class GraphSession(ABC):
         """A step of these inputs; raises StreamError if they or the memory do not fit."""
         spec = self.spec
         inputs: Arrays
-        if spec.language_model:
-            inputs = {"input_ids": checked_tokens(self, given["input_ids"], memory)}
-        else:
+        targets: np.ndarray | None = None
+        if not spec.language_model:
             inputs = checked_inputs(self, spec, given, memory)
+        else:
+            tokens = given["input_ids"]
+            inputs = {"input_ids": checked_tokens(self, tokens, memory)}
+            if "targets" in given:
+                targets = checked_targets(self, given["targets"], tokens, lengths)
         refuse_after_fork(self.process)
         if lengths is not None:
             self._refuse_lengths()
             lengths = checked_lengths(lengths, inputs["input_ids"])
-        clear_restarted_rows(memory)
+        memory.clear_restarted_rows()
         length = next(inputs[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
         axes = {"batch": memory.batch, "tokens": length}
         if spec.language_model:
@@ -233,38 +236,28 @@ class GraphSession(ABC):
             # that is still visible; the row's next tokens overwrite its slots, or see them as the future.
             inputs["input_ids"] = tokens = _padded(inputs["input_ids"], lengths)
             if self._selective:
-                inputs["targets"] = given.get("targets", np.full_like(tokens, -1))
+                inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
                 inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
                 axes["rows"] = len(inputs["logit_rows"])
         outputs = {x.name: np.empty(x.sizes(**axes), x.dtype) for x in spec.signature[1]}
-        return Step(self, given, inputs, outputs, memory, lengths, logits_of, length=length)
+        return Step(self, inputs, outputs, memory, lengths, logits_of, length=length, targets=targets)
 
-    def _run_whole(
-        self,
-        inputs: Arrays,
-        outputs: Arrays,
-        memory: Memory,
-        lengths: np.ndarray | None,
-    ) -> None:
-        """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end.
-
-        lengths: how many tokens of each row are not padding, int64 [B], or None; for runtimes that pad more.
-        """
-        length = inputs[POSITIONS].shape[1]
-        pieces = [slice(0, length)]
-        if self._ring_sizes and length > 1:
-            pieces = cut(memory.positions, length, self._ring_sizes)
-        empty_rows = self.logits_while_scoring == "none"
-        # If no row has a token, no logits are wanted.
-        if len(pieces) == 1 and (empty_rows or all(array.size for array in outputs.values())):
-            self.run(inputs, outputs, memory)
+    def _run_whole(self, step: Step, memory: Memory) -> None:
+        """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end."""
+        pieces = None
+        if self._ring_sizes and step.length > 1:
+            pieces = cut(memory.positions, step.length, self._ring_sizes)
+        elif self.logits_while_scoring != "none" and not all(x.size for x in step.outputs.values()):
+            pieces = [slice(0, step.length)]  # no row has a token, so no logits are wanted
+        if pieces is None:
+            self.run(step.inputs, step.outputs, memory)
             return
         run_in_pieces(
             lambda part, answers: self.run(part, answers, memory),
-            inputs,
-            outputs,
+            step.inputs,
+            step.outputs,
             pieces,
-            empty_rows=empty_rows,
+            empty_rows=self.logits_while_scoring == "none",
         )
 
     def _refuse_lengths(self) -> None:
@@ -302,7 +295,6 @@ class Step:
     def __init__(
         self,
         session: GraphSession,
-        given: Iterable[str],
         inputs: Arrays,
         outputs: Arrays,
         memory: Memory,
@@ -310,6 +302,7 @@ class Step:
         logits_of: Positions,
         *,
         length: int,
+        targets: np.ndarray | None,
     ) -> None:
         spec = session.spec
         #: How many tokens of each row are not padding, int64 [B]; None if all are.
@@ -318,23 +311,29 @@ class Step:
         self.length = length
         #: By how many tokens each row advances, int64 [B].
         self.counts = np.full(memory.batch, self.length) if lengths is None else lengths
+        #: The position at which all rows begin; None if they differ, or were not compared.
+        self.position: int | None = None
         #: Whether the arrays are kept for the next step.
         self.kept = lengths is None and sum(array.nbytes for array in outputs.values()) <= MOST_KEPT
         self.inputs = {name: array.copy() for name, array in inputs.items()} if self.kept else inputs
         self.outputs = outputs
-        #: What the memory consisted of after the step; see `Memory.objects`.
-        self.held: list[object] = []
+        #: What the memory consisted of after the step.
+        self.held = memory.objects()
         self._session = session
         self._logits_of = logits_of
-        # The inputs that the caller gives: name, array, kinds of types, and the number of ids if the session
-        # has not checked them before.
-        ids = {x.name: x.ids for x in spec.signature[0]}
+        # The next tokens to score, if the graph computes logits and no log-probabilities.
+        self._targets = None if targets is None or spec.model.selective else targets.copy()
+        # What the caller gives: name, array, and the lowest and highest number of ids.
+        self._given: list[tuple[str, np.ndarray, tuple[int, int] | None]] = []
         if spec.language_model:
-            ids["input_ids"] = spec.model.vocab_size
-        self._given = [
-            (name, self.inputs[name], "fiu" if self.inputs[name].dtype.kind == "f" else "iu", ids[name])
-            for name in given
-        ]
+            last = spec.model.vocab_size - 1
+            self._given.append(("input_ids", self.inputs["input_ids"], (0, last)))
+            if targets is not None:
+                scored = self.inputs["targets"] if self._targets is None else self._targets
+                self._given.append(("targets", scored, (-1, last)))
+        else:
+            for x in spec.signature[0][:-1]:  # without the positions
+                self._given.append((x.name, self.inputs[x.name], None if x.ids is None else (0, x.ids - 1)))
         # The positions of single tokens are the memory's own array.
         self._offsets = np.arange(self.length)
         positions = memory.positions[:, None]
@@ -353,32 +352,33 @@ class Step:
         self, session: GraphSession, given: dict[str, Any], memory: Memory, logits_of: Positions
     ) -> bool:
         """Whether a step of these inputs is of this kind and fits; if so, the arrays are filled."""
-        held = memory.objects()
         same = (
             session is self._session
             and logits_of == self._logits_of
             and len(given) == len(self._given)
-            and len(held) == len(self.held)
-            and all(map(is_, held, self.held))
+            and memory.holds(self.held)
             and os.getpid() == session.process
         )
         if not same:
             return False
-        for name, array, kinds, ids in self._given:
+        for name, array, ids in self._given:
             values = as_array(given.get(name))
-            if values.shape != array.shape or values.dtype.kind not in kinds:
+            if values.shape != array.shape or values.dtype.kind not in ("iu" if ids else "fiu"):
                 return False
-            if ids is not None:
+            if ids:
                 lowest, highest = value_range(values)
-                if lowest < 0 or highest >= ids:
+                if lowest < ids[0] or highest > ids[1]:
                     return False
-            with np.errstate(over="ignore"):
                 array[...] = values
-            if ids is None and not _is_finite(array):
-                return False
+            else:
+                with np.errstate(over="ignore"):
+                    array[...] = values
+                if not _is_finite(array):
+                    return False
         first, last = value_range(memory.positions)
         if first < -MAX_POSITION or last > MAX_POSITION or (first <= 0 and memory.unsure):
             return False
+        self.position = first if first == last else None
         if session.spec.without:
             refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
         if self.length > 1:
@@ -387,6 +387,8 @@ class Step:
 
     def answers(self) -> Arrays:
         """The outputs by name, for the caller to keep; NaN in the logits of padding."""
+        if self._targets is not None:
+            return {"log_probs": log_probability(self.outputs["logits"], self._targets)}
         if self.kept:
             return {name: array.copy() for name, array in self._answers.items()}
         if self.lengths is not None:
@@ -409,7 +411,10 @@ class Step:
         A visible value that is not finite makes every later output of its row NaN, so the last is enough.
         """
         shown = self._last_outputs() if self._shown is None else self._shown
-        return bool(shown) and all(map(_is_finite, shown))
+        for numbers in shown:
+            if not _is_finite(numbers):
+                return False
+        return bool(shown)
 
     def _last_outputs(self) -> list[np.ndarray]:
         """Numbers that are finite if the last output of every row with tokens was computed and is finite.

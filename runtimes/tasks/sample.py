@@ -85,6 +85,7 @@ class Draw:
         self._edges = np.unique(self._edge).tolist()
         # k, if all rows keep equally few tokens: the others, whose weight is 0, change no sum.
         self._few = kept[0] if len(self._edges) == 1 and 4 * kept[0] <= size else 0
+        self._firsts = self._rows * self._few
         self._at_once = max(1, CELLS // size)  # rows
 
     def __call__(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -157,5 +158,5 @@ class Draw:
         place: np.ndarray = (up_to > (uniform * up_to[:, -1])[:, None]).argmax(axis=1)
         if ids is None:
             return place
-        drawn: np.ndarray = ids.take(rows * self._few + place) - self._starts[: len(logits)]
+        drawn: np.ndarray = ids.take(self._firsts[: len(logits)] + place) - self._starts[: len(logits)]
         return drawn

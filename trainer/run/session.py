@@ -27,7 +27,6 @@ from runtimes.contract.checks import (
 )
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
 from runtimes.contract.memory import Memory
-from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.tensors import TensorSpec, row_bytes, state_tensors
@@ -220,7 +219,7 @@ class TorchSession:
             tokens = checked_tokens(self, tokens, memory)
             refuse_after_fork(self._process)
             lengths = checked_lengths(lengths, tokens)
-            clear_restarted_rows(memory)
+            memory.clear_restarted_rows()
             past = [self._here(torch.from_numpy(memory.tensors[tensor.name])) for tensor in self.state]
             layers = self._layers if lengths is None else partial(self._layers_by_length, lengths)
             if self.before_run is not None:
@@ -236,7 +235,8 @@ class TorchSession:
             )
             memory.positions += tokens.shape[1] if lengths is None else lengths
             last = _rows_at(hidden, last_fed(lengths, tokens)).sum(dim=-1).cpu().numpy()
-            observe(memory, last if lengths is None else last[lengths > 0])
+            if not np.isfinite(last if lengths is None else last[lengths > 0]).all():
+                memory.unsure = True
         return hidden, memory
 
     def _layers_by_length(

@@ -28,12 +28,11 @@ from runtimes.contract.engine import (
     refuse_elsewhere,
 )
 from runtimes.contract.memory import Memory
-from runtimes.contract.restart import observe
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
-from runtimes.sessions.graph import GraphSession, Positions
+from runtimes.sessions.graph import GraphSession, Positions, Step
 from runtimes.sessions.pieces import run_in_pieces
 from runtimes.sessions.tensorrt.bound import Bound, Context
 from runtimes.sessions.tensorrt.device_memory import Cuda
@@ -138,22 +137,16 @@ class TrtSession(GraphSession):
         else:
             self._run(wide.inputs, wide.outputs, memory, bound)
             wide.copy_to(outputs)
-            if "logit_rows" not in inputs:  # what is not finite in padding stays in the memory
-                observe(memory, wide.outputs["logits"][:, -1].sum(axis=-1))
+            # What is not finite in padding stays in the memory.
+            if "logit_rows" not in inputs and not np.isfinite(wide.outputs["logits"][:, -1]).all():
+                memory.unsure = True
         if self._padding:
             bound.history.note(inputs, widened=wide is not None)
 
-    def _run_whole(
-        self,
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-        memory: Memory,
-        lengths: np.ndarray | None,
-    ) -> None:
+    def _run_whole(self, step: Step, memory: Memory) -> None:
         if self._padding:
-            ends = memory.positions + (inputs["input_ids"].shape[1] if lengths is None else lengths)
-            self._bound(memory).history.begin(memory.positions, ends)
-        super()._run_whole(inputs, outputs, memory, lengths)
+            self._bound(memory).history.begin(memory.positions, memory.positions + step.counts)
+        super()._run_whole(step, memory)
 
     def _run(
         self,
