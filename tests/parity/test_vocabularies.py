@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +96,12 @@ def test_what_a_vocabulary_lacks_is_named(
     assert re.search(words, program.refusal("encode", text=text))
 
 
-def test_cpp_takes_ids_of_subwords_that_it_cannot_compute(cpp: Program, tmp_path: Path) -> None:
-    file = json.loads((TALES / "tokenizer.json").read_text())
-    document = json.loads((TALES / "vocab.json").read_text())
+def test_cpp_takes_ids_of_subwords_that_it_cannot_compute(
+    cpp: Program, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = model("subwords, zeros")
+    file = json.loads((folder / "tokenizer.json").read_text())
+    document = json.loads((folder / "vocab.json").read_text())
     changes: dict[str, Any] = {
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Whitespace"},
@@ -109,7 +112,7 @@ def test_cpp_takes_ids_of_subwords_that_it_cannot_compute(cpp: Program, tmp_path
     for name, change in changes.items():
         content = json.dumps({**file, name: change}).encode()
         own = {**document, "sha256": hashlib.sha256(content).hexdigest()}
-        cpp.ask("open", model=str(with_vocabulary(TALES, tmp_path / name, own, tokenizer_json=content)))
+        cpp.ask("open", model=str(with_vocabulary(folder, tmp_path / name, own, tokenizer_json=content)))
         cpp.ask("start", stream="a")
         question: dict[str, Any] = {"stream": "a", "tokens": [5], "max_tokens": 2}
         assert "does not compute" in cpp.refusal("encode", text="a")

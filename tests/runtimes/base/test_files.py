@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import signal
+import resource
 import stat
-import struct
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 import zlib
@@ -90,62 +87,26 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         pytest.fail("the block must not run")
 
 
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from runtimes.base.errors import UserError
-from runtimes.base.files import write_json
-from runtimes.base.folders import atomic_folder
-target = Path(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    write_json(target / "file", ["x"] * 1000)
-except UserError as error:
-    print(error)
-try:
-    with atomic_folder(target / "folder", force=True, marker="file") as folder:
-        (folder / "small").write_bytes(b"x")
-        (folder / "large").write_bytes(b"x" * 1001)
-except UserError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_is_one_sentence_and_changes_nothing(tmp_path: Path, python: Callable) -> None:
+def test_a_full_disk_is_one_sentence_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
-    ended = python(FULL_DISK, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [
-        f"{tmp_path / name} could not be written: File too large; nothing was changed there."
-        for name in ("file", "folder")
-    ]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match="file could not be written: File too large; nothing was changed"):
+            write_json(tmp_path / "file", ["x"] * 1000)
+        with (
+            pytest.raises(
+                UserError, match="folder could not be written: File too large; nothing was changed"
+            ),
+            atomic_folder(tmp_path / "folder", force=True, marker="file") as folder,
+        ):
+            (folder / "large").write_bytes(b"x" * 1001)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == ["file", "folder"]
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path / "folder") == []
-
-
-def test_a_killed_write_leaves_no_folder_and_can_be_repeated(tmp_path: Path) -> None:
-    code = """
-import sys, time
-from pathlib import Path
-from runtimes.base.folders import atomic_folder
-with atomic_folder(Path(sys.argv[1]), marker="file") as folder:
-    (folder / "first").write_bytes(b"x" * 100000)
-    print("writing", flush=True)
-    time.sleep(100)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path / "folder"], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "writing\n"
-        writer.kill()
-    assert writer.returncode == -signal.SIGKILL
-    assert not (tmp_path / "folder").exists()
-    with atomic_folder(tmp_path / "folder", marker="file") as folder:
-        (folder / "second").write_text("x")
-    assert names(tmp_path / "folder") == ["second"]
 
 
 def test_json_comes_back_and_what_is_no_json_is_refused(tmp_path: Path) -> None:
@@ -225,7 +186,7 @@ def test_a_false_array_header_is_refused_without_allocating(lie: str, tmp_path: 
 
 
 def test_a_zip_bomb_is_refused_without_taking_memory(tmp_path: Path) -> None:
-    bomb = npy(np.zeros(1 << 27, np.uint8))
+    bomb = npy(np.zeros((1 << 26) + 1, np.uint8))  # 64 times what an archive of less than 1 MB may hold
     path = archive(tmp_path / "bomb.npz", bomb, method=zipfile.ZIP_DEFLATED)
     del bomb
     tracemalloc.start()
@@ -233,20 +194,6 @@ def test_a_zip_bomb_is_refused_without_taking_memory(tmp_path: Path) -> None:
         read_npz(path)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_compression_that_is_never_written_is_refused(method: int, tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match="compression"):
-        read_npz(archive(tmp_path / "odd.npz", npy(ARRAY), method=method))
-
-
-def test_a_changed_byte_fails_the_checksum(tmp_path: Path) -> None:
-    path = archive(tmp_path / "changed.npz", npy(ARRAY))
-    data = path.read_bytes()
-    path.write_bytes(data.replace(struct.pack("<f", 7), struct.pack("<f", 8)))
-    with pytest.raises(ArtefactError, match="CRC"):
-        read_npz(path)
 
 
 def test_truncated_prefixed_and_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -62,11 +62,3 @@ def test_of_many_that_ask_at_once_never_two_write(tmp_path: Path) -> None:
         thread.join()
     assert most[0] == 1
     assert turns[0] > 0
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UserError, match="could not be written: No such file"),
-        only_writer(tmp_path / "absent", doing="trained"),
-    ):
-        pytest.fail("the block must not run")

@@ -41,18 +41,14 @@ def test_short_work_prints_no_progress(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("kind", ["run", "ring"])
 def test_eval_reports_its_progress(
-    kind: str,
-    run: Path,
     artefacts: dict[str, Path],
     text: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "text.txt").write_text(text[:201], encoding="utf-8")
-    path = {"run": run, **artefacts}[kind]
-    arguments = ("eval", path, "--text", tmp_path / "text.txt", "--json")
+    arguments = ("eval", artefacts["ring"], "--text", tmp_path / "text.txt", "--json")
     quiet = xl(*arguments)
     assert quiet.stderr == ""
     clock(monkeypatch, iter(range(1000)))

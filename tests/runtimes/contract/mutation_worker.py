@@ -15,7 +15,8 @@ import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,16 @@ def damaged_bytes(data: bytes, other: bytes, rng: np.random.Generator, *, flips:
     yield "another file's content", other
 
 
-def damaged_json(document: dict[str, Any], rng: np.random.Generator) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every value replaced by some unlikely ones, every key dropped, a key added to every object."""
+def damaged_json(document: dict[str, Any], rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Every value replaced by some unlikely ones, every key dropped, a key added to every object; each as the
+    arguments of `changed`.
+    """
     for path in paths(document):
-        for value in (VALUES[choice] for choice in rng.permutation(len(VALUES))[:4]):
-            yield f"{path} = {value!r:.20}", changed(document, path, value)
-        yield f"{path} dropped", changed(document, path)
+        yield from ((path, VALUES[choice]) for choice in rng.permutation(len(VALUES))[:4])
+        yield (path,)
     for path in [(), *paths(document)]:
         if isinstance(at(document, path), dict):
-            yield f"{path} + key", changed(document, (*path, "surprise"), 1)
+            yield (*path, "surprise"), 1
 
 
 def paths(node: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -121,34 +123,32 @@ def run(artefact: Path, folder: Path, rng: np.random.Generator, every: int) -> N
     spec = json.loads(whole[SPEC])
     turns = Counter[str]()
 
-    def report(kind: str, what: str) -> None:
+    def report(kind: str, what: str, name: str, damage: Callable[[], bytes], *, seal: bool = False) -> None:
         turns[kind] += 1
-        if turns[kind] % every == 0 or kind == "whole":
-            print(json.dumps({"begin": f"{kind} {what}"}), flush=True)
-            print(json.dumps({"kind": kind, "what": what, "outcome": outcome(folder)}), flush=True)
-        for name, data in whole.items():
-            if not (folder / name).exists() or (folder / name).read_bytes() != data:
-                (folder / name).write_bytes(data)
+        if turns[kind] % every:
+            return
+        print(json.dumps({"begin": f"{kind} {what}"}), flush=True)
+        (folder / name).write_bytes(damage())
+        if seal:
+            (folder / SPEC).write_bytes(sealed(spec, folder, name))
+        print(json.dumps({"kind": kind, "what": what, "outcome": outcome(folder)}), flush=True)
+        for each in (name, SPEC):
+            (folder / each).write_bytes(whole[each])
 
-    report("whole", "untouched")
+    print(json.dumps({"kind": "whole", "what": "untouched", "outcome": outcome(folder)}), flush=True)
     names = list(whole)
     for index, name in enumerate(names):
         for what, data in damaged_bytes(whole[name], whole[names[index - 1]], rng, flips=12):
-            (folder / name).write_bytes(data)
-            report("bytes", f"{name}: {what}")
-        (folder / name).unlink()
-        report("bytes", f"{name}: deleted")
-    for what, document in damaged_json(spec, rng):
-        (folder / SPEC).write_text(json.dumps(document))
-        report("spec", what)
-        (folder / SPEC).write_bytes(sealed(document, folder))
-        report("sealed spec", what)
+            report("bytes", f"{name}: {what}", name, lambda data=data: data)  # type: ignore[misc]
+    for damage in damaged_json(spec, rng):
+        what = f"{damage!r:.80}"
+        damaged = partial(changed, spec, *damage)
+        report("spec", what, SPEC, lambda damaged=damaged: json.dumps(damaged()).encode())  # type: ignore[misc]
+        report("sealed spec", what, SPEC, lambda damaged=damaged: sealed(damaged(), folder))  # type: ignore[misc]
     graph = GRAPH if GRAPH in whole else ORT_GRAPH
     for name, flips in ((graph, 60), (VOCAB, 20), (REFERENCE, 30), (ANSWERS, 10)):
         for what, data in damaged_bytes(whole[name], whole[SPEC], rng, flips=flips):
-            (folder / name).write_bytes(data)
-            (folder / SPEC).write_bytes(sealed(spec, folder, name))
-            report("sealed file", f"{name}: {what}")
+            report("sealed file", f"{name}: {what}", name, lambda data=data: data, seal=True)  # type: ignore[misc]
 
 
 if __name__ == "__main__":

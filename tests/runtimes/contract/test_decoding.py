@@ -126,11 +126,6 @@ def test_a_character_shows_with_its_last_byte(kind: str, tmp_path: Path) -> None
     assert set(pieces_and_rest(vocab, ids)) == {"", "ж", "🦜"}
 
 
-def test_broken_bytes_show_with_the_byte_that_breaks_them() -> None:
-    first, *_ = "🦜".encode()
-    assert pieces_and_rest(ByteVocab(), [first] * 10) == ["", *["\ufffd"] * 9, "\ufffd"]
-
-
 def test_half_a_character_ends_a_text_as_a_replacement_character() -> None:
     for goes_on, shown in ((False, "a\ufffd"), (True, "a")):
         text = GrowingText(ByteVocab().decoder(), ["stop"], "", goes_on=goes_on)

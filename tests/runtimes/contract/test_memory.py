@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.memory import MOST_PARTS, DeviceTensor, Memory
+from runtimes.contract.memory import MOST_PARTS, Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 
@@ -149,16 +149,6 @@ def test_more_rows_than_this_machine_holds_are_refused(
         memory.join(other)
 
 
-def test_rows_of_a_memory_in_use_stay(session: Session) -> None:
-    memory, other = numbered(session, 2), numbered(session, 2, first=7)
-    for used in (memory, other):
-        with used.in_use():
-            for use in (lambda: memory.replace([0, 1], other), lambda: memory.join(other)):
-                with pytest.raises(StreamError, match="another thread is using this memory"):
-                    use()
-    assert held(memory) == [1, 2]
-
-
 # Parts: some rows in place, with the same arrays and one lock.
 
 
@@ -217,28 +207,16 @@ def test_rows_move_between_a_part_and_its_whole(session: Session) -> None:
 def test_a_part_of_exchanged_arrays_is_refused(session: Session) -> None:
     memory, token = session.start(3), np.zeros((2, 1), np.int64)
     part, name = memory.part(0, 2), session.state[0].name
+    for _ in range(3):  # from then on its arrays stay bound
+        session.step(token, part)
     memory.tensors[name] = memory.tensors[name].copy()
     with pytest.raises(StreamError, match="were exchanged; ask for the part again"):
         session.step(token, part)
     session.step(token, memory.part(0, 2))
-    assert memory.positions.tolist() == [1, 1, 0]
+    assert memory.positions.tolist() == [4, 4, 0]
     part.tensors[name] = part.tensors[name].copy()
     with pytest.raises(StreamError, match="were exchanged"):
         session.step(token, part)
-
-
-def test_memory_on_a_device_has_no_parts(session: Session) -> None:
-    class Elsewhere(DeviceTensor):
-        def __init__(self, array: np.ndarray) -> None:
-            self.shape, self.dtype = array.shape, array.dtype
-
-    memory: Memory = session.start(3)
-    part, name = memory.part(0, 2), session.state[0].name
-    memory.tensors[name] = Elsewhere(memory.tensors[name])  # type: ignore[assignment]
-    with pytest.raises(StreamError, match="the memory lies on a device"):
-        memory.part(0, 2)
-    with pytest.raises(StreamError, match="were exchanged"):
-        session.step(np.zeros((2, 1), np.int64), part)
 
 
 # What is not finite: a row that overflowed is cleared when a new text begins in it.
@@ -275,23 +253,6 @@ def test_each_row_has_its_own_mark_of_being_unsure(session: Session, tokens: np.
         said, _ = session.step(batch[first:last], memory.part(first, last))
         assert np.abs(said - expected[first:last]).max() < 1e-4
     assert not memory.unsure
-
-
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_rows_that_changed_places_do_not_bring_nan(session: Session, tokens: np.ndarray) -> None:
-    batch = np.stack([tokens[:8], tokens[8:16]])
-    expected, _ = session.step(batch, session.start(2))
-    memory = session.start(2)
-    session.step(batch, memory)
-    for array in memory.tensors.values():
-        array[1] = np.nan
-    session.step(batch, memory)
-    for name, array in memory.tensors.items():
-        memory.tensors[name] = array[[1, 0]]
-    for row in (1, 0):  # first the row that is sound
-        memory.positions[row] = 0
-        logits, _ = session.step(batch, memory)
-        assert np.abs(logits[row] - expected[row]).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["ring", "torch"])

@@ -63,11 +63,6 @@ def test_position_rows_end_at_the_clamp_or_the_longest_distance(clamp_len: int |
     assert MemoryRule(mem_len=8, segment=4, clamp_len=clamp_len).position_rows == rows
 
 
-def test_slots_hold_a_segment_beside_the_memory() -> None:
-    assert MemoryRule(mem_len=16, segment=8).slots == 24
-    assert MemoryRule(mem_len=0, segment=1).slots == 1
-
-
 def test_a_rule_survives_json_and_prints_every_field() -> None:
     rule = MemoryRule(mem_len=8, segment=4, mask="full", clamp_len=6, initial_memory="zeros")
     assert from_json(MemoryRule, to_json(rule), where="test") == rule

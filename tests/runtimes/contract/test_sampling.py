@@ -41,12 +41,6 @@ def test_export_writes_the_settings_of_the_recipe(make_run: Callable[..., Path],
     assert open_session(export(run, tmp_path / "artefact")).sampler == OWN
 
 
-def test_training_writes_the_settings_of_its_configuration(tmp_path: Path) -> None:
-    given = ("--set", "sampling.temperature=0.7", "--set", "sampling.top_k=9", "--steps", "1")
-    assert xl("train", "tiny", "--out", tmp_path / "run", *given).exit_code == 0
-    assert read_sampling(tmp_path / "run") == Sampler(temperature=0.7, top_k=9)
-
-
 def test_set_keeps_the_identity_and_the_saved_streams(artefact: Path, tmp_path: Path) -> None:
     before = open_session(artefact)
     memory = before.start(1)

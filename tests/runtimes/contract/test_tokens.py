@@ -30,11 +30,6 @@ from runtimes.contract.vocabulary import (
 ABC = CharVocab(["a", "b", "c"])
 
 
-def test_a_text_is_encoded(tmp_path: Path) -> None:
-    (tmp_path / "some.txt").write_text("abca")
-    assert read_tokens(tmp_path / "some.txt", ABC).tolist() == [0, 1, 2, 0]
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "uint64", ">u2"])
 def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", np.array([2, 0, 1], dtype))
@@ -155,11 +150,6 @@ def test_what_holds_nul_is_no_text(vocab: Vocab, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"line 1 of .*some\.txt has a NUL byte, so it is not text"):
         read_tokens(tmp_path / "some.txt", vocab)
     assert len(read_tokens(tmp_path / "some.txt", ByteVocab())) == 5
-
-
-def test_an_unknown_byte_is_named_with_its_place() -> None:
-    with pytest.raises(TextError, match="the byte 99 at byte 4, which is not among the 2 bytes"):
-        ByteVocab([97, 98], skipped=[10]).encode("ab\nac")
 
 
 def test_the_share_of_unknown_words() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -14,15 +13,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from runtimes import check, open_session
 from runtimes.base.errors import ConfigError, MissingPackageError, UserError
-from runtimes.cli.check import check_command
-from runtimes.cli.eval import eval_command
-from runtimes.cli.fused_kernel import fused_kernel_command
-from runtimes.cli.info import info_command
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
@@ -191,11 +185,6 @@ def test_a_row_gets_the_same_numbers_in_every_batch(
     assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
 
 
-def test_independent_texts_get_what_they_get_alone(artefacts: dict[str, Path]) -> None:
-    session = OrtSession.open(artefacts["ring"], kernel="fused")
-    same_as_alone(session, some_texts(3))
-
-
 def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
     """Later blocks of keys have far larger scores than earlier ones: what was summed must be scaled down."""
     run = make_run(rule=MemoryRule(mem_len=500, segment=40), head_dim=16)
@@ -239,52 +228,6 @@ def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> Non
     }
     assert by_name == {"ConstantRows", "RingRelativeLayer", "ConstantProduct"}
     assert open_session(artefacts["ring"]).kernel == "fused"
-
-
-def test_the_command_prints_the_path_of_the_library(library: Path) -> None:
-    ended = CliRunner().invoke(fused_kernel_command)
-    assert ended.exit_code == 0
-    assert ended.output == f"the fused operator was built before: {library}\n"
-
-
-def test_commands_name_the_operators_they_run(
-    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "text.txt").write_text("The memory is yours.")
-    commands = [
-        (check_command, ()),
-        (eval_command, ("--text", str(tmp_path / "text.txt"))),
-        (info_command, ()),
-    ]
-
-    def lines(form: str) -> tuple[list[str], list[dict]]:
-        def outputs(*options: str) -> list[str]:
-            return [
-                CliRunner().invoke(command, [str(artefacts[form]), *more, *options]).stdout
-                for command, more in commands
-            ]
-
-        shown = [
-            next(line for line in output.splitlines() if line.startswith("computed by"))
-            for output in outputs()
-        ]
-        documents = [json.loads(output) for output in outputs("--json")]
-        return [line.split("ONNX Runtime, ")[1] for line in shown], documents
-
-    shown, (checked, scored, facts) = lines("ring")
-    assert shown == ["fused operator", "fused operator", "fused operator"]
-    assert checked["kernel"] == scored["kernel"] == "fused"
-    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, True)
-    shown, (*_, facts) = lines("shift")
-    assert shown == ["standard operators"] * 2 + [
-        "standard operators; the fused operator does not serve this model and memory"
-    ]
-    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (False, True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shown, (*_, facts) = lines("ring")
-    assert shown[:2] == ["standard operators"] * 2
-    assert shown[2].endswith("there is a graph for the fused operator, which `xl-export fused-kernel` builds")
-    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, False)
 
 
 def test_both_graphs_read_one_file_of_weights(artefacts: dict[str, Path]) -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -194,21 +193,6 @@ def test_onnx_runtime_engines_have_shape_limits(
     two = session.start(9).join(session.start(9))
     with pytest.raises(StreamError, match="takes 1 to 16 rows"):
         session.predict(np.zeros((18, 1), np.int64), two)
-
-
-def test_memory_pickled_on_a_device_continues_on_the_cpu(
-    artefacts: dict[str, Path], launched: list[int]
-) -> None:
-    device, cpu = (
-        host_gpu.opened(artefacts["ring"]),
-        OrtSession.open(artefacts["ring"], threads=1, kernel="standard"),
-    )
-    tokens = np.arange(8)[None]
-    _, memory = device.step(tokens, device.start(1))
-    loaded = pickle.loads(pickle.dumps(memory))
-    assert all(type(array) is np.ndarray for array in loaded.tensors.values())
-    expected, _ = device.step(tokens, memory)
-    np.testing.assert_array_equal(cpu.step(tokens, loaded)[0], expected)
 
 
 def test_threads_with_memories_of_their_own_take_turns(

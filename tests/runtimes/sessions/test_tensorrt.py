@@ -8,8 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import json
-import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -22,13 +20,11 @@ import pytest
 from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.sealed import file_facts
-from runtimes.contract.engine import BUILD, PLAN, Gpu, Profile, load_engine, save_engine
+from runtimes.contract.engine import PLAN, Gpu, load_engine, save_engine
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.sessions.tensorrt.device_memory import Cuda
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
-from tests.sealing import sealed
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -164,28 +160,6 @@ def test_an_altered_engine_file_is_refused_with_the_build_command(engine: Path, 
         open_session(engine)
 
 
-@pytest.mark.parametrize("name", [BUILD, PLAN, "spec.json"])
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_what_is_no_file_is_not_read(engine: Path, name: str, kind: str) -> None:
-    (engine / name).unlink()
-    if kind == "pipe":
-        os.mkfifo(engine / name)
-    else:
-        (engine / name).symlink_to("/dev/zero")
-    with pytest.raises(ArtefactError):
-        open_session(engine)
-
-
-def test_altered_facts_are_refused(engine: Path) -> None:
-    document = json.loads((engine / BUILD).read_text())
-    (engine / BUILD).write_text(json.dumps(document | {"version": "11.5.0.1"}))
-    with pytest.raises(ArtefactError, match="its digest does not match"):
-        open_session(engine)
-    (engine / BUILD).write_bytes(sealed(document | {"extra": 1}))
-    with pytest.raises(ArtefactError, match="unknown key 'extra'"):
-        open_session(engine)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -244,10 +218,6 @@ def test_a_plan_whose_tensors_are_not_the_specs_is_refused(
         open_session(folder)
 
 
-def test_the_driver_is_named_by_the_cuda_that_it_serves(cuda: FakeCuda) -> None:
-    assert Cuda().driver_cuda == "13.1"
-
-
 def test_a_machine_without_a_gpu_is_an_error(cuda: FakeCuda, engine: Path) -> None:
     cuda.count = 0
     with pytest.raises(ArtefactError, match=r"no NVIDIA GPU can be used here \(cudaErrorNoDevice\)"):
@@ -277,27 +247,6 @@ def test_an_old_tensorrt_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Pat
     )
     with pytest.raises(MissingPackageError, match=sentence):
         open_session(engine)
-
-
-def test_info_needs_no_tensorrt(engine: Path, python: Callable) -> None:
-    code = "from pathlib import Path\nfrom runtimes.sessions.open import describe\n"
-    code += "from runtimes.tasks.describe import describe_lines\n"
-    ended = python(
-        code + "print(*describe_lines(describe(Path(sys.argv[1]))), sep='\\n')",
-        engine,
-        block=("tensorrt", "cuda"),
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "tuned on 'Fake RTX'" in ended.stdout
-    assert "profile     token, batch 1:1:2, tokens 1:1:1" in ended.stdout
-
-
-def test_profiles_state_their_limits() -> None:
-    profile = Profile(name="segment", batch=(1, 2, 4), tokens=(1, 8, 16))
-    assert profile.axes(0) == {"batch": 1, "tokens": 1, "rows": 1}
-    assert profile.axes(2) == {"batch": 4, "tokens": 16, "rows": 64}
-    assert profile.takes(batch=4, tokens=16)
-    assert not profile.takes(batch=5, tokens=1)
 
 
 def test_a_refused_shape_leaves_no_other_stream_under_it(

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from runtimes import check, open_session
+from runtimes import open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.base.sealed import FileFacts, file_facts, open_file, read_verified, reading_verified
 from runtimes.contract.spec import GRAPH, WEIGHTS
@@ -159,17 +159,3 @@ def test_a_graph_that_refers_to_another_file_is_refused(
     reseal(artefact, GRAPH)
     with pytest.raises(ArtefactError, match=r"takes tensors from the file 'secret\.bin'"):
         open_session(artefact)
-
-
-def test_an_altered_reference_is_refused_when_read(artefact: Path) -> None:
-    assert check(artefact).passed
-    document = json.loads((artefact / "spec.json").read_text())
-    for name in ("reference.json", "reference.bin"):
-        assert name in document["files"]
-        whole = (artefact / name).read_bytes()
-        content = bytearray(whole)
-        content[-30] ^= 1
-        (artefact / name).write_bytes(content)
-        with pytest.raises(ArtefactError, match=rf"{name} was altered"):
-            check(artefact)
-        (artefact / name).write_bytes(whole)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import check, evaluate
+from runtimes import check
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.reference import load_reference
-from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, REFERENCE, load_spec
 from tests.runtimes.tasks.references import Arrays, read_reference, write_reference
 
@@ -133,11 +132,3 @@ def test_a_reference_with_too_long_a_segment_is_refused(artefact: Path, reseal: 
     rewrite(artefact, join, reseal)
     with pytest.raises(StreamError, match="this artefact takes 1 to 8"):
         check(artefact)
-
-
-@pytest.mark.parametrize("segment", [0, -1, 9])
-def test_evaluate_refuses_an_impossible_segment(
-    segment: int, sessions: dict[str, Session], tokens: np.ndarray
-) -> None:
-    with pytest.raises(StreamError, match="1 to 8"):
-        evaluate(sessions["ring"], tokens[:50], segment=segment)

@@ -16,7 +16,7 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, SpecialTokens, Vocab
+from runtimes.contract.vocabulary import CharVocab, IdsVocab, SpecialTokens, Vocab
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
 from tests.from_logits import FromLogits
@@ -187,16 +187,6 @@ def test_a_stopped_row_emits_nothing_while_others_continue(session: Session) -> 
     for row, text in enumerate(texts(pieces, 3)):
         assert text == free[row].split(stop)[0]
     assert len(ids(pieces, 0)) == free[0].find(stop) + 2
-
-
-def test_a_character_of_several_bytes_is_shown_when_complete() -> None:
-    assert recite("aé€🙂b", (), ByteVocab()) == ["a", "", "é", "", "", "€", "", "", "", "🙂", "b"]
-
-
-def test_an_incomplete_last_character_does_not_fail() -> None:
-    session = Recital(ByteVocab().encode("a€").tolist(), ByteVocab())
-    pieces = [piece.text for piece in generate(session, "?", max_tokens=3, sampler=GREEDY)]
-    assert "".join(pieces).strip("�") == "a"
 
 
 @pytest.mark.parametrize("kind", ["ring", "torch"])

@@ -61,13 +61,6 @@ def test_a_run_under_another_rule_equals_reopening_it(run: Path, tokens: np.ndar
     assert own.with_rule(own.rule) is own
 
 
-def test_memory_does_not_pass_between_rules(run: Path) -> None:
-    own = open_session(run)
-    other = own.with_rule(sweep(own.rule, clamp_lens=(3,))[0][0])
-    with pytest.raises(StreamError, match="belongs to artefact"):
-        other.step(np.zeros((1, 1), np.int64), own.start(1))
-
-
 def test_the_rule_of_an_artefact_is_fixed(artefacts: dict[str, Path]) -> None:
     own = open_session(artefacts["ring"])
     assert own.with_rule(own.rule) is own
