@@ -240,25 +240,18 @@ inline Value parse(std::string_view text, std::size_t most_values = std::size_t{
   return Parser(text, most_values).parse();
 }
 
+// Appends a text in UTF-8 as a string.
 inline void append_string(std::string& out, std::string_view text) {
   static constexpr std::string_view meant = "\"\\\b\f\n\r\t", escapes = "\"\\bfnrt";
-  const auto unit = [&](char32_t value) {
-    out += "\\u";
-    for (int digit = 12; digit >= 0; digit -= 4) out += "0123456789abcdef"[value >> digit & 15];
-  };
   out += '"';
-  for (std::size_t at = 0; at < text.size();) {
-    const Character found = first_character(text.substr(at));
-    const std::size_t which = meant.find(text[at]);
-    at += found.length;
+  for (const char byte : text) {
+    const std::size_t which = meant.find(byte);
     if (which != std::string_view::npos) {
       out += '\\', out += escapes[which];
-    } else if (found.code >= 0x20 && found.code < 0x7f) {
-      out += static_cast<char>(found.code);
-    } else if (found.code < 0x10000) {
-      unit(found.code);
+    } else if (static_cast<unsigned char>(byte) < 0x20) {
+      out += "\\u00", out += "0123456789abcdef"[byte >> 4], out += "0123456789abcdef"[byte & 15];
     } else {
-      unit(0xd800 + ((found.code - 0x10000) >> 10)), unit(0xdc00 + ((found.code - 0x10000) & 0x3ff));
+      out += byte;
     }
   }
   out += '"';

@@ -19,7 +19,6 @@
 
 #include "bpe.hpp"
 #include "../file.hpp"
-#include "tokenizer_json.hpp"
 #include "unicode_classes.hpp"
 #include "vocabulary.hpp"
 
