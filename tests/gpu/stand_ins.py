@@ -12,13 +12,10 @@ import pytest
 from benchmarks.cases.on_gpu import sides
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from runtimes.contract.engine import EngineFacts, Profile, load_engine
-from runtimes.contract.reference import load_reference
-from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from trainer.model.config import ModelConfig
 from xl_export.tensorrt.build import LAYERS
 from xl_export.tensorrt.options import BuildOptions
-from xl_export.tensorrt.trtexec import LINE, timing_commands, trtexec_command
 
 TINY = BenchmarkConfig(
     name="tiny-gpu",
@@ -50,10 +47,6 @@ def install(patch: pytest.MonkeyPatch) -> Any:
         )
         fake_gpu.make_engine(artefact, out, profiles=profiles, flavour=options.flavour)
         (out / LAYERS).write_text('{"Layers": ["a", "b"]}')
-        spec = load_spec(artefact)
-        lines = [trtexec_command(artefact, spec, options, {})]
-        lines += timing_commands(spec, options, load_reference(artefact, spec), out)
-        (out / LINE).write_text("\n".join(lines) + "\n")
         return load_engine(out)[0]
 
     patch.setattr(sides, "build", build)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.cases.on_gpu import triton_kernel
 from xl_export.tensorrt.kernels.cases import CASES
-from xl_export.tensorrt.kernels.driver import try_kernels
+from xl_export.tensorrt.kernels.compile import JOINS, tactics
+from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, naive_answer, run_embedded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_embedded_ptx_equals_the_naive_operator(name: str) -> None:
-    failed = [tried for tried in try_kernels({name: CASES[name]}, repeats=2) if not tried.passed]
-    assert failed == []
+    case, driver = CASES[name], Driver()
+    expected = naive_answer(case)
+    for tactic in tactics(case.K, driver.gpu.capability, case.dtype):
+        for join in JOINS:
+            got = run_embedded(
+                driver, case.inputs(), case.attributes, mem_len=case.mem_len, tactic=tactic, join=join
+            )
+            assert np.abs(got.answer - expected).max() <= TOLERANCES[case.dtype], (tactic, join)
 
 
 def test_every_form_of_attention_is_timed() -> None:

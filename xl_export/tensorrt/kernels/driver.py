@@ -1,9 +1,8 @@
 """The kernels as an engine launches them, without TensorRT: the PTX that a plan embeds goes through the CUDA
 driver, and the answers are compared with the naive operator.
 
-`try_kernels` does that for every case and tactic on this machine's GPU. It needs the driver, `cuda-bindings`
-and Triton. It was not run on a GPU; tests run it with a fake driver, and `run_embedded` with one that
-executes the PTX on the CPU.
+It needs the driver and `cuda-bindings`, and to compile also Triton. It was not run on a GPU; tests run it
+with a driver that executes the PTX on the CPU.
 """
 
 from __future__ import annotations
@@ -13,17 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, needs
-from runtimes.base.machine import driver_version
 from runtimes.contract.engine import Gpu
-from xl_export.tensorrt.kernels.cases import CASES, Case
+from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.compile import (
-    JOINS,
     Kernel,
     Sizes,
     Tactic,
@@ -34,7 +30,6 @@ from xl_export.tensorrt.kernels.compile import (
     parts,
     programs,
     scratch_rows,
-    tactics,
 )
 from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import Attributes
@@ -68,11 +63,6 @@ class Driver:
         name = self._ask("cuDeviceGetName", 100, self._device).split(b"\0")[0].decode()
         major, minor = (self._attribute(f"COMPUTE_CAPABILITY_{which}") for which in ("MAJOR", "MINOR"))
         return Gpu(name=name, compute_capability=f"{major}.{minor}")
-
-    @property
-    def version(self) -> str | None:
-        """The version of the driver itself, such as 580.65.06; None if the machine does not report it."""
-        return driver_version()
 
     @property
     def cuda(self) -> str:
@@ -261,57 +251,7 @@ def run_kernels(
     return Answer(answer=answer, milliseconds=took)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """One tactic on one case."""
-
-    case: str
-    tactic: Tactic
-    join: Tactic
-    difference: float  # the largest from the naive operator in float64; NaN if a number is missing
-    tolerance: float
-    milliseconds: float  # the median of the repeats after the first
-
-    @property
-    def passed(self) -> bool:
-        return self.difference <= self.tolerance
-
-
 def naive_answer(case: Case) -> np.ndarray:
     """What the naive operator answers to a case, computed in float64; [B, H, T, K]."""
     arrays = case.inputs().values()
     return naive_relative_attention(*arrays, attributes=case.attributes, mem_len=case.mem_len)
-
-
-def try_kernels(
-    cases: Mapping[str, Case] = CASES, *, driver: Driver | None = None, repeats: int = 5
-) -> Iterator[Tried]:
-    """Every case with every tactic that an engine for this GPU has, one after the other: the kernels' answer
-    against the naive operator.
-
-    driver: None for one of the first GPU. repeats: at least 2.
-    """
-    driver = driver or Driver()
-    compute_capability = driver.gpu.capability
-    for name, case in cases.items():
-        inputs = case.inputs()
-        expected = naive_answer(case)
-        for tactic in tactics(case.K, compute_capability, case.dtype):
-            for join in JOINS:
-                got = run_embedded(
-                    driver,
-                    inputs,
-                    case.attributes,
-                    mem_len=case.mem_len,
-                    tactic=tactic,
-                    join=join,
-                    repeats=repeats,
-                )
-                yield Tried(
-                    case=name,
-                    tactic=tactic,
-                    join=join,
-                    difference=float(np.abs(got.answer - expected).max()),
-                    tolerance=TOLERANCES[case.dtype],
-                    milliseconds=median(got.milliseconds[1:]),
-                )

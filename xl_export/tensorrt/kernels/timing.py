@@ -16,7 +16,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import version as version_of
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -26,6 +26,7 @@ import onnx
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_json, write_json
+from runtimes.base.machine import driver_version
 from runtimes.base.progress import say_once
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.engine import Gpu, Profile, TacticFacts
@@ -226,12 +227,13 @@ def choose(shapes: Sequence[Shape], gpu: Gpu, *, file: Path | None = None) -> tu
     except UserError as error:
         say_once(f"the plugin's kernels were not timed, and its defaults are built in: {error}")
         return tuple(default(shape, gpu.capability) for shape in shapes)
-    here = gpu, driver.version, driver.cuda, code()
+    version = driver_version()
+    here = gpu, version, driver.cuda, code()
     known = {record.choice.shape: record.choice for record in records if record.holds_for == here}
     fresh = {shape: time_shape(driver, shape) for shape in shapes if shape not in known}
     if fresh and file:
         made = [
-            Record(gpu=gpu, driver_version=driver.version, driver_cuda=driver.cuda, code=code(), choice=one)
+            Record(gpu=gpu, driver_version=version, driver_cuda=driver.cuda, code=code(), choice=one)
             for one in fresh.values()
         ]
         write_json(file, to_json(Records(schema=SCHEMA, timed=(*records, *made))))
@@ -255,7 +257,7 @@ def read_records(file: Path) -> tuple[Record, ...]:
 @functools.cache
 def code() -> str:
     """SHA-256 of the kernels' sources and of the name of their compiler: times are valid only for these."""
-    digest = hashlib.sha256(version("triton").encode())
+    digest = hashlib.sha256(version_of("triton").encode())
     for name in ("common", "compile", "join", "segment", "skew", "token"):
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()

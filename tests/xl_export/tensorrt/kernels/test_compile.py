@@ -12,8 +12,7 @@ import pytest
 
 from runtimes import UserError
 from runtimes.contract.tensors import Form
-from tests.xl_export.tensorrt.kernels.resources import compiled_for, innermost_loop, resources
-from xl_export.tensorrt.kernels.cases import CASES
+from tests.xl_export.tensorrt.kernels.resources import compiled_for, resources
 from xl_export.tensorrt.kernels.compile import (
     JOINS,
     PTX_VERSIONS,
@@ -94,27 +93,6 @@ def test_a_kernel_fits_its_gpu(capability: int, tactic: Tactic, head_dim: int, f
         assert found.registers <= 128  # four programs of four warps on each multiprocessor
 
 
-def test_a_loop_in_a_loop_is_found() -> None:
-    assembly = """
-.L_x_1:
-    IADD3 R1
-    BAR.SYNC.DEFER_BLOCKING 0x0
-.L_x_2:
-    HMMA.16816.F32
-    BAR.SYNC.DEFER_BLOCKING 0x0
-    SHFL.IDX PT
-    @P0 BRA `(.L_x_2) ;
-    @P1 BRA `(.L_x_1) ;
-    EXIT
-.L_x_3:
-    BRA `(.L_x_3) ;
-"""
-    loop = innermost_loop(assembly)
-    assert "HMMA" in loop
-    assert loop.count("BAR.") == loop.count("SHFL.") == 1
-    assert innermost_loop("    EXIT") == ""
-
-
 @pytest.mark.parametrize("tactic", JOINS, ids=lambda tactic: str(tactic.block_t))
 @pytest.mark.parametrize(
     "capability", [75, *(pytest.param(c, marks=pytest.mark.slow) for c in (87, 90, 120))]
@@ -166,15 +144,6 @@ def test_gpus_with_tensor_memory_get_the_tiles_that_fit_them(capability: int) ->
     assert [(t.block_t, t.block_j) for t in tactics(64, capability)[2:]] == [(16, 32), (32, 32), (32, 64)]
     assert [(t.block_t, t.block_j) for t in tactics(41, capability)[2:]] == [(16, 32), (32, 32)]
     assert [(t.block_t, t.block_j) for t in tactics(128, capability)[2:]] == [(16, 32)]
-
-
-def test_sizes_come_from_the_shapes_of_the_inputs() -> None:
-    case = CASES["persistent"]
-    shapes = [list(array.shape) for array in case.inputs().values()]
-    shapes[0][2] = shapes[1][2] = -1  # as TensorRT writes what is dynamic
-    assert Sizes.of(shapes) == Sizes(
-        heads=2, head_dim=16, table_heads=2, table_rows=21, bias_heads=2, bias_rows=21, persistent_rows=5
-    )
 
 
 def test_a_gpu_without_kernels_is_refused() -> None:

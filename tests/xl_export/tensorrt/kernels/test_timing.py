@@ -181,11 +181,11 @@ def test_timings_are_kept_by_gpu_driver_code_and_shape(
     assert launches(shape(2)) == 0
     assert launches(gpu=Gpu(name="Another GPU", compute_capability="8.0")) > 0
     assert launches() == 0
-    monkeypatch.setattr(module, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(timing, "driver_version", lambda: "580.65.06")
     assert launches() > 0
     monkeypatch.setattr(timing, "code", lambda: "newer code")
     assert launches() > 0
-    monkeypatch.setattr(module, "driver_version", lambda: None)  # as on a Jetson: CUDA counts
+    monkeypatch.setattr(timing, "driver_version", lambda: None)  # as on a Jetson: CUDA counts
     assert launches() > 0
     assert launches() == 0
     monkeypatch.setattr(fake, "cuDriverGetVersion", lambda: (fake.result, 13020))
