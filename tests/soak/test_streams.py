@@ -114,6 +114,7 @@ def kill(schedule: Schedule) -> None:
     assert not left, f"hidden files are left: {left}"
 
 
+@pytest.mark.slow
 def test_a_round_of_the_soak_passes(make_run: Make, tmp_path: Path) -> None:
     counts, worst = soak_round(5, 20, make_run, tmp_path, None)
     assert counts["step"] > 0

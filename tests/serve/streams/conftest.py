@@ -10,7 +10,9 @@ import pytest
 
 import runtimes
 from runtimes import Session
+from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Task
 
 KEY = bytes(range(32))
 Advance = Callable[[StreamState, np.ndarray], StreamState]
@@ -29,19 +31,17 @@ def fresh(session: Session) -> StreamState:
 
 @pytest.fixture(scope="session")
 def advance(session: Session) -> Advance:
-    """`advance(state, tokens)` → the state after them, cut as an engine cuts them; `state` stays as it is."""
+    """`advance(state, tokens)` → the state after them, from a scheduler; `state` stays as it is."""
+    driver = Driver(session, rows=1)
 
     def feed(state: StreamState, tokens: np.ndarray) -> StreamState:
-        memory, logits, written = state.memory.copy(), state.logits, state.written
-        for at in range(0, len(tokens), session.rule.segment):
-            piece = tokens[at : at + session.rule.segment]
-            padded = min(session.rule.segment, 1 << (len(piece) - 1).bit_length())
-            written = max(written, int(memory.positions[0]) + padded)
-            row = np.pad(piece, (0, padded - len(piece)))[None]
-            logits, _ = session.predict(row, memory, lengths=np.array([len(piece)]))
-            logits = logits[0]
-        tail = np.concatenate([state.tail, tokens])[-session.rule.segment - 1 :]
-        return StreamState(memory=memory, logits=logits, tail=tail, written=written)
+        if not len(tokens):
+            return state
+        driver.run(task := Task(tokens=np.asarray(tokens, np.int64), state=state, score=True, keep=True))
+        after = driver.ended(task).state
+        driver.answers.clear()
+        assert after is not None
+        return after
 
     return feed
 

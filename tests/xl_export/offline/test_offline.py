@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -212,13 +211,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     text.write_text("abc\n")
     score, evaluate = ("score", ARTEFACT, "--input", text), ("eval", ARTEFACT, "--text", text)
     refused(xl(*score, "--out", tmp_path / "out"), "--out is for --ray; leave it out, or give --ray local")
-    refused(xl(*evaluate, "--actors", 2), "--actors is for --ray")
     refused(xl(*score, "--ray", "local"), "give --out FILE")
     refused(xl(*score, "--ray", "local", "--out", text), "exists already; give another --out, or --force")
     refused(xl(*score, "--ray", "local", "--out", tmp_path / "out", "--weight", 1), "--weight needs")
-    refused(xl("score", tmp_path, *score[2:], "--ray", "local", "--out", tmp_path / "out"), "is neither")
     refused(xl(*evaluate, "--ray", "local"), "give --work FOLDER")
     refused(xl(*evaluate, "--ray", "local", "--work", tmp_path, "--segment", "1,2"), "one setting at a time")
-    if importlib.util.find_spec("ray") is None:
-        options = ("--ray", "local", "--out", tmp_path / "out")
-        refused(xl(*score, *options), "ray is not installed", "pip install '.[ray]'")

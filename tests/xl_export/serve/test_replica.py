@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -22,11 +21,11 @@ from xl_export.serve import shared
 from xl_export.serve.core.admission import StoppedError
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.http.base.errors import RefusedError, refusal_of
+from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.replica import ConflictError, Replica, UnavailableError
 from xl_export.serve.shared import SharedStreams
 from xl_export.serve.streams.facts import DamagedStreamError, NoStreamError
-from xl_export.serve.streams.files import SharedFile, UnwritableError
+from xl_export.serve.streams.files import SharedFile
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
@@ -153,12 +152,7 @@ BODIES: list[tuple[object, str]] = [
     ({"text": "a"}, "the field 'position' is missing"),
     ({"position": 0}, "give either text or tokens"),
     ({"position": 0, "text": "a", "tokens": [1]}, "give either text or tokens"),
-    ({"position": True, "text": "a"}, "position is a boolean; expected an integer"),
-    ({"position": 0, "tokens": [1.5]}, r"tokens\[0\] is a number.*; expected an integer"),
-    ({"position": 0, "text": "a", "beam": 2}, "the field 'beam' is not known"),
     ({"position": 0, "text": "a" * 70_000}, "accepts 65,536"),
-    ({"position": 0, "tokens": [1 << 70]}, "tokens"),
-    ({"position": 0, "text": "a", "max_tokens": 1, "temperature": 10**400}, "temperature"),
     ({"position": 0, "text": "a", "max_tokens": 1, "seed": 1 << 64}, "seed is"),
 ]
 
@@ -177,26 +171,6 @@ def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, t
     with replica(session, str(tmp_path)) as one:
         in_thread(ask(one))
     assert not list(itertools.chain(tmp_path.glob("*/*.stream")))
-
-
-def test_a_full_disk_answers_503_without_a_path(
-    session: runtimes.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device", "/folder")
-
-    async def ask(one: Replica) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", full)
-            with pytest.raises(UnwritableError, match="No space") as caught:
-                await one.answer("a", {"position": 0, "tokens": [1]})
-        assert refusal_of(caught.value).status == 507
-        assert "/folder" not in str(caught.value)
-        assert (await one.answer("a", {"position": 0, "tokens": [1]}))["position"] == 1, "there is room again"
-
-    with replica(session, str(tmp_path)) as one:
-        in_thread(ask(one))
-        one._bridge.deliver([])  # of a step that ends after the loop
 
 
 def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, tmp_path: Path) -> None:

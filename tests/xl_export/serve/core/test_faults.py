@@ -43,18 +43,6 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
     assert not engine._admission._places
 
 
-def test_unread_answers_do_not_pause_a_failed_task(session: Session) -> None:
-    clients = Clients()
-    engine = Engine(session, EngineSettings(rows=2, unread=2), deliver=clients.deliver)
-    engine.submit(task := endless())
-    scheduler, draw = engine.scheduler, engine.scheduler._draw
-    scheduler._draw = lambda *given: fails() if scheduler.drawn else draw(*given)  # type: ignore[method-assign]
-    engine.start()
-    assert reasons(clients, task) == ["failed"]
-    engine.stop(within=60)
-    assert scheduler.rows.free == 2
-
-
 def test_a_stream_that_cannot_be_copied_fails_alone(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab
 from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
-from xl_export.serve.core.running import Rows
-from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Drawing, Drawn, Fed, Task
 
 POISON = 3
 
@@ -263,32 +262,3 @@ def test_a_run_in_pytorch_is_served_too(run: Path, session: Session) -> None:
     for task in tasks:
         pieces = generate(session, task.tokens, max_tokens=6)
         assert driver.tokens(task) == [piece.token for piece in pieces]
-
-
-def test_stopped_streams_get_their_last_tokens_in_one_step(session: Session) -> None:
-    driver = Driver(session, rows=4)
-    tasks = [Task(tokens=np.arange(n), keep=True, drawing=Drawing(max_tokens=99)) for n in (3, 4, 5)]
-    driver.submit(*tasks)
-    driver.iterate(6)
-    steps = driver.scheduler.steps
-    ends = dict(driver.scheduler.stop())
-    assert driver.scheduler.steps == steps + 1
-    for task in tasks:
-        (end,) = ends[task]
-        assert isinstance(end, Ended)
-        assert end.state.position == len(task.tokens) + len(driver.tokens(task))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_part_of_the_rows_stays_over_their_arrays(artefacts: dict[str, Path], count: int) -> None:
-    """Also where a session exchanges the arrays of what it steps."""
-    shifting = open_session(artefacts["shift"], threads=1)
-    rows = Rows(shifting, count)
-    for _ in range(3):
-        part = rows.part(0, count)
-        shifting.predict(np.ones((count, 1), np.int64), part)
-        assert part.tensors.keys() == rows.memory.tensors.keys()
-        for name, array in rows.memory.tensors.items():
-            assert np.shares_memory(part.tensors[name], array)
-            assert np.shares_memory(array, rows.memory.part(0, 1).tensors[name])
-    assert (rows.part(0, count) is rows.memory) == (count == 1)

@@ -38,20 +38,6 @@ def test_many_tasks_of_a_tenant_do_not_delay_another(session: Session) -> None:
         assert said(driver.answers[each]) == said(alone.answers[task])
 
 
-def test_rows_are_shared_by_tokens_served(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both tenants always have tasks, and in the end each has about half of the tokens."""
-    monkeypatch.setattr("xl_export.serve.core.running.TURN", 60)
-    driver = Driver(session, rows=4)
-    driver.submit(
-        *(drawing_task("many", 60) for _ in range(60)), *(drawing_task("few", 5) for _ in range(300))
-    )
-    driver.iterate(250)
-    served = {run.account.tenant: run.account.served for run in driver.scheduler.runs.values()}
-    assert sum(served.values()) > 900
-    assert abs(served["many"] - served["few"]) <= 120
-    assert driver.scheduler.preempted < 20  # nobody is pushed in and out all the time
-
-
 def test_a_single_row_is_shared_in_turns(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xl_export.serve.core.running.TURN", 20)
     driver = Driver(session, rows=1)
@@ -100,15 +86,6 @@ def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
     assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
 
 
-def test_a_preempted_prompt_is_reported_whole(session: Session) -> None:
-    driver = Driver(session, rows=1, prompt_tokens=8)
-    driver.submit(bulk := drawing_task("a", 1, prompt=60, bulk=True))
-    driver.iterate(3)
-    driver.run(drawing_task("b", 2))
-    assert driver.scheduler.preempted == 1
-    assert [answer.count for answer in driver.answers[bulk] if isinstance(answer, Fed)] == [60]
-
-
 def test_bulk_is_preempted_between_pieces_and_continues(session: Session) -> None:
     driver = Driver(session, rows=2, prompt_tokens=8)
     text = np.random.default_rng(0).integers(session.vocab.size, size=120)
@@ -153,17 +130,6 @@ def test_a_client_that_takes_nothing_pauses_its_task_alone(session: Session) -> 
     alone = Driver(session, rows=1)
     alone.run(same := drawing_task("a", 50, prompt=5))
     assert said(driver.answers[slow]) == said(alone.answers[same])
-
-
-def test_a_paused_task_is_cancelled_as_any_other(session: Session) -> None:
-    driver = Driver(session, rows=1, unread=4)
-    driver.slow.add(slow := drawing_task("a", 50))
-    driver.submit(slow)
-    driver.iterate(20)
-    driver.cancel(slow)
-    driver.iterate()
-    assert driver.ended(slow).reason == "cancelled"
-    assert not driver.scheduler.runs
 
 
 def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
