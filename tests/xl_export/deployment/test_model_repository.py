@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from runtimes import open_session
+from runtimes import Memory, Session, open_session
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
@@ -32,51 +32,36 @@ from xl_export.graph.step import step_graph
 # What each client sends: the lengths of its requests. The streams begin at different times.
 STREAMS = {7: [5, 1, 1, 8, 3, 8, 8, 1], 2**40: [1, 8, 1, 8, 3, 8, 1], 3: [8, 1, 8, 3, 1]}
 BEGINS = {7: 0, 2**40: 1, 3: 2}
+Inputs = dict[str, np.ndarray]
 
 
-def answers_of(server: Server, tokens: np.ndarray, *, selective: bool) -> dict[int, list[np.ndarray]]:
-    """The answers to all streams, whose requests wait together wherever they can."""
-    found: dict[int, list[np.ndarray]] = {sequence: [] for sequence in STREAMS}
-    at = dict.fromkeys(STREAMS, 0)
+def difference(server: Server, session: Session, inputs_of: Callable[[int, int], Inputs]) -> float:
+    """The largest difference between the answers of the server, whose requests wait together wherever they
+    can, and those of a session. inputs_of: from a seed and a length.
+    """
+    memories: dict[int, Memory] = {}
+    worst = 0.0
     for turn in range(12):
-        requests = []
-        for number, (sequence, lengths) in enumerate(STREAMS.items()):
+        requests: list[tuple[int, bool, Inputs]] = []
+        for sequence, lengths in STREAMS.items():
             step = turn - BEGINS[sequence]
-            if not 0 <= step < len(lengths):
-                continue
-            begin, length = 100 * number + at[sequence], lengths[step]
-            inputs = {"input_ids": tokens[None, begin : begin + length]}
-            if selective:
-                inputs["targets"] = tokens[None, begin + 1 : begin + length + 1]
-            requests.append((sequence, step == 0, inputs))
-            at[sequence] += length
-        for (sequence, *_), answer in zip(requests, server.infer(requests), strict=True):
-            found[sequence].append(answer["log_probs" if selective else "logits"][0])
-    return found
-
-
-def expected_of(artefact: Path, tokens: np.ndarray, *, selective: bool) -> dict[int, list[np.ndarray]]:
-    session = open_session(artefact)
-    found: dict[int, list[np.ndarray]] = {}
-    for number, (sequence, lengths) in enumerate(STREAMS.items()):
-        memory, at, found[sequence] = session.start(1), 100 * number, []
-        for length in lengths:
-            given, following = tokens[None, at : at + length], tokens[None, at + 1 : at + length + 1]
-            if selective:
-                answer, memory = session.score(given, following, memory)
+            if 0 <= step < len(lengths):
+                inputs = inputs_of(100 * sequence + step, lengths[step])
+                requests.append((sequence, step == 0, inputs))
+        for (sequence, starts, inputs), answer in zip(requests, server.infer(requests), strict=True):
+            memory = session.start(1) if starts else memories[sequence]
+            if "targets" in inputs:
+                log_probs, memory = session.score(inputs["input_ids"], inputs["targets"], memory)
+                expected = {"log_probs": log_probs}
+            elif "input_ids" in inputs:
+                logits, memory = session.step(inputs["input_ids"], memory)
+                expected = {"logits": logits}
             else:
-                answer, memory = session.step(given, memory)
-            found[sequence].append(answer[0])
-            at += length
-    return found
-
-
-def compare(found: dict[int, list[np.ndarray]], expected: dict[int, list[np.ndarray]]) -> float:
-    return max(
-        float(np.abs(mine - theirs).max())
-        for sequence in STREAMS
-        for mine, theirs in zip(found[sequence], expected[sequence], strict=True)
-    )
+                expected, memory = session.step(inputs, memory)
+                assert answer.keys() == expected.keys()
+            memories[sequence] = memory
+            worst = max(worst, *(float(np.abs(answer[name] - x).max()) for name, x in expected.items()))
+    return worst
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,57 +73,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 MARKED = [pytest.param(case, marks=pytest.mark.slow) for case in ("zeros", "groups", "engine")]
 
 
-@pytest.mark.parametrize("case", ["ring", "shift", "hidden", "selective", *MARKED])
+@pytest.mark.parametrize("case", ["ring", "shift", "hidden", "selective", "policy", *MARKED])
 def test_the_server_gives_the_answers_of_the_session(
     case: str,
     artefacts: dict[str, Path],
     make_run: Callable[..., Path],
-    tokens: np.ndarray,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     if case in CASES:
         name, options = CASES[case]
         artefact = export(make_run(**ARCHITECTURES[name]), tmp_path / "model", **options)
     else:
-        artefact = artefacts[case]
-    selective = load_spec(artefact).model.selective
+        artefact = request.getfixturevalue("policy") if case == "policy" else artefacts[case]
+    spec = load_spec(artefact)
+
+    def inputs_of(seed: int, length: int) -> Inputs:
+        if case == "policy":
+            return observed(1, min(length, 4), seed)
+        names = ("input_ids", "targets") if spec.model.selective else ("input_ids",)
+        draw = np.random.default_rng(seed)
+        return {name: draw.integers(spec.model.vocab_size, size=(1, length)) for name in names}
+
     folder = write_model(artefact, tmp_path / "repository")
-    server = Server(folder)
-    expected = expected_of(artefact, tokens, selective=selective)
-    found = answers_of(server, tokens, selective=selective)
-    most = 3e-2 if case == "engine" else 1e-4
-    assert compare(found, expected) < most
+    server = Server(folder, leaks=True)
+    server.infer([(1, True, inputs_of(1, 8))])
+    server.end(1)  # its memory is there when the others begin
+    assert difference(server, open_session(artefact), inputs_of) < (3e-2 if case == "engine" else 1e-4)
     assert server.executions < sum(map(len, STREAMS.values()))  # requests of equal length share a step
-    with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):  # a segment that is too long
-        server.infer([(7, False, next_request(tokens, length=9, selective=selective))])
-
-    leaking = Server(folder, leaks=True)
-    leaking.infer([(1, True, next_request(tokens, selective=selective))])
-    leaking.end(1)
-    assert compare(answers_of(leaking, tokens, selective=selective), found) < most
-    onnx.checker.check_model(str(folder / "1" / "model.onnx"))
-
-
-def test_the_server_steps_streams_of_named_arrays(policy: Path, tmp_path: Path) -> None:
-    """Two sequences with requests of equal and of other lengths; the second one begins later, and again."""
-    server = Server(write_model(policy, tmp_path / "repository"))
-    session = open_session(policy)
-    memories: dict[int, Any] = {}
-    for number in range(12):
-        chosen = [1] if number < 2 else [1, 2]
-        requests = []
-        for sequence in chosen:
-            begins = sequence not in memories or (number, sequence) == (8, 2)
-            if begins:
-                memories[sequence] = session.start(1)
-            inputs = observed(1, 1 + (number * sequence) % 4, 100 * sequence + number)
-            requests.append((sequence, begins, inputs))
-        for (sequence, _, inputs), answer in zip(requests, server.infer(requests), strict=True):
-            expected, _ = session.step(inputs, memories[sequence])
-            assert answer.keys() == expected.keys()
-            assert all(np.abs(answer[name] - x).max() < 1e-5 for name, x in expected.items())
+    too_long = observed(1, 5, 0) if case == "policy" else inputs_of(1, spec.rule.segment + 1)
     with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
-        server.infer([(1, False, observed(1, 5, 0))])
+        server.infer([(7, False, too_long)])
+    onnx.checker.check_model(str(folder / "1" / "model.onnx"))
 
 
 @pytest.mark.slow
@@ -158,11 +124,6 @@ def test_the_server_refuses_steps_that_are_not_promised(tmp_path: Path) -> None:
     fixed = trace(Both(), tmp_path / "fixed", rule=modules.RULE, without=without, rows=1)
     with pytest.raises(ConfigError, match="exactly 1 rows"):
         write_model(fixed, tmp_path / "repository")
-
-
-def next_request(tokens: np.ndarray, *, selective: bool, length: int = 8) -> dict[str, np.ndarray]:
-    inputs = {"input_ids": tokens[None, 50 : 50 + length]}
-    return inputs | ({"targets": tokens[None, 51 : 51 + length]} if selective else {})
 
 
 def test_states_keep_their_order_in_models_of_any_depth(
