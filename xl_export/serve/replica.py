@@ -31,6 +31,7 @@ from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
+from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.shared import SharedStreams
 from xl_export.serve.streams.facts import BusyStreamError, NoStreamError
 from xl_export.serve.streams.files import MovedError
@@ -40,13 +41,6 @@ MOST_TOKENS = 1 << 16  # of a request
 BODY_BYTES = 1 << 22
 LIMITS = Limits(prompt_tokens=MOST_TOKENS)
 ANYTHING = msgspec.json.Decoder()
-
-
-class ConflictError(RefusedError):
-    """The stream is not at the position that the request says."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, status=409, param="position", code="other_position")
 
 
 class UnavailableError(RefusedError):
@@ -107,7 +101,7 @@ class Replica:
 
         The answer to a request that was done already, and whose client asks again, is what it was. A request
         that has begun is done even if its client leaves and this is cancelled: it asks again. Raises
-        RefusedError or UserError, ConflictError if the stream is at another position, and UnavailableError.
+        RefusedError or UserError, ElsewhereError if the stream is at another position, and UnavailableError.
         """
         try:
             ask = msgspec.convert(body, StreamRequest)
@@ -169,11 +163,7 @@ class Replica:
         if before.note and (last := json.loads(before.note))["asked"] == asked:
             return dict(last["answer"])
         if ask.position != before.position:
-            name = operation.stream.id
-            raise ConflictError(
-                f"the stream {name} has had {before.position} tokens and the request says {ask.position}; "
-                "send the tokens from there, or begin another stream."
-            )
+            raise ElsewhereError(before.position, ask.position)
         if ask.inputs is not None:
             if not isinstance(self._engine, StepEngine):
                 raise RefusedError("the model is a language model; give text or tokens.", param="inputs")
