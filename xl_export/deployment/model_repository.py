@@ -102,14 +102,13 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
 def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, name: Path, force: bool) -> Path:
     """Builds an artefact for the server's TensorRT backend; returns the model's folder.
 
-    options: of the build. The flavour must be `tensorrt`, since the server has no backend for TensorRT-RTX.
-    name: the engine's folder, after which the model is named. Raises UserError like `write_model`, and if
+    options: of the build, which `refuse_engine` accepts. name: the engine's folder, after which the model is
+    named. Raises UserError like `write_model`, and if
     TensorRT refuses the graph.
     """
     from xl_export.tensorrt.build import refuse_artefact, serialize, start_tensorrt
     from xl_export.tensorrt.network import parse
 
-    refuse_engine(options)
     out = model_folder(name, repository, force=force)
     spec = load_language_model(artefact)
     refuse_artefact(spec, artefact)

@@ -120,10 +120,10 @@ class Scheduler:
             run.paused = False
             self.queue.add(run, first=True)
 
-    def fail_all(self, error: BaseException, runs: Sequence[Running] = ()) -> None:
-        """Ends all runs after a fault of the engine itself, also some that have not entered yet."""
+    def fail_all(self, error: BaseException, runs: Sequence[Running]) -> None:
+        """Ends all runs after a fault of the engine itself, also those that have not entered yet."""
         LOG.error("the engine failed and ends all of its tasks", exc_info=error)
-        for run in [*self.runs.values(), *runs]:
+        for run in runs:
             if run.ended:
                 continue
             self._forget_memory(run)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from runtimes.base.errors import ConfigError
-
 QUEUED = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """The sizes of an engine."""
+    """The sizes of an engine, all at least 1."""
 
     #: R, how many streams advance at once.
     rows: int = 32
@@ -28,11 +26,6 @@ class EngineSettings:
     #: client accepts no answers (half of them for one tenant), and of those that were preempted. One state or
     #: copy is always admitted.
     state_bytes: int = 4 << 30
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "queue", "prompt_tokens", "unread", "state_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1.")
 
 
 class Histogram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import UserError
 
 
 class NoStreamError(UserError):
@@ -85,8 +85,3 @@ class StoreSettings:
     #: survives a loss of power. That costs milliseconds for each append on most disks. Without it the system
     #: writes appends within seconds, and a kill of the server loses none.
     flush: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("ram_bytes", "streams", "tenant_bytes", "unwritten_bytes", "replayed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")

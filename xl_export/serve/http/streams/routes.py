@@ -12,9 +12,8 @@ from typing import Any, BinaryIO
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.base.body import reads_json
 from xl_export.serve.http.base.encoding import json_steps
-from xl_export.serve.http.base.endpoint import WITH_BODY, Endpoints
+from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.models import Model
@@ -28,7 +27,6 @@ from xl_export.serve.http.streams.documents import (
     ContinueResult,
     CreateBody,
     DeletedStream,
-    NoBody,
     RewindBody,
     StepBody,
     StepResult,
@@ -45,7 +43,6 @@ from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
 from xl_export.serve.streams.store import StreamStore
 from xl_export.serve.streams.unserved import UnservedStreams
 
-NOTHING = reads_json(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
@@ -137,12 +134,10 @@ async def rewind(exchange: Exchange, body: RewindBody) -> None:
     answer=StreamDocument,
     status=201,
     link=("id", "/id"),
-    refused=(*WRITES, *WITH_BODY),
+    refused=WRITES,
 )
 async def fork(exchange: Exchange) -> None:
     """A second stream in the same state."""
-    if exchange.headers.get("content-length", "0") != "0":  # refused if it asks for something
-        await exchange.read(NOTHING)
     work, name = _found(exchange)
     await _answer(exchange, work, lambda: work.fork(name), status=201)
 
