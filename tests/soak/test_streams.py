@@ -1,13 +1,9 @@
-"""Long random schedules of streams, and processes that are killed while they save them."""
+"""Long random schedules of streams. test_signals.py kills a command that saves them."""
 
 from __future__ import annotations
 
 import gc
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtimes import Session, load_memory, open_session, save_memory
+from runtimes import Session, open_session
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, load_spec
 from runtimes.contract.tensors import FORMS
@@ -28,23 +24,6 @@ STATUS = Path("/proc/self/statm")
 MiB = 1 << 20
 GROWTH = 48 * MiB  # of the resident memory, between the second quarter of the rounds and the last
 Make = Callable[..., Path]
-# Saves memories of one repeated number to a file, again and again, until it is killed.
-WRITER = """
-import sys
-from pathlib import Path
-import numpy as np
-from runtimes.base.tensors_file import read_tensors
-from runtimes.contract.memory import Memory, save_memory
-
-arrays, facts = read_tensors(Path(sys.argv[1]))
-owner, number = facts["owner"], 0
-while True:
-    number += 1
-    whole = {name: np.full(old.shape, number % 1000, old.dtype) for name, old in arrays.items()}
-    save_memory(Memory(whole.pop("positions"), whole, owner), sys.argv[1])
-    if number == 1:
-        print("writing", flush=True)
-"""
 
 
 def any_model(chance: random.Random) -> tuple[str, dict[str, Any]]:
@@ -84,8 +63,6 @@ def soak_round(
         schedule = Schedule(sessions, open_session(run), chance, work, by_row=by_row)
         try:
             schedule.run(schedule.choose(operations))
-            if form == "ring":
-                kill(schedule)
         except AssertionError as error:
             raise AssertionError(
                 f"{name} with {form} memory; repeat with SOAK_SEED={seed}.\n{error}"
@@ -94,24 +71,6 @@ def soak_round(
         counts["fused" if len(sessions) > 2 else "standard only"] += operations
         worst = max(worst, schedule.worst)
     return counts, worst
-
-
-def kill(schedule: Schedule) -> None:
-    """A child that saves streams is killed: the file is whole, and the next save removes the rest."""
-    file, session = schedule.folder / "killed", schedule.sessions[0]
-    save_memory(session.start(2), file)
-    with subprocess.Popen([sys.executable, "-c", WRITER, file], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "writing\n"
-        time.sleep(schedule.random.random() * 0.05)
-        child.kill()
-        assert child.wait() == -signal.SIGKILL
-    memory = load_memory(file, session)
-    for array in (memory.positions, *memory.tensors.values()):
-        assert (array == memory.positions[0]).all(), "the file mixes two memories"
-    save_memory(session.start(2), file)
-    left = [path.name for path in schedule.folder.iterdir() if path.name.startswith(".")]
-    assert not left, f"hidden files are left: {left}"
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_memory_in_int8_may_differ_by_one_in_each_byte(make_run: Callable[..., P
     assert told.returncode == 0, told.stdout + told.stderr
 
 
-@pytest.mark.parametrize("form", ["ring", "shift", "selective"])
+@pytest.mark.parametrize("form", ["shift", "selective"])
 def test_the_answers_are_those_of_the_session(
     form: str, artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from runtimes import Session, UserError
 from runtimes.contract.tensors import row_bytes
 from tests.serve.http.conftest import HTTP
 from tests.serve.http.streams.conftest import Keeping, created, owned
-from tests.serve.http.streams.test_streams import until
+from tests.serve.http.test_clients import comes_true
 from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE
@@ -61,7 +61,7 @@ def test_states_that_wait_for_the_disk_are_bounded(
         other = created(server, tokens[:5])
         with slow_disk(monkeypatch) as slow:
             waits = [threads.submit(created, server, tokens[:9]) for _ in range(2)]
-            until(lambda: slow.waiting == 2)
+            assert comes_true(lambda: slow.waiting == 2)
             fed = server.server.model(None).engine.scheduler.fed
             for path, body in (
                 ("/v1/streams", {"tokens": [1]}),
@@ -89,7 +89,7 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
         with slow_disk(monkeypatch) as slow:
             for _ in range(count):
                 threads.submit(created, server)
-            until(lambda: slow.waiting >= min(32, (os.cpu_count() or 1) + 4))
+            assert comes_true(lambda: slow.waiting >= min(32, (os.cpu_count() or 1) + 4))
             body = {"prompt": "a" * INLINE, "max_tokens": 1}
             answer = HTTP.post(f"{server.at}/v1/completions", json=body, timeout=20)
             assert answer.status_code in (200, 400), answer.text

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from runtimes import Session
 from tests.serve.http.conftest import HTTP, Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created, restored, straight
+from tests.serve.http.test_clients import comes_true
 from xl_export.serve.streams.facts import StoreSettings
 
 
@@ -170,8 +170,8 @@ def test_a_second_operation_is_refused_and_leaving_keeps_generated_tokens(
             busy = kept.post(f"{stream.path}/{what}", fields)
             assert busy.status_code == 409, busy.text
             assert busy.json()["error"]["code"] == "stream_busy"
-    facts = until(lambda: (now := kept.get(stream.path).json()) and not now["busy"] and now)
-    count = facts["position"] - 10
+    assert comes_true(lambda: not kept.get(stream.path).json()["busy"])
+    count = kept.get(stream.path).json()["position"] - 10
     assert 0 < count < 2000, "it was cancelled, and keeps what was generated"
     alone = fork.post("continue", {**body, "stream": False, "max_tokens": count})
     again = created(kept, np.concatenate([tokens[:10], alone["tokens"]]))
@@ -203,14 +203,6 @@ def test_a_server_that_stops_says_where_its_streams_are(
         ours = stream.on(server).append(tokens[50:60])["bits"]
         theirs = created(server, fed).append(tokens[50:60])["bits"]
         assert np.abs(np.array(ours) - theirs).max() <= 1e-3
-
-
-def until(found: Any) -> Any:
-    end = time.monotonic() + 60
-    while not (value := found()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return value
 
 
 def test_streams_are_listed_and_deleted(kept: Running) -> None:
@@ -335,7 +327,7 @@ def test_an_upload_beyond_the_limit_is_refused_before_it_arrives(
         )
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as first:
             first.sendall(head.encode() + snapshot[:-1])
-            until(lambda: list(tmp_path.rglob("*.upload")))
+            assert comes_true(lambda: any(tmp_path.rglob("*.upload")))
             with socket.create_connection(("127.0.0.1", server.port), timeout=60) as second:
                 second.sendall(head.encode())  # and nothing of the body
                 answer = second.makefile("rb").read()

@@ -12,7 +12,7 @@ import pytest
 from runtimes import Session
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
-from tests.serve.http.streams.test_streams import until
+from tests.serve.http.test_clients import comes_true
 from xl_export.artefact.export import export
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.unserved import UnservedStreams
@@ -69,7 +69,7 @@ def test_streams_of_another_version_are_kept_and_counted(
         refused(server, stream, identity)
         assert HTTP.delete(server.at + third.path).is_success
         old.users -= 1
-        until(lambda: isinstance(server.server.unserved_streams()[0], UnservedStreams))
+        assert comes_true(lambda: isinstance(server.server.unserved_streams()[0], UnservedStreams))
         refused(server, stream, identity)
         assert HTTP.delete(server.at + second.path).is_success
         fresh, _ = created(server), created(server)
