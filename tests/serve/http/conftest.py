@@ -51,11 +51,6 @@ class Running:
         return HTTP.get(self.at + path, **options)
 
     @cached_property
-    def server_description(self) -> dict[str, Any]:
-        """The server's own description in OpenAPI."""
-        return self.get("/openapi.json").json()
-
-    @cached_property
     def client(self) -> httpx.Client:
         """A client that keeps its connection."""
         return httpx.Client(verify=False, trust_env=False, timeout=60)

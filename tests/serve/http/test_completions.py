@@ -34,31 +34,7 @@ def log_probs(session, tokens: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-def test_a_seed_gives_what_generate_gives(openai, session) -> None:
-    prompts, options = [PROMPT, "Segments"], {"temperature": 0.8, "top_p": 0.9}
-    done = openai.completions.create(
-        model="tiny", prompt=prompts, max_tokens=30, seed=7, extra_body={"top_k": 20}, **options
-    )
-    expected = texts(session, prompts, max_tokens=30, seed=7, sampler=Sampler(top_k=20, **options))
-    assert [choice.text for choice in done.choices] == expected
-    assert [choice.finish_reason for choice in done.choices] == ["length", "length"]
-    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(PROMPT) + 8, 60)
-
-
-@pytest.mark.parametrize("n", [1, 2])  # with several choices the prompt is fed by a task of its own
-def test_penalties_and_min_p_give_what_generate_gives(openai, session, n: int) -> None:
-    penalties = {"presence_penalty": 0.7, "frequency_penalty": 0.3}
-    more = {"min_p": 0.01, "repetition_penalty": 1.2}
-    done = openai.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=30, seed=7, n=n, extra_body=more, **penalties
-    )
-    sampler = Sampler(**penalties, **more)
-    expected = texts(session, [PROMPT] * n, max_tokens=30, seed=7, sampler=sampler)
-    assert [choice.text for choice in done.choices] == expected
-    assert expected != texts(session, [PROMPT] * n, max_tokens=30, seed=7)
-
-
-def test_a_stream_is_the_same_text_in_parts(openai, session) -> None:
+def test_the_client_streams_what_generate_gives(openai, session) -> None:
     stream = openai.completions.create(
         model="tiny",
         prompt=PROMPT,
@@ -81,42 +57,50 @@ def test_a_stream_is_the_same_text_in_parts(openai, session) -> None:
     assert sorted(reason for reason in ends if reason) == ["length", "length"]
 
 
+IDS = [[5, 8, 2], [7]]
+USUAL = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
+PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "min_p": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompts", "sampler"),
+    [
+        ({"prompt": [PROMPT, "Segments"], **USUAL}, [PROMPT, "Segments"], Sampler(**USUAL)),
+        (PENALTIES, [PROMPT], Sampler(**PENALTIES)),
+        ({**PENALTIES, "n": 2}, [PROMPT] * 2, Sampler(**PENALTIES)),  # fed by a task of its own
+        ({"prompt": IDS}, IDS, None),
+        ({"prompt": IDS[0]}, IDS[:1], None),
+        ({"temperature": 0}, [PROMPT], Sampler(temperature=0)),
+        ({"top_p": 0}, [PROMPT], Sampler(temperature=0)),  # no share of the probability: the likeliest
+    ],
+)
+def test_a_request_draws_what_generate_draws(
+    served, session, fields: dict, prompts: list, sampler: Sampler | None
+) -> None:
+    answer = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 30, "seed": 7, **fields}).json()
+    given = {} if sampler is None else {"sampler": sampler}
+    expected = texts(session, prompts, max_tokens=30, seed=7, **given)
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert answer["usage"]["completion_tokens"] == 30 * len(prompts)
+
+
 def test_the_returned_seed_gives_the_text_again(served) -> None:
     options = {"prompt": PROMPT, "max_tokens": 12}
     answer = served.post("/v1/completions", options).json()
+    assert answer["model"] == "tiny", "the first one, since none was asked for"
     assert 0 <= answer["seed"] < 1 << 53  # a double, and so JavaScript, holds it exactly
     again = served.post("/v1/completions", {**options, "seed": answer["seed"]}).json()
     assert again["choices"] == answer["choices"]
-    assert again["seed"] == answer["seed"]
     assert served.post("/v1/completions", options).json()["seed"] != answer["seed"]
-    lines = served.post("/v1/completions", {**options, "stream": True}).text.split("\n")
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    (seed,) = {event["seed"] for event in events}
-    whole = served.post("/v1/completions", {**options, "seed": seed}).json()["choices"][0]["text"]
-    assert "".join(event["choices"][0]["text"] for event in events) == whole
-    fed = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True}).json()
-    assert fed["seed"] is None
+    signed, unsigned = (
+        served.post("/v1/completions", {**options, "seed": seed}).json() for seed in (-1, (1 << 64) - 1)
+    )
+    assert signed["choices"] == unsigned["choices"]
 
 
-def test_the_events_end_with_done(served) -> None:
-    answer = served.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in answer.text.split("\n") if line]
-    assert lines[-1] == "data: [DONE]"
-    assert all(json.loads(line.removeprefix("data: "))["object"] == "text_completion" for line in lines[:-1])
-
-
-def test_token_ids_are_a_prompt(openai, session) -> None:
-    ids = session.vocab.encode(PROMPT).tolist()
-    one = openai.completions.create(model="tiny", prompt=ids, max_tokens=9, seed=1)
-    two = openai.completions.create(model="tiny", prompt=[ids, ids[:4]], max_tokens=9, seed=1)
-    assert one.choices[0].text == texts(session, [PROMPT], max_tokens=9, seed=1)[0]
-    assert [c.text for c in two.choices] == texts(session, [PROMPT, PROMPT[:4]], max_tokens=9, seed=1)
-
-
-@pytest.mark.parametrize("max_tokens", [0, 3])
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("max_tokens", "n", "stream"), [(0, 1, False), (3, 2, False), (3, 1, True), (0, 2, True)]
+)
 def test_echo_gives_the_true_log_probabilities_of_the_prompt(
     openai, session, max_tokens: int, n: int, stream: bool
 ) -> None:
@@ -192,32 +176,9 @@ def test_a_prompt_that_was_sent_before_is_cached(openai, session) -> None:
     assert first.choices[0].text == second.choices[0].text
 
 
-def test_temperature_zero_is_greedy_and_seeds_are_random(openai, session) -> None:
-    greedy = openai.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=0)
-    assert greedy.choices[0].text == texts(session, [PROMPT], max_tokens=8, sampler=Sampler(temperature=0))[0]
-    drawn = {openai.completions.create(model="tiny", prompt=PROMPT).choices[0].text for _ in range(3)}
-    assert len(drawn) == 3
-    assert {len(text) for text in drawn} == {16}
-
-
-def test_without_a_model_the_first_one_answers(served) -> None:
-    answer = served.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).json()
-    assert answer["model"] == "tiny"
-
-
 def test_every_event_may_have_the_usage(served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "abc", "max_tokens": 3, "stream": True, "stream_options": options}
     lines = served.post("/v1/completions", body).text.split("\n\n")[:-2]
     counts = [json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"] for line in lines]
     assert counts == [1, 2, 3, 3, 3]
-
-
-def test_neighbours_of_the_usual_numbers_are_taken(served) -> None:
-    def text(**fields: object) -> str:
-        answer = served.post("/v1/completions", {"prompt": "abc", "max_tokens": 12, **fields})
-        assert answer.status_code == 200, answer.text
-        return answer.json()["choices"][0]["text"]
-
-    assert text(top_p=0, seed=3) == text(temperature=0), "no share of the probability: the likeliest token"
-    assert text(seed=-1) == text(seed=(1 << 64) - 1)

@@ -16,7 +16,6 @@ from runtimes import Session, open_session
 from runtimes.contract.spec import SPEC
 from tests.serve.http.conftest import Running, running, sources
 from tests.steps import observed
-from xl_export.serve.core.state import StreamState
 from xl_export.serve.http import inference
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
@@ -97,13 +96,6 @@ def test_a_sequence_is_a_stream(server: Running, session: Session) -> None:
     for name in (fork, state["stream"]):
         server.client.delete(f"{server.at}/v1/streams/{name}")
     assert asked(server, listed(inputs), parameters={"sequence_id": 9}).status_code == 400
-
-
-def test_a_later_step_makes_no_new_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = listed(observed(1, 1, 0))
-    asked(server, inputs, parameters={"sequence_id": 1, "sequence_start": True})
-    monkeypatch.setattr(StreamState, "begin", None)
-    assert asked(server, inputs, parameters={"sequence_id": 1, "sequence_end": True}).is_success
 
 
 def test_sequences_of_a_replaced_artefact_stay_apart(policy: Path, tmp_path: Path) -> None:

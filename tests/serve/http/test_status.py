@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import shutil
 import socket
@@ -19,7 +20,7 @@ from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
 from xl_export.serve.http import serving
 from xl_export.serve.http.app import ENDPOINTS
-from xl_export.serve.http.base.keys import keys_of
+from xl_export.serve.http.base.keys import Tenant, keys_of
 
 ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
 KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}", f"operator {ROOT} admin"]
@@ -83,9 +84,8 @@ def test_figures_have_the_usual_names_and_grow(served: Running) -> None:
 
 
 def test_each_request_has_an_id_and_is_logged(served: Running) -> None:
-    given = served.post(
-        "/v1/completions", {"prompt": "abc", "max_tokens": 4}, headers={"X-Request-Id": "mine-1"}
-    )
+    body = {"prompt": "abc", "max_tokens": 4}
+    given = served.post("/v1/completions", body, headers={"X-Request-Id": "mine-1"})
     assert given.headers["x-request-id"] == "mine-1"
     assert given.json()["id"] == "cmpl-mine-1"
     broken = served.get("/v1/models", headers={"X-Request-Id": "two words"})
@@ -93,13 +93,14 @@ def test_each_request_has_an_id_and_is_logged(served: Running) -> None:
     assert comes_true(lambda: '"id":"mine-1"' in served.log.getvalue())
     lines = [json.loads(line) for line in served.log.getvalue().splitlines()]
     (line,) = [line for line in lines if line.get("id") == "mine-1"]
-    assert (line["status"], line["model"], line["prompt_tokens"], line["completion_tokens"]) == (
-        200,
-        "tiny",
-        3,
-        4,
-    )
-    assert line["reason"] == "length"
+    expected = {
+        "status": 200,
+        "model": "tiny",
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "reason": "length",
+    }
+    assert line | expected == line
 
 
 def test_a_fault_of_the_engine_is_logged(
@@ -261,13 +262,10 @@ def test_a_line_that_is_no_key_is_refused(line: str, words: str) -> None:
 
 
 def test_a_key_may_be_kept_as_its_hash() -> None:
-    import hashlib
-
-    keys = keys_of([f"anna sha256:{hashlib.sha256(ANNA.encode()).hexdigest()}"], "keys")
-    tenant = keys.tenant(ANNA)
-    assert tenant is not None
-    assert tenant.name == "anna"
-    assert keys.tenant("sha256:" + hashlib.sha256(ANNA.encode()).hexdigest()) is None
+    digest = hashlib.sha256(ANNA.encode()).hexdigest()
+    keys = keys_of([f"anna sha256:{digest}"], "keys")
+    assert keys.tenant(ANNA) == Tenant(name="anna")
+    assert keys.tenant(f"sha256:{digest}") is None
 
 
 def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[str, Path]) -> None:

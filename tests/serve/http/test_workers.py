@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtimes.contract.vocabulary import CharVocab, SubwordVocab, subword
+from runtimes.contract.vocabulary import SubwordVocab, subword
 from tests.coroutines import in_thread
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import comes_true
@@ -152,8 +152,6 @@ def test_an_error_of_a_job_reaches_its_request() -> None:
 LONG = "a" * 50
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize": ("/tokenize", {"prompt": LONG, "return_token_strs": True}),
-    "detokenize": ("/detokenize", {"tokens": [1] * 50}),
-    "completion": ("/v1/completions", {"prompt": LONG, "max_tokens": 3, "temperature": 0}),
     "repeated": ("/v1/completions", {"prompt": [1] * 50, "max_tokens": 3, "temperature": 0, "echo": True}),
     "log_probs": (
         "/v1/completions",
@@ -233,25 +231,6 @@ def test_a_long_text_is_encoded_as_the_vocabulary_encodes_it(
     np.testing.assert_array_equal(finished(steps), vocab.encode(text))
 
 
-def test_too_many_tokens_are_refused_before_all_are_encoded() -> None:
-    encoded: list[str] = []
-
-    class Slow(CharVocab):
-        kind = "subword"
-
-        def encode(self, text: str | bytes) -> np.ndarray:
-            encoded.append(str(text))
-            return super().encode(text)
-
-    with pytest.raises(RefusedError, match="or more, and this server accepts 1,000;"):
-        finished(
-            encoding.encoding(
-                Slow(["a"]), "a" * 2_000_000, what="it", param="text", limits=Limits(prompt_tokens=1000)
-            )
-        )
-    assert len("".join(encoded)) < 300_000
-
-
 DOCUMENTS = [
     {},
     [],
@@ -276,13 +255,11 @@ LIMITS = Limits(prompt_tokens=100_000, texts=10, choices=2)
     [
         '{"prompt": "' + ",[{" * 50_000 + '"}',
         '{"prompt": "' + '\\",[' * 50_000 + '"}',
-        '{"prompt": "' + "\\\\" * 100_000 + '"}',
         '{"prompt": [' + ",".join(["12"] * 100_000) + "]}",
-        '{"prompt": "' + "a" * 200_000,
         '"' + "\\" * 200_001,
         '{"prompt": "' + 'a\\"' * 400_000 + '", "a": "' + ",[{" * 50_000 + '"}',
     ],
-    ids=["in a text", "behind quotes", "backslashes", "ids", "no end", "half an escape", "escaped quotes"],
+    ids=["in a text", "behind quotes", "ids", "half an escape", "escaped quotes"],
 )
 def test_a_body_within_the_limit_of_values_is_decoded(content: str) -> None:
     finished(body.refuse_many_values(content.encode(), LIMITS))
@@ -294,10 +271,9 @@ def test_a_body_within_the_limit_of_values_is_decoded(content: str) -> None:
     [
         '{"prompt": [' + ",".join(["1"] * 110_000) + "]}",
         '{"prompt": [' + ",".join(["[]"] * 50_000) + "]}",
-        '{"prompt": [' + ",".join(['""'] * 110_000) + "]}",
         '{"texts": [' + ",".join(['{"text":"\\\\"}'] * 10_000) + "]}",
     ],
-    ids=["ids", "lists", "texts", "objects"],
+    ids=["ids", "lists", "objects"],
 )
 def test_a_body_of_too_many_values_is_refused(content: str) -> None:
     with pytest.raises(RefusedError, match="which no request needs here"):
