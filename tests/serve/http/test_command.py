@@ -11,6 +11,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -20,9 +22,12 @@ from click.testing import Result
 from runtimes.contract.engine import BUILD
 from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http import serving
 from xl_export.serve.http.base import models
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.models import Source
 from xl_export.serve.http.base.server import Server
 
 
@@ -32,6 +37,8 @@ def serve(*arguments: object) -> Result:
         return pool.submit(xl, "serve", *arguments).result()
 
 
+CPUS = 5
+WANTED = 2 * 4096 + 256  # open files: two for each of the default connections, and the reserve
 # With an address of another machine, a command that does not refuse the options ends too.
 ELSEWHERE = ["{ring}", "--host", "192.0.2.1", "--api-keys", "{keys}"]
 
@@ -96,21 +103,98 @@ def test_the_bounds_of_the_command_reach_the_server(
         engine.stop(within=0)
 
 
-def test_artefacts_are_served_on_the_cpu_despite_a_gpu(
-    artefacts: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
+def source(path: Path, **options: Any) -> Source:
+    return Source(name="m", path=path, settings=EngineSettings(rows=2), **options)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str]]:
+    """The threads and devices of the sessions that are opened, on a machine of five CPUs."""
+    given: list[tuple[int | None, str]] = []
+    open_session = models.open_session
+
+    def noted(path: Path, *, threads: int | None, device: Any) -> Any:
+        given.append((threads, str(device)))
+        return open_session(path, threads=1, device="cpu")
+
+    monkeypatch.setattr(models, "open_session", noted)
+    monkeypatch.setattr(models, "available_cpus", lambda: CPUS)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("short", "small", "cpus", "given", "expected"),
+    [
+        (True, 1 << 30, CPUS, None, [4]),
+        (False, 1 << 30, CPUS, None, [4, 5]),
+        (True, 1000, CPUS, None, [5]),  # a large artefact is opened once
+        (True, 1 << 30, 1, None, [1]),
+        (True, 1 << 30, CPUS, 3, [3]),
+    ],
+)
+def test_short_steps_leave_one_cpu_to_the_event_loop(
+    short: bool,
+    small: int,
+    cpus: int,
+    given: int | None,
+    expected: list[int],
+    artefacts: dict[str, Path],
+    opened: list[tuple[int | None, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The GPU would be taken by `auto`, and refused because of its memory. A run may have one."""
-    served: list[Server] = []
-    monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
-    for words in ([], ["--device", "auto"]):
-        assert serve(artefacts["ring"], "--threads", "1", *words).exit_code == 0
-    assert serve(run, "--device", "cuda:1").exit_code == 0
-    opened: list[str] = []
-    monkeypatch.setattr(models, "open_session", lambda path, threads, device: opened.append(str(device)))
-    for server in served:
-        (source,) = server.sources.values()
-        source.open_session()
-    assert opened == ["cpu", "cpu", "cuda:1"]
+    monkeypatch.setattr(models, "has_short_steps", lambda session: short)
+    monkeypatch.setattr(models, "SMALL", small)
+    monkeypatch.setattr(models, "available_cpus", lambda: cpus)
+    assert source(artefacts["ring"], threads=given).open_session()[1] == expected[-1]
+    assert [threads for threads, _ in opened] == expected
+
+
+def test_an_artefact_computes_on_the_cpu_and_a_run_where_it_may(
+    artefacts: dict[str, Path], run: Path, opened: list[tuple[int | None, str]]
+) -> None:
+    """The GPU would be taken by `auto`, and refused because of its memory."""
+    for device in ("cpu", "auto"):
+        source(artefacts["ring"], threads=1, device=device).open_session()
+    assert source(run, device="cuda:1").open_session()[1] is None  # PyTorch chooses
+    assert opened == [(1, "cpu"), (1, "cpu"), (None, "cuda:1")]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "files", "connections", "sockets"),
+    [
+        (1024, 1 << 20, WANTED, 4096, 2048),  # it is raised as far as it is needed
+        (1 << 20, 1 << 20, WANTED, 4096, 2048),  # and never lowered
+        (1024, 4096, 4096, 1920, 960),
+        (1, 1, 1, 1, 1),
+    ],
+)
+def test_connections_fit_into_the_files_that_may_be_open(
+    soft: int, hard: int, files: int, connections: int, sockets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+    fake = SimpleNamespace(
+        RLIMIT_NOFILE=7,
+        RLIM_INFINITY=-1,
+        getrlimit=lambda which: (soft, hard),
+        setrlimit=lambda which, pair: given.append(pair),
+    )
+    monkeypatch.setattr(serving, "resource", fake)
+    limits, found = serving.fitted(Limits())
+    assert (found, limits.connections, limits.sockets) == (files, connections, sockets)
+    assert given == ([(files, hard)] if soft < WANTED else [])
+
+
+def test_a_limit_that_cannot_be_raised_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    fake = SimpleNamespace(
+        RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda which: (512, 4096), setrlimit=refuse
+    )
+    monkeypatch.setattr(serving, "resource", fake)
+    assert serving.raised(WANTED) == 512
+    monkeypatch.setattr(serving, "resource", None)  # no POSIX
+    assert serving.fitted(Limits())[0] == Limits()
 
 
 def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:
