@@ -7,40 +7,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
 import msgspec
 from starlette.responses import Response
 
 from xl_export.serve.http.base.body import Reads, reads_json
 
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-PLAIN_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string", "description": "What is wrong, and how to fix it."}},
-}
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response | None]])
 TEXT = {"type": "string"}
 BINARY = "application/octet-stream"
-SCHEMA = "#/components/schemas/{name}"
-HEADER = "#/components/headers/{name}"
-RESPONSE = "#/components/responses/{name}"
 # Why a request may be refused, by the status of the answer.
 REFUSALS = {
     400: "Something in the request cannot be served; the message says what.",
@@ -74,6 +50,27 @@ HEADERS = {
 def doc(text: str) -> msgspec.Meta:
     """The description of a field, in its annotation."""
     return msgspec.Meta(description=text)
+
+
+class ErrorFacts(TypedDict):
+    """What is wrong with a request."""
+
+    message: Annotated[str, doc("What is wrong, and how to fix it.")]
+    type: Annotated[str, doc("The kind of error.")]
+    param: Annotated[str | None, doc("The field of the body that is wrong.")]
+    code: Annotated[str | None, doc("A word for programs.")]
+
+
+class Error(TypedDict):
+    """The answer to a request that is refused."""
+
+    error: Annotated[ErrorFacts, doc("What is wrong with the request.")]
+
+
+class PlainError(TypedDict):
+    """The answer to a request that is refused, in the Open Inference Protocol."""
+
+    error: Annotated[str, doc("What is wrong, and how to fix it.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +186,7 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
         },
         "paths": paths,
         "components": {
-            "schemas": {**_schemas(bodies | answers), "Error": ERROR, "PlainError": PLAIN_ERROR},
+            "schemas": _schemas({Error, PlainError} | bodies | answers),
             "headers": HEADERS,
             "responses": _refusals(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -201,7 +198,7 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
 def _schemas(types: Iterable[Any]) -> dict[str, Any]:
     """The schemas of types and of what they consist of, by name."""
     ordered = sorted(types, key=lambda kind: str(kind.__name__))
-    return msgspec.json.schema_components(ordered, ref_template=SCHEMA)[1]
+    return msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")[1]
 
 
 def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
@@ -219,7 +216,7 @@ def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, An
     if parameters:
         document["parameters"] = parameters
     if endpoint.body is not None:
-        content: dict[str, Any] = {"application/json": {"schema": _named(endpoint.body)}}
+        content = _json(endpoint.body)
         if endpoint.form is not None:
             content[endpoint.form] = {}
         document["requestBody"] = {"required": True, "content": content}
@@ -231,8 +228,9 @@ def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, An
 
 
 def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    schema = _named(endpoint.answer) if endpoint.answer else TEXT
-    content: dict[str, Any] = {endpoint.content: {} if endpoint.content == BINARY else {"schema": schema}}
+    content: dict[str, Any] = {endpoint.content: {} if endpoint.content == BINARY else {"schema": TEXT}}
+    if endpoint.answer:
+        content = _json(endpoint.answer)
     if endpoint.form is not None:
         content[endpoint.form] = {}
     text = endpoint.summary
@@ -253,34 +251,32 @@ def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, A
         }
     found = {endpoint.status: success}
     for status, kind in endpoint.instead.items():
-        text = HTTPStatus(status).phrase
-        found[status] = _response(text, {"application/json": {"schema": _named(kind)}})
+        found[status] = _response(HTTPStatus(status).phrase, _json(kind))
     statuses = {*ALWAYS, *endpoint.refused} | (set() if endpoint.is_open else {*WITH_KEY})
     if endpoint.body is not None or endpoint.file:
         statuses |= {*WITH_BODY}
     if endpoint.query:
         statuses.add(400)
     for status in statuses - found.keys():
-        found[status] = {"$ref": RESPONSE.format(name=f"Refused{status}")}
+        found[status] = {"$ref": f"#/components/responses/Refused{status}"}
         if endpoint.plain_errors:
-            schema = {"$ref": SCHEMA.format(name="PlainError")}
-            found[status] = _response(REFUSALS[status], {"application/json": {"schema": schema}})
+            found[status] = _response(REFUSALS[status], _json(PlainError))
     return {str(status): found[status] for status in sorted(found)}
 
 
 def _refusals() -> dict[str, Any]:
     """The answers to requests that are refused, by name."""
-    error = {"application/json": {"schema": {"$ref": SCHEMA.format(name="Error")}}}
-    found = {f"Refused{status}": _response(why, error) for status, why in REFUSALS.items()}
+    found = {f"Refused{status}": _response(why, _json(Error)) for status, why in REFUSALS.items()}
     for status in (409, 429, 503):
-        found[f"Refused{status}"]["headers"]["Retry-After"] = {"$ref": HEADER.format(name="Retry-After")}
+        found[f"Refused{status}"]["headers"]["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
     return found
 
 
 def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:
-    headers = {"X-Request-Id": {"$ref": HEADER.format(name="X-Request-Id")}}
+    headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
     return {"description": text, "headers": headers, "content": content}
 
 
-def _named(kind: Any) -> dict[str, str]:
-    return {"$ref": SCHEMA.format(name=kind.__name__)}
+def _json(kind: Any) -> dict[str, Any]:
+    """The content of an answer or a body of that type."""
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
