@@ -21,23 +21,15 @@ from xl_export.serve.http.streams import routes as streams
 
 UNLOGGED = ("/health", "/ready", "/metrics")
 CHAT = "these models continue text and have learned no roles; send the text to /v1/completions"
+SCORE = "these models only continue and score text; /v1/score returns log-probabilities"
 # Parts of OpenAI's interface that do not apply to these models, and why.
 UNSERVED = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": CHAT,
     "/v1/messages": CHAT,
-    "/v1/assistants": CHAT,
-    "/v1/threads": CHAT,
-    "/v1/embeddings": "these models have no embeddings; /v1/score returns log-probabilities",
-    "/v1/moderations": "these models classify nothing; /v1/score returns log-probabilities",
-    "/v1/edits": "these models only continue text; send it to /v1/completions",
-    "/v1/images/generations": "these models only know text; send it to /v1/completions",
-    "/v1/audio/speech": "these models only know text; send it to /v1/completions",
-    "/v1/audio/transcriptions": "these models only know text; send it to /v1/completions",
-    "/v1/files": "this server keeps no files; send texts to /v1/completions or /v1/score",
-    "/v1/batches": "this server keeps no batches; send up to 4,096 texts at once to /v1/score",
-    "/v1/fine_tuning/jobs": "this server does not train; use `xl-export train`",
-    "/v1/rerank": "these models rank nothing themselves; /v1/score returns log-probabilities",
+    "/v1/embeddings": SCORE,
+    "/v1/moderations": SCORE,
+    "/v1/rerank": SCORE,
 }
 
 

@@ -71,16 +71,10 @@ class Bridge:
 
     def _spread(self, batch: Delivery) -> None:
         now = time.monotonic()
-        listeners = self.listeners
-        step = self.step
         inboxes: list[Inbox] = []
-        # Of tokens that were passed on: nearly all have one gap.
-        gap = 0.0
-        times = 0
-        figures: Figures | None = None
         for answered in batch:
             task, answers = answered
-            listener = listeners.get(task)
+            listener = self.listeners.get(task)
             if listener is None:  # its client has left
                 continue
             inbox = listener.inbox
@@ -92,27 +86,19 @@ class Bridge:
                 except Exception as error:  # it is the fault of the request
                     inbox.fail(error)
             if passed:
-                if now - listener.last != gap or inbox.figures is not figures:
-                    if figures is not None:
-                        figures.note_tokens(gap, times)
-                    gap = now - listener.last
-                    times = 0
-                    figures = inbox.figures
+                inbox.figures.note_tokens(now - listener.last, 1)
                 listener.last = now
-                times += 1
-                listener.unacknowledged = unacknowledged = listener.unacknowledged + 1
-                if unacknowledged >= step:
+                listener.unacknowledged += 1
+                if listener.unacknowledged >= self.step:
                     inbox.acknowledge(task, listener)
                 continue
             inbox.note(listener, answers, now, draws=task.drawing is not None)
             if answer.__class__ is Ended:
-                del listeners[task]
+                del self.listeners[task]
             if not inbox.arrived:
                 inboxes.append(inbox)
             inbox.arrived.append(answered)
             inbox.open = False
-        if figures is not None:
-            figures.note_tokens(gap, times)
         for inbox in inboxes:
             inbox.wake()
 

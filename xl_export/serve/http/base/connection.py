@@ -22,15 +22,8 @@ PART = 1 << 14  # bytes that the parser is given at once
 LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
 SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
 TOO_LARGE_HEAD = RefusedError(
-    "the head of the request, or of the chunks and trailers of its body, is too large; send fewer and "
-    "shorter headers.",
-    status=431,
-    code="headers_too_large",
-    closes=True,
-)
-TOO_LARGE_HANDSHAKE = RefusedError(
-    "the handshake of the WebSocket has too many headers, or one that is too long; send fewer and shorter "
-    "ones.",
+    "the head of the request, or of the chunks and trailers of its body, is too large, or has too many "
+    "headers; send fewer and shorter ones.",
     status=431,
     code="headers_too_large",
     closes=True,
@@ -91,7 +84,7 @@ class Connection(HttpToolsProtocol):
         super().handle_websocket_upgrade()
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             # The library of WebSockets has refused the head, and uvicorn would leave the client waiting.
-            self._refuse(TOO_LARGE_HANDSHAKE)
+            self._refuse(TOO_LARGE_HEAD)
 
     def on_message_begin(self) -> None:
         self._whole = False
