@@ -1,6 +1,6 @@
-"""Writes attention over persistent vectors.
+"""Writes attention over persistent vectors, and attention whose weights are masked after the softmax.
 
-They are constants of the graph, so they need no memory, no mask and no positions.
+Persistent vectors are constants of the graph, so they need no memory, no mask and no positions.
 """
 
 from __future__ import annotations
@@ -13,31 +13,82 @@ import onnx_ir as ir
 from trainer.model.config import ModelConfig
 from xl_export.graph.layers import Layers
 
+# Replaces minus infinity, so that a query without visible keys is not NaN: its scores are all equal, and its
+# weights are multiplied by 0 afterwards. Scores are too small to change it when it is added to them. It is a
+# power of two, since runtimes fuse a softmax to 2^(score * c - largest * c): without rounding of the first
+# product the difference of equal scores must still be 0, and for -1e30 it is about 1e22.
+LEAST_SCORE = np.float32(-(2.0**100))
+
+
+def gated_attention(
+    layers: Layers,
+    key: ir.Value,
+    value: ir.Value,
+    *,
+    content: ir.Value,
+    bias: ir.Value,
+    gate: ir.Value,
+    epsilon: float,
+) -> ir.Value:
+    """Returns the answers [B, h, T, K] of weights that a gate multiplies after the softmax.
+
+    They are divided by their sum plus epsilon. A query without visible keys gets zeros.
+
+    The public code of adaptive spans has this form (`SpanConfig.epsilon`). Without an epsilon the mask is
+    part of the scores, as log m(d), and the softmax alone is enough.
+
+    content: queries with u, [B, h, T, K]. key, value: [B, h, J, K]. bias: what is added to the scores,
+    [B, h, T, J]. gate: the factors of the weights, [B, h, T, J]; 0 for keys that are not visible.
+    """
+    op = layers.op
+    weights = op.Mul(op.Softmax(_scores(layers, content, key, _limited(layers, bias)), axis=-1), gate)
+    total = op.Add(op.ReduceSum(weights, op.constant(np.array([3]))), op.constant(np.float32(epsilon)))
+    return op.Div(op.MatMul(weights, value), total)
+
 
 def context_and_persistent(
     layers: Layers,
     layer: int,
     heads: Sequence[int],
     query: ir.Value,
-    content: ir.Value,
     key: ir.Value,
     value: ir.Value,
+    *,
+    content: ir.Value,
     bias: ir.Value,
+    gate: ir.Value | None = None,
+    epsilon: float = 0.0,
 ) -> ir.Value:
     """Returns the answers [B, h, T, K] of one softmax over context and persistent vectors.
 
     Source: Sukhbaatar et al. 2019b, equation 9. The two products stay separate and only their scores are
-    concatenated, so the memory is not copied.
+    concatenated, so the memory is not copied. query: queries without u. gate, epsilon: as in
+    `gated_attention`; the weights of persistent vectors are not gated.
     """
-    op, (keys, values) = layers.op, persistent_constants(layers, layer, heads)
-    context_BHTJ = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
-    weights = op.Softmax(op.Concat(op.MatMul(query, keys), context_BHTJ, axis=3), axis=-1)
+    op = layers.op
+    keys, values = persistent_constants(layers, layer, heads)
+    scores = _scores(layers, content, key, bias if gate is None else _limited(layers, bias))
+    weights = op.Softmax(op.Concat(op.MatMul(query, keys), scores, axis=3), axis=-1)
     count = op.constant(np.array([layers.weights[f"blocks.{layer}.persistent.key"].shape[1]]))
     last = op.constant(np.array([3]))
-    end = op.constant(np.array([np.iinfo(np.int64).max]))
     on_own = op.Slice(weights, op.constant(np.array([0])), count, last)
-    on_context = op.Slice(weights, count, end, last)
-    return op.Add(op.MatMul(on_context, value), op.MatMul(on_own, values))
+    on_context = op.Slice(weights, count, op.constant(np.array([np.iinfo(np.int64).max])), last)
+    if gate is not None:
+        on_context = op.Mul(on_context, gate)
+    answers = op.Add(op.MatMul(on_context, value), op.MatMul(on_own, values))
+    if gate is None:
+        return answers
+    total = op.Add(op.ReduceSum(on_context, last), op.ReduceSum(on_own, last))
+    return op.Div(answers, op.Add(total, op.constant(np.float32(epsilon))))
+
+
+def _scores(layers: Layers, content: ir.Value, key: ir.Value, bias: ir.Value) -> ir.Value:
+    op = layers.op
+    return op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
+
+
+def _limited(layers: Layers, bias: ir.Value) -> ir.Value:
+    return layers.op.Max(bias, layers.op.constant(LEAST_SCORE))
 
 
 def attend_persistent(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -24,12 +25,11 @@ import onnx_ir as ir
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import head_groups
 from trainer.model.config import ModelConfig
-from xl_export.graph.gated import gated_attention
 from xl_export.graph.head import all_logits, embed, selected
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group, MemoryLayers
 from xl_export.graph.ops import remove_unused_nodes
-from xl_export.graph.persistent import attend_persistent, context_and_persistent
+from xl_export.graph.persistent import attend_persistent, context_and_persistent, gated_attention
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
 
 
@@ -196,23 +196,14 @@ class StepGraph(MemoryLayers):
             row = mask.row_of(len(group.heads))
             bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), mask.mask)
         content = query if u is None else op.Add(query, op.constant(u, name + "u"))
+        extra: dict[str, Any] = {"content": content, "bias": bias_BHTJ}
         if self.gated:
-            return gated_attention(
-                self,
-                self.config,
-                group.layer,
-                group.heads,
-                query=query,
-                content=content,
-                key=key,
-                value=value,
-                bias=bias_BHTJ,
-                gate=self.gate(group, query),
-            )
+            assert self.config.span is not None
+            extra |= {"gate": self.gate(group, query), "epsilon": self.config.span.epsilon}
         if self.config.sublayers == "all-attention":
-            return context_and_persistent(
-                self, group.layer, group.heads, query, content, key, value, bias_BHTJ
-            )
+            return context_and_persistent(self, group.layer, group.heads, query, key, value, **extra)
+        if self.gated:
+            return gated_attention(self, key, value, **extra)
         return self.attend(group, content, key, value, bias_BHTJ)
 
     def bias_constant(self, group: Group, bias: np.ndarray) -> ir.Value:

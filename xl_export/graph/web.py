@@ -22,10 +22,10 @@ import onnx_ir as ir
 
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import AnyForm
-from xl_export.graph.gated import LEAST_SCORE
 from xl_export.graph.head import selected_densely
 from xl_export.graph.memory import Group
 from xl_export.graph.ops import Ops
+from xl_export.graph.persistent import LEAST_SCORE
 from xl_export.graph.step import StepGraph
 from xl_export.graph.visibility import StepMask
 
