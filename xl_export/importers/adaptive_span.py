@@ -31,9 +31,9 @@ from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.embedding import convert_vocabulary, same
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import assumed, bare_name, project_of, state_in, unread
+from xl_export.importers.shared.transformer_xl import convert_vocabulary, same
 from xl_export.importers.shared.validated import Tensors, sizes_of
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
@@ -62,7 +62,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     sizes = Sizes(t)
     settings = options.overrides.applied_to(PROJECT, defaults(sizes))
     config, converted = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     vocabulary = read_vocabulary(vocab_path, size=config.vocab_size)
     rule = MemoryRule(
         mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros"

@@ -67,7 +67,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     where = opened.path
     state = state_in(opened.content) or {}
     model, task = configuration(opened.content, where)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     size = _vocabulary_size(state, where)
     found = read_dictionary(vocab_path, size=size)
     described = DEFAULTS | model | {"vocab_size": size}
@@ -121,11 +121,12 @@ def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any],
 
     Raises ArtefactError if the checkpoint has another model than this one, or an unknown option of it.
     """
-    config = plain(content.get("cfg") if content.get("cfg") is not None else content.get("args"))
+    config = content.get("cfg") if content.get("cfg") is not None else content.get("args")
+    config = config.state if isinstance(config, Foreign) else config  # of a Namespace
     if not isinstance(config, dict):
         raise ArtefactError(f"{where}: cfg is not the configuration of fairseq; copy the checkpoint again.")
-    model = plain(config.get("model"))
-    task = plain(config.get("task", {}))
+    model = config.get("model")
+    task = config.get("task", {})
     if not isinstance(model, dict):
         # `args` is one Namespace of all options; a model and a task get only those that they declare.
         model = {key: config[key] for key in MODEL if key in config} | {"_name": config.get("arch", NAME)}
@@ -139,22 +140,6 @@ def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any],
     task = checked(task, TASK, where=str(where), inside="cfg.task.")
     known = (*DEFAULTS, "d_inner")
     return {key: model[key] for key in known if model.get(key) is not None}, task
-
-
-def plain(value: Any) -> Any:
-    """Returns a Namespace, or a node of OmegaConf, as plain data; any other value as it is."""
-    if isinstance(value, Foreign) and isinstance(value.state, dict):
-        inner = value.state.get("_content", value.state.get("_val", value.state))
-        return plain(inner) if isinstance(inner, Foreign) else plain_parts(inner)
-    return plain_parts(value)
-
-
-def plain_parts(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: plain(part) if isinstance(part, Foreign) else part for key, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) if isinstance(part, Foreign) else part for part in value]
-    return value
 
 
 def _vocabulary_size(state: dict[Any, Any], where: Path) -> int:

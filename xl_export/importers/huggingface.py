@@ -100,7 +100,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     config_file = opened.path / CONFIG
     described = checked_config(opened.content, config_file)
     facts = config_facts(described)
-    vocab_path = companion_file(folder, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(folder, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(described))
     weights = find_weights(folder)
@@ -125,7 +125,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
     t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
     facts = architecture(t, options, reversed_clusters=False)
-    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = state_settings(opened, options, PROJECT, {"segment": SEGMENT}, facts)
     return checkpoint(

@@ -75,7 +75,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         return _read_state(opened, options)
     where = opened.path
     facts, model = module_facts(opened.content, where)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, model))
     t = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
@@ -97,7 +97,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
     t = state_tensors(opened, options, project=PROJECT)
     facts = architecture(t, options, reversed_clusters=True)
-    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = state_settings(opened, options, PROJECT, state_defaults(facts, found.dataset), facts)
     facts, rule = under_rule(t, facts, settings, trained=0)

@@ -19,7 +19,6 @@ from typing import Any
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MemoryRule
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.embedding import same
 from xl_export.importers.shared.settings import Setting, memory_rule, published
 from xl_export.importers.shared.state_dict import (
     architecture,
@@ -30,7 +29,7 @@ from xl_export.importers.shared.state_dict import (
     state_tensors,
     unread,
 )
-from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
+from xl_export.importers.shared.transformer_xl import Architecture, checkpoint, same
 from xl_export.importers.shared.validated import (
     ASCENDING,
     FRACTION,
@@ -76,7 +75,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     if options.vocab is None and content.get("vocab") is not None:
         found = vocabulary(content["vocab"], where=where, size=facts.vocab_size)
     else:
-        files["vocabulary"] = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
+        files["vocabulary"] = companion_file(where, VOCABULARIES, options.vocab)
         found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(facts))
     rule = _rule(settings)
@@ -103,7 +102,7 @@ def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
     t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
     drop_shared_projections(t)
     facts = architecture(t, options, reversed_clusters=True)
-    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = state_settings(opened, options, PROJECT, defaults(facts), facts)
     return checkpoint(
@@ -129,16 +128,13 @@ def drop_shared_projections(tensors: Tensors) -> None:
     differs from its original.
     """
     for i in range(tensors.count("crit.shared_out_projs")):
-        shared, projection = (
-            tensors.peek(f"{name}.{i}", dimensions=2)
-            for name in ("crit.shared_out_projs", "word_emb.emb_projs")
-        )
-        if not same(shared, projection):
+        projection = tensors.peek(f"word_emb.emb_projs.{i}", dimensions=2)
+        shared = tensors.take(f"crit.shared_out_projs.{i}", *projection.shape)
+        if not same(shared, projection.float()):
             raise ArtefactError(
                 f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in "
                 f"the code of {PROJECT}, and they differ here; copy the checkpoint again."
             )
-        tensors.drop(f"crit.shared_out_projs.{i}")
 
 
 LENGTHS = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")

@@ -7,7 +7,8 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.spec import VOCAB
-from trainer.run.checkpoint import CONFIG, MODEL, load_run
+from trainer.run.checkpoint import load_run
+from trainer.run.history import CONFIG, MODEL
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
 from xl_export.importers.shared.settings import Setting
 

@@ -88,7 +88,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         renamed(opened.content), where=where, project=PROJECT, spell=partial(spelled, plain=plain)
     )
     facts = sizes(t, plain=plain)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(facts, found.dataset))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")

@@ -21,7 +21,7 @@ from xl_export.importers.pickle.values import Foreign, Named, PickleError, check
 # Foreign.
 FOREIGN_MODULES = re.compile(
     r"mem_transformer|proj_adaptive_softmax|data_utils|vocabulary|data|argparse|fp16_opt|__main__"
-    r"|(apex|fairseq|omegaconf)(\.\w+)*"
+    r"|(apex|fairseq)(\.\w+)*"
     r"|utils(\.\w+)*|torch\.(nn\.(modules|parallel)|optim)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
     re.ASCII,
 )
@@ -235,5 +235,3 @@ MENTIONED |= {
     for module in ("builtins", "__builtin__")
     for name in ("int", "long", "float", "bool", "str", "unicode", "object")
 }
-# The types of options in a configuration of OmegaConf.
-MENTIONED |= {f"typing.{name}" for name in ("Any", "Dict", "List", "Optional", "Tuple", "Union")}

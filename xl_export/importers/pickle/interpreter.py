@@ -40,8 +40,6 @@ MAX_CONTAINERS = 1_000_000
 MAX_MEMO = 4_000_000
 MAX_LINE = 1 << 16
 MAX_INT_BITS = 8 << 10
-# Nodes of OmegaConf point to the node that holds them, and a result here has no cycles.
-POINTS_BACK = "omegaconf."
 
 
 class BoundedStream:
@@ -258,8 +256,6 @@ class Interpreter:
             for part in parts:
                 self.spend(len(part or ()))
                 target.state.update(part or {})
-            if target.name.startswith(POINTS_BACK):
-                target.state.pop("_parent", None)
         else:
             target.state = state
 

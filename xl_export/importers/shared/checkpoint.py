@@ -103,11 +103,11 @@ def shown_folder(folder: Path) -> str:
     return str(folder.resolve() if folder == Path() else folder)
 
 
-def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
+def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None) -> Path:
     """Returns the file `wanted`, or the first of `names` that the checkpoint's folder contains.
 
-    The file in the folder may have .gz, .bz2 or .xz at the end of its name. what: the content of the file,
-    for the message. Raises ArtefactError if there is no such file.
+    The file in the folder may have .gz, .bz2 or .xz at the end of its name. Raises ArtefactError if there is
+    no such file.
     """
     if wanted is not None:
         return wanted
@@ -116,6 +116,6 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, w
         if (found := present(folder, name)) is not None:
             return found
     raise ArtefactError(
-        f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the {what}; "
+        f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the vocabulary; "
         "name the file with --vocab FILE, or give --vocab ids where the tokens are ids without text."
     )

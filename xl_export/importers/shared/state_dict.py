@@ -16,9 +16,8 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError, ConfigError
 from xl_export.importers.pickle.values import Foreign, shown
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
-from xl_export.importers.shared.embedding import same
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.transformer_xl import Architecture
+from xl_export.importers.shared.transformer_xl import Architecture, same
 from xl_export.importers.shared.validated import Tensors
 
 # Of DataParallel, of kimiyoung's copy of it and of its `--fp16`: their `module` computes what they compute.

@@ -106,11 +106,6 @@ class Tensors:
         tensor: Tensor = self._left[name]
         return tensor
 
-    def drop(self, *names: str) -> None:
-        """Removes tensors that hold nothing more; they may be absent."""
-        for name in names:
-            self._left.pop(name, None)
-
     def count(self, prefix: str) -> int:
         """Returns how many numbered groups `prefix.0.…`, `prefix.1.…` there are, up to the first gap."""
         numbers = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +34,6 @@ MODEL: dict[str, Any] = {
     "checkpoint_activations": False,
 }
 SETTINGS = ("mem_len", "clamp_len", "same_length")
-OMEGACONF = {
-    "omegaconf": [],
-    "omegaconf.base": ["Metadata"],
-    "omegaconf.dictconfig": ["DictConfig"],
-    "omegaconf.listconfig": ["ListConfig"],
-    "omegaconf.nodes": ["AnyNode", "BooleanNode"],
-}
 
 
 def write(folder: Path, **parts: Any) -> Path:
@@ -85,35 +76,6 @@ def test_a_checkpoint_gives_the_likelihoods_of_hugging_faces_model(
     assert vocab.encode("word0 strange\n\nword494\n").tolist() == [4, 3, 2, 2, 498, 2]
     decode = vocab.decoder()
     assert "".join(map(decode, (4, 2, 5))) == "word0\nword1"
-
-
-def test_the_configuration_may_be_one_of_omegaconf(
-    expected: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """fairseq wrote its configuration so in 2020: nodes that hold a value and point to their parent."""
-    classes = {}
-    for module, names in OMEGACONF.items():
-        found = {name: type(name, (), {"__module__": module}) for name in names}
-        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**found))
-        classes |= found
-
-    def node(value: Any, parent: Any) -> Any:
-        kind = {dict: "DictConfig", list: "ListConfig", bool: "BooleanNode"}.get(type(value), "AnyNode")
-        made = classes[kind]()
-        made._metadata, made._parent = classes["Metadata"](), parent
-        made._metadata.ref_type, made._metadata.object_type = Any, type(value)
-        if isinstance(value, dict):
-            made._content = {key: node(part, made) for key, part in value.items()}
-        elif isinstance(value, list):
-            made._content = [node(part, made) for part in value]
-        else:
-            made._val = value
-        return made
-
-    config = node({"model": MODEL, "task": {"tokens_per_sample": 16}}, None)
-    result = xl("import", write(tmp_path, cfg=config), "--out", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    assert np.abs(nll(open_session(tmp_path / "run"), expected) - expected["nll"]).max() < 2e-5
 
 
 def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None:
