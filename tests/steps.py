@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def observed(rows: int, count: int, seed: int) -> dict[str, np.ndarray]:
+def observed(rows: int, count: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Random inputs of one step."""
     draw = np.random.default_rng(seed)
     return {

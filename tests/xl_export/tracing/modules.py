@@ -14,6 +14,8 @@ from runtimes.contract.vocabulary import ByteVocab, IdsVocab
 from xl_export.tracing.module import Sizes, constant, features, ids
 from xl_export.tracing.ring import ring_distances, ring_write
 
+Memory = Sequence[Tensor]
+Result = tuple[Any, list[Tensor]]
 VOCAB, D, HEADS, M, T = ByteVocab(), 8, 2, 6, 4
 RULE = MemoryRule(mem_len=M, segment=T)
 LARGE = IdsVocab(9000)
@@ -34,9 +36,7 @@ class Base(nn.Module):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, M, D)]
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         x = self.table(tokens)
         context = torch.cat([memory[0], x], dim=1)
         answer = self.attend(x, self.key(context), self.value(context), self.distance(tokens), positions)
@@ -67,9 +67,7 @@ class Ring(Base):
     def write(self, ring: Tensor, new: Tensor, positions: Tensor) -> Tensor:
         return ring_write(ring, new.unflatten(-1, (HEADS, -1)).transpose(1, 2), positions)
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         x, distance = self.table(tokens), ring_distances(positions, M + T)
         rings = [
             self.write(ring, y, positions)
@@ -82,9 +80,7 @@ class Ring(Base):
 class RingReadTwice(Ring):
     """It looks at its old memory beside writing it, which a buffer that is written in place does not have."""
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         logits, rings = super().step(tokens, positions, memory)
         old = memory[0][:, 0, :1].sum(dim=-1) * (positions[:, :1] > 99)
         return logits + old[:, :, None], rings
@@ -106,9 +102,7 @@ class Gru(nn.Module):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, D)]
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         """h = a h + (1 - a) x with a constant decay a, a whole segment as one product of matrices."""
         x, length = self.table(tokens), tokens.shape[1]
         decay = torch.linspace(0.5, 0.9, D)
@@ -137,9 +131,7 @@ class Stack(Base):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, self.held, D) for _ in self.layers]
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         x, after, length = self.table(tokens), [], tokens.shape[1]
         distance = torch.arange(length)[:, None] + self.held - torch.arange(self.held + length)
         reach = self.window + (torch.arange(length)[:, None] if self.full else 0)
@@ -157,17 +149,15 @@ class Stack(Base):
 class Padded(Base):
     """Right: the last ids of its vocabulary are padding, and can never follow."""
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         logits, after = super().step(tokens, positions, memory)
         return logits.masked_fill(torch.arange(VOCAB.size) >= PADDING, float("-inf")), after
 
 
-def altered(name: str, change: Callable[..., tuple[Tensor, list[Tensor]]]) -> type[nn.Module]:
+def altered(name: str, change: Callable[..., Result]) -> type[nn.Module]:
     """`Base` whose step gives `change(logits, memory after the step, tokens, memory before it)`."""
 
-    def step(self: Base, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]) -> Any:
+    def step(self: Base, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         return change(*Base.step(self, tokens, positions, memory), tokens, list(memory))
 
     return type(name, (Base,), {"step": step})
@@ -271,9 +261,7 @@ class OtherLogProb(Base):
 
 
 class Raises(Base):
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         if int(positions.max()) > M:
             raise LookupError("no such row\nin the table")
         return super().step(tokens, positions, memory)
@@ -291,9 +279,7 @@ class Counting(Base):
     def start(self, batch: int) -> list[Tensor]:
         return [*super().start(batch), torch.zeros(batch, 1)]
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         logits, after = super().step(tokens, positions, memory[:1])
         return self.alpha * logits, [*after, memory[1] + tokens.shape[1]]
 
@@ -308,9 +294,7 @@ class Large(Base):
         for name in ("targets", "input_ids", "position_ids"):
             self.register_buffer(name, torch.randn(D))
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         x = self.table(tokens) + self.targets + self.input_ids + self.position_ids
         context = torch.cat([memory[0], x], dim=1)
         answer = self.attend(x, self.key(context), self.value(context), self.distance(tokens), positions)
@@ -333,9 +317,7 @@ class SegmentSeen(WithoutMemory):
     def start(self, batch: int) -> list[Tensor]:
         return []
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         x = self.table(tokens)
         count = torch.arange(1, tokens.shape[1] + 1)[:, None]
         return self.out(x.cumsum(dim=1) / count), []
@@ -362,9 +344,7 @@ class Policy(nn.Module):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, M, D)]
 
-    def step(
-        self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def step(self, inputs: dict[str, Tensor], positions: Tensor, memory: Memory) -> Result:
         x = self.encoder(inputs["observation"]) + self.previous(inputs["previous"])
         x = x + self.goal(inputs["goal"])[:, None]
         length = x.shape[1]
@@ -389,9 +369,7 @@ class WholeSegments(Policy):
 class MixedRows(Policy):
     """Its rows are normalised together."""
 
-    def step(
-        self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def step(self, inputs: dict[str, Tensor], positions: Tensor, memory: Memory) -> Result:
         outputs, after = super().step(inputs, positions, memory)
         return {"action": outputs["action"] + outputs["action"].mean(dim=0, keepdim=True)}, after
 
@@ -408,9 +386,7 @@ class Signs(nn.Module):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, M, D)]
 
-    def step(
-        self, values: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def step(self, values: Tensor, positions: Tensor, memory: Memory) -> Result:
         x = self.encoder(values)
         length = x.shape[1]
         context = torch.cat([memory[0], x], dim=1)
@@ -434,9 +410,7 @@ class Frames(nn.Module):
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, D)]
 
-    def step(
-        self, images: Tensor, positions: Tensor, memory: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, images: Tensor, positions: Tensor, memory: Memory) -> Result:
         """h = 0.5 h + x, a whole segment as one product of matrices; padding counts for nothing."""
         length = images.shape[1]
         x = self.encoder(images.flatten(0, 1)).view(-1, length, D) * (positions >= 0)[..., None]
