@@ -1,40 +1,51 @@
 """Finds files in what people have: a folder, a zip, a tar, a single file, and the latter two also compressed.
 
 Compressions are gzip, bz2 and xz. An archive may come from a stranger. So no file is written under a name
-from the archive,
-links and other special members are skipped, and two sizes are limited: what the headers claim, and what is
-really unpacked.
+from the archive, links and other special members are skipped, and two sizes are limited: what the headers
+claim, and what is really unpacked.
 """
 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import lzma
 import os
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from gzip import GzipFile
 from io import BufferedReader, FileIO, RawIOBase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from runtimes.base.errors import UserError, first_line
-from runtimes.base.files import NPZ_ERRORS
-from trainer.data.formats import COMPRESSED, kind_of
+from runtimes.base.files import NPZ_ERRORS, open_file, reading, writing
 
 SUFFIXES = (".gz", ".bz2", ".xz")  # of a compressed single file
 BLOCK = 1 << 20
-MAX_MEMBERS = 100_000  # of an archive or a folder: the largest corpus has 152
+MAX_MEMBERS = 100_000  # of an archive: the largest corpus has 152
 READ_ERRORS = (*NPZ_ERRORS, tarfile.TarError, lzma.LZMAError, OSError)
 MAX_DIRECTORY = 1 << 24  # bytes of a zip's list of members, which zipfile reads in one piece
-MAX_FILES = 1_000  # wanted files of one source
 MAX_WINDOW = 1 << 28  # bytes of memory that an xz file may ask for; `xz -9` needs 65 MiB
+Kind = Literal["zip", "tar", "gzip", "bz2", "xz", "npy"]
+COMPRESSED = ("gzip", "bz2", "xz")
+START = 262  # bytes that show the kind of a file
+
 Wanted = Callable[[str], bool]
 Tick = Callable[[int], object]
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+# Name, size and, of a regular file, what opens it.
+Member = tuple[str, int, Callable[[], Readable] | None]
 
 
 @dataclass(frozen=True)
@@ -43,8 +54,29 @@ class Contents:
 
     # The wanted files, by their names inside the source.
     files: dict[str, Path] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)  # the names of all its files
     is_single: bool = False  # the source is one file that is no archive; it may be compressed
+
+
+def kind_of(path: Path) -> Kind | None:
+    """The kind of a file, or None for another, such as a text. Raises UserError for an unreadable file."""
+    with reading(path), open_file(path) as stream:
+        return kind_by_start(stream.read(START))
+
+
+def kind_by_start(start: bytes) -> Kind | None:
+    """The kind of a file by its first bytes, of which `START` are enough."""
+    if start[:4] in (b"PK\3\4", b"PK\5\6"):
+        return "zip"
+    if start[:2] == b"\x1f\x8b":
+        return "gzip"
+    # The name alone could begin a text; the first block of the file, or its end, has a mark of its own.
+    if start[:3] == b"BZh" and start[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
+        return "bz2"
+    if start[:6] == b"\xfd7zXZ\0":
+        return "xz"
+    if start[:6] == b"\x93NUMPY":
+        return "npy"
+    return "tar" if start[257:262] == b"ustar" else None
 
 
 def is_packed(path: Path) -> bool:
@@ -68,20 +100,35 @@ def find_files(
             f"{source} is neither a file nor a folder; give the archive, the folder or the file of the "
             "corpus."
         )
-    kind = kind_of(source)
     if source.stat().st_size > limit:
         raise UserError(
             f"{source} has {source.stat().st_size:,} bytes, and at most {limit:,} were expected; it is "
             "something else."
         )
     if not is_packed(source):
-        return Contents({source.name: source}, [source.name], is_single=True)
+        return Contents({source.name: source}, is_single=True)
     scratch.mkdir()
-    if kind == "zip":
-        return _from_zip(source, wanted, scratch, limit, tick)
-    return (_from_tar if kind == "tar" or _holds_tar(source) else _from_single)(
-        source, wanted, scratch, limit, tick
-    )
+    kind = kind_of(source)
+    if kind not in ("zip", "tar") and not _holds_tar(source):
+        # A compressed file that is no archive, whatever its name is.
+        name = source.stem if source.suffix in SUFFIXES else source.name
+        with opened(source, tick) as file, reading_archive(source):
+            path = _unpack(_Forward(file, source, limit), scratch / f"{0:06}", None)
+        return Contents({name: path}, is_single=True)
+    found = Contents()
+    left = limit
+    members = _members_of_zip(source, tick) if kind == "zip" else _members_of_tar(source, limit, tick)
+    with reading_archive(source), contextlib.closing(members):
+        for count, (name, size, stream) in enumerate(members):
+            if count >= MAX_MEMBERS:
+                raise UserError(f"{source} holds more than {MAX_MEMBERS:,} members; it is something else.")
+            if stream is None or not wanted(name):
+                continue
+            left = _less(left, size, source)
+            if name in found.files:
+                raise UserError(f"{source} holds {name} twice; give the archive as it was published.")
+            found.files[name] = _unpack(stream(), scratch / f"{count:06}", size)
+    return found
 
 
 def _holds_tar(source: Path) -> bool:
@@ -96,38 +143,22 @@ def _holds_tar(source: Path) -> bool:
 
 
 def _in_folder(source: Path, wanted: Wanted, limit: int) -> Contents:
-    found = Contents()
-    for folder, _, names in os.walk(source):
-        for name in sorted(names):
-            path = Path(folder, name)
-            if len(found.names) >= MAX_MEMBERS:
-                raise UserError(
-                    f"{source} holds more than {MAX_MEMBERS:,} files; give the folder of the corpus alone."
-                )
-            found.names.append(path.relative_to(source).as_posix())
-            if wanted(found.names[-1]) and path.is_file():
-                found.files[found.names[-1]] = path
-    num_bytes = sum(path.stat().st_size for path in found.files.values())
+    paths = (Path(folder, name) for folder, _, names in os.walk(source) for name in sorted(names))
+    named = {path.relative_to(source).as_posix(): path for path in paths}
+    files = {name: path for name, path in named.items() if wanted(name) and path.is_file()}
+    num_bytes = sum(path.stat().st_size for path in files.values())
     if num_bytes > limit:
         raise UserError(
             f"the files in {source} have {num_bytes:,} bytes, and at most {limit:,} were expected; they are "
             "others."
         )
-    return found
+    return Contents(files)
 
 
-def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
-    found = Contents()
-    left = limit
+def _members_of_zip(source: Path, tick: Tick) -> Generator[Member, None, None]:
     with _Pieces(_Counted(source, tick)) as pieces:
-        with reading_archive(source):
-            archive = zipfile.ZipFile(pieces)
-        if len(archive.infolist()) > MAX_MEMBERS:
-            raise UserError(f"{source} holds more than {MAX_MEMBERS:,} members; it is something else.")
+        archive = zipfile.ZipFile(pieces)
         for member in archive.infolist():
-            found.names.append(member.filename)
-            if member.is_dir() or stat.S_ISLNK(member.external_attr >> 16) or not wanted(member.filename):
-                continue
             if member.flag_bits & 1:
                 raise UserError(
                     f"{source} is encrypted; give the archive as it was published, or the folder of its "
@@ -135,47 +166,16 @@ def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
                 )
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise UserError(f"{source} is compressed in an unusual way; unpack it and give the folder.")
-            left = _less(left, member.file_size, source)
-            with reading_archive(source):
-                stream = archive.open(member)
-            with stream:
-                _unpack(source, stream, member.filename, member.file_size, found, scratch)
-    return found
+            is_file = not (member.is_dir() or stat.S_ISLNK(member.external_attr >> 16))
+            yield member.filename, member.file_size, partial(archive.open, member) if is_file else None
 
 
-def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
-    found = Contents()
+def _members_of_tar(source: Path, limit: int, tick: Tick) -> Generator[Member, None, None]:
     with opened(source, tick) as file:
         stream = _Forward(file, source, limit)
-        with reading_archive(source):
-            members = iter(tarfile.TarFile(fileobj=stream))  # type: ignore[arg-type]
-        while True:
-            with reading_archive(source):
-                member = next(members, None)
-            if member is None:
-                return found
-            if len(found.names) >= MAX_MEMBERS:
-                raise UserError(f"{source} holds more than {MAX_MEMBERS:,} members; it is something else.")
-            found.names.append(member.name)
-            if member.isreg() and not member.issparse() and wanted(member.name):
-                _less(limit, member.size, source)
-                with reading_archive(source):
-                    stream.seek(member.offset_data)
-                _unpack(source, stream, member.name, member.size, found, scratch)
-
-
-def _from_single(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
-    """The content of a compressed file that is no archive, whatever its name is."""
-    name = source.stem if source.suffix in SUFFIXES else source.name
-    path = scratch / f"{0:06}"
-    with opened(source, tick) as file, open(path, "wb") as target:
-        stream = _Forward(file, source, limit)
-        while True:
-            with reading_archive(source):
-                block = stream.read(BLOCK)
-            if not block:
-                return Contents({name: path}, [name], is_single=True)
-            target.write(block)
+        for member in tarfile.TarFile(fileobj=stream):  # type: ignore[arg-type]
+            is_file = member.isreg() and not member.issparse()
+            yield member.name, member.size, partial(stream.at, member.offset_data) if is_file else None
 
 
 @contextmanager
@@ -195,20 +195,20 @@ def opened(source: Path, tick: Tick = lambda num_bytes: None) -> Iterator[Readab
             yield file
 
 
-def _unpack(source: Path, stream: Readable, name: str, size: int, found: Contents, scratch: Path) -> None:
-    """Copies the `size` bytes of one member to a file that is named by its number."""
-    if name in found.files or len(found.files) >= MAX_FILES:
-        raise UserError(f"{source} holds {name} too many times; give the archive as it was published.")
-    path = found.files[name] = scratch / f"{len(found.files):06}"
+def _unpack(stream: Readable, path: Path, size: int | None) -> Path:
+    """Copies the `size` bytes of one member, or all of a stream, to a file; returns its path."""
     left = size
     with open(path, "wb") as target:
-        while left:
-            with reading_archive(source):
-                block = stream.read(min(BLOCK, left))
-                if not block:
-                    raise EOFError(f"{name} ends {left:,} bytes early")
-            target.write(block)
-            left -= len(block)
+        while left != 0:
+            block = stream.read(BLOCK if left is None else min(BLOCK, left))
+            if not block and left is None:
+                break
+            if not block:
+                raise EOFError(f"a member ends {left:,} bytes early")
+            with writing(path):  # otherwise a full disk would count as damage of the archive
+                target.write(block)
+            left = None if left is None else left - len(block)
+    return path
 
 
 def _less(left: int, size: int, source: Path) -> int:
@@ -231,10 +231,6 @@ def reading_archive(source: Path) -> Iterator[None]:
             f"{source} is damaged, or not what its first bytes promise ({first_line(error)}); "
             "copy or download it again."
         ) from error
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class _Counted(FileIO):
@@ -323,3 +319,8 @@ class _Forward:
 
     def tell(self) -> int:
         return self._at
+
+    def at(self, position: int) -> _Forward:
+        """The stream from this position on."""
+        self.seek(position)
+        return self

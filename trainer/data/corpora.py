@@ -87,26 +87,6 @@ class Corpus:
         return next((names for names in found if names), [])
 
 
-def look_alike(members: Iterable[str]) -> str | None:
-    """The name of the corpus whose published file names are all among `members`."""
-    members = list(members)
-    for corpus in CORPORA.values():
-        if all(
-            any(_matches(member, patterns[0]) for member in members) for patterns in corpus.parts.values()
-        ):
-            return corpus.name
-    return None
-
-
-def same_as(found: Fingerprint) -> str | None:
-    """The name of the corpus of which `found` is a published file, by its hash."""
-    for corpus in CORPORA.values():
-        for published in (corpus.archive, *corpus.files.values()):
-            if published.hashed and found.differs(published) is None:
-                return corpus.name
-    return None
-
-
 def _matches(member: str, pattern: str) -> bool:
     return fnmatchcase("/" + member, "*/" + pattern)
 

@@ -14,7 +14,7 @@ from runtimes.base.errors import UserError
 from runtimes.base.files import open_file, reading
 from runtimes.base.sealed import FileFacts
 from trainer.data.archives import Contents, find_files, is_packed
-from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
+from trainer.data.corpora import WHOLE, Corpus, Fingerprint
 
 BLOCK = 1 << 22  # bytes that are read at a time
 Files = dict[str, Path]  # by their names inside the source
@@ -37,8 +37,8 @@ def find_corpus(
 
     Members of an archive are unpacked to `scratch`.
 
-    Raises UserError for a missing part, for a file of another corpus, and for a part that is not the
-    published one. The last is accepted if `unverified`.
+    Raises UserError for a missing part, and for a part that is not the published one, which is accepted if
+    `unverified`.
     """
     if (
         source.is_dir()
@@ -49,7 +49,6 @@ def find_corpus(
     archive = None
     if is_packed(source):
         archive = fingerprint({source.name: source}, progress)
-        _refuse_other(corpus, archive, source)
     num_bytes = source.stat().st_size if source.is_file() else None
     with progress_bar("unpacking", progress and archive is not None, num_bytes) as tick:
         found = find_files(source, corpus.wants, scratch=scratch, limit=corpus.max_bytes, tick=tick)
@@ -59,7 +58,6 @@ def find_corpus(
     prints = {part: fingerprint(files, progress) for part, files in parts.items()}
     published = True
     for part, found_print in prints.items():
-        _refuse_other(corpus, found_print, source)
         fact = found_print.differs(corpus.files[part])
         published &= fact is None
         if fact and not unverified:
@@ -77,33 +75,19 @@ def _parts(corpus: Corpus, source: Path, found: Contents) -> dict[str, Files]:
     if WHOLE in corpus.parts and found.is_single:
         return {WHOLE: found.files}  # people give this one file many names
     files = found.files
-    names = found.names
     parts = {part: {name: files[name] for name in corpus.matching(part, files)} for part in corpus.parts}
     for part, members in parts.items():
         wanted = corpus.parts[part][0]
         if not members:
-            other = look_alike(names)
-            hint = (
-                f"it looks like {other}"
-                if other not in (None, corpus.name)
-                else "give the whole archive or folder"
+            raise UserError(
+                f"{source} has no {wanted}, which {corpus.name} needs; give its whole archive or folder."
             )
-            raise UserError(f"{source} has no {wanted}, which {corpus.name} needs; {hint}.")
         if len(members) > 1 and "*" not in wanted:
             first, second = sorted(members)[:2]
             raise UserError(
                 f"{source} has both {first} and {second}; give a folder or archive with {corpus.name} only."
             )
     return parts
-
-
-def _refuse_other(corpus: Corpus, found: Fingerprint, source: Path) -> None:
-    other = same_as(found)
-    if other not in (None, corpus.name):
-        raise UserError(
-            f"{source} is {other}, not {corpus.name}; run `xl-export prepare {other} --from {source} --out "
-            "DATASET`."
-        )
 
 
 def fingerprint(files: Files, progress: bool) -> Fingerprint:

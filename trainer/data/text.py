@@ -23,7 +23,7 @@ from runtimes.contract.vocabulary import (
     WordVocab,
     vocab_from_file,
 )
-from trainer.data.formats import kind_of
+from trainer.data.archives import kind_of
 from trainer.data.subwords import SUBWORDS, Texts, learn_subwords
 from trainer.run.choices import VOCAB_KINDS, refuse_vocab_name
 

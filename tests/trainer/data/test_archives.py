@@ -50,10 +50,9 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_tar(tmp_path / f"in.{request.param}", DATA, mode=f"w:{compression}")
 
 
-def test_the_wanted_files_are_found_and_all_names_told(source: Path, tmp_path: Path) -> None:
+def test_the_wanted_files_are_found(source: Path, tmp_path: Path) -> None:
     found = find(source, tmp_path)
     assert contents(found) == {name: data for name, data in DATA.items() if name.endswith(".txt")}
-    assert sorted(found.names) == sorted(DATA)
     assert is_packed(source) is not source.is_dir()
 
 
@@ -64,7 +63,7 @@ def test_more_than_the_limit_is_refused(source: Path, tmp_path: Path) -> None:
 def test_a_bare_file_is_itself(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_bytes(b"text")
-    assert find(path, tmp_path) == Contents({"one.txt": path}, ["one.txt"], is_single=True)
+    assert find(path, tmp_path) == Contents({"one.txt": path}, is_single=True)
     assert not is_packed(path)
 
 
@@ -201,8 +200,8 @@ REFUSED = {
     "wrong checksum": (STORED.replace(b"stored", b"alters"), "Bad CRC-32"),
     "encrypted": (encrypted(as_zip(ONE)), "is encrypted; give"),
     "unusual compression": (as_zip(ONE, zipfile.ZIP_LZMA), "unusual way; unpack it"),
-    "name twice in a zip": (as_zip(TWO).replace(b"two.txt", b"one.txt"), "too many times"),
-    "name twice in a tar": (gzip.compress(as_tar(TWO)[:1536] + as_tar(TWO)), "too many times"),
+    "name twice in a zip": (as_zip(TWO).replace(b"two.txt", b"one.txt"), "holds one.txt twice"),
+    "name twice in a tar": (gzip.compress(as_tar(TWO)[:1536] + as_tar(TWO)), "holds one.txt twice"),
     "countless in a zip": (as_zip({f"{i}.txt": b"" for i in range(41)}), "more than 40 members"),
     "countless in a tar": (gzip.compress(header(typeflag=b"5") * 41 + bytes(1024)), "more than 40 members"),
     "vast directory": (b"PK\3\4" + bytes((1 << 25) - 4) + VAST, "a directory of 33,554,428 bytes"),

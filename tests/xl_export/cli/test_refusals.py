@@ -191,7 +191,7 @@ IMPORT = [
 PREPARE = [
     ("prepare token", "no command 'token'; tokens was probably meant"),
     ("prepare enwik8 --from enwik8.zip --out out", "expected 100,000,000 bytes, found 5, … --unverified"),
-    ("prepare text8 --from enwik8.zip --out out", "enwik8.zip has no text8 … it looks like enwik8"),
+    ("prepare text8 --from enwik8.zip --out out", "enwik8.zip has no text8, which text8 needs"),
     ("prepare enwik8 --from none.zip --out out", "none.zip does not exist … --download"),
     ("prepare tokens --train n.npy --vocab-size 3 --out out", "--train is … does not exist"),
     ("prepare tokens --train text.txt --vocab-size 9 --out out", "as word 1 … `xl-export prepare text`"),

@@ -12,8 +12,7 @@ from typing import BinaryIO
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import open_file
 from runtimes.base.machine import memory_bytes
-from trainer.data.archives import SUFFIXES, opened, reading_archive
-from trainer.data.formats import COMPRESSED, START, kind_by_start
+from trainer.data.archives import COMPRESSED, START, SUFFIXES, kind_by_start, opened, reading_archive
 
 # Weights become little smaller and vocabularies a few times; a file that grows more is a bomb.
 RATIO = 64
