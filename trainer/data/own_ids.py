@@ -20,7 +20,6 @@ from runtimes.contract.id_files import (
     refuse_outside,
 )
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, load_vocab
-from trainer.data.dataset import DATA
 from trainer.data.own import OWN_IDS, OwnFiles, Prepared, write_dataset
 from trainer.data.published import Tick
 
@@ -108,12 +107,8 @@ def _names(path: Path) -> list[str]:
 
 def _refuse_other(path: Path) -> None:
     """Raises TextError for what is no file of ids, and says what to do with it."""
-    if (path / DATA).is_file():
-        raise TextError(f"{path} is a dataset already; train on it with `xl-export train --data {path}`.")
-    if path.is_dir():
-        raise TextError(f"{path} is a folder; give each of its files with an option of its own.")
     refuse_archive(path)
-    if path.suffix not in (".npy", ".bin", ".jsonl", ".txt"):
+    if path.is_dir() or path.suffix not in (".npy", ".bin", ".jsonl", ".txt"):
         raise TextError(
             f"{path} is no file of token ids; give .npy, .bin or .jsonl files, or .txt files of numbers, or "
             f"{MEND_TEXT}."

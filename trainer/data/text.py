@@ -175,24 +175,13 @@ def refuse_no_text(path: Path, *, option: str = "--text") -> None:
         raise TextError(
             f"{option} is {path}, which is a dataset; train on it with `xl-export train --data {path}`."
         )
-    if path.is_dir():
-        raise TextError(
-            f"{option} is {path}, which is a folder; give one UTF-8 text file, or make a dataset for --data: "
-            "of several texts with `xl-export prepare text`, of a public corpus with `xl-export prepare NAME "
-            f"--from {path}`."
-        )
-    kind = kind_of(path) if path.is_file() else None
-    if kind == "npy":
-        raise TextError(
-            f"{option} is {path}, which holds a NumPy array (.npy) and no text; give a UTF-8 text file, or "
-            f"prepare token ids with `xl-export prepare tokens --train {path} --vocab-size N --out DATASET` "
-            "and give --data DATASET."
-        )
+    kind = "folder" if path.is_dir() else kind_of(path) if path.is_file() else None
     if kind is not None:
         raise TextError(
-            f"{option} is {path}, which is a {kind} file; unpack it and give the text (several with "
-            "`xl-export prepare text`), or prepare a public corpus with `xl-export prepare NAME --from "
-            f"{path} --out DATASET` and give --data DATASET."
+            f"{option} is {path}, which is a {kind}{'' if kind == 'folder' else ' file'} and no text; give "
+            "one UTF-8 text file, or a dataset with --data, which `xl-export prepare text` makes of several "
+            f"texts, `xl-export prepare tokens` of token ids, and `xl-export prepare NAME --from {path}` of "
+            "a public corpus."
         )
 
 

@@ -46,33 +46,28 @@ class AdaptiveSpan(nn.Module):
         with torch.no_grad():
             self.share.clamp_(0, 1)
 
-    def window(self) -> int | None:
-        """Returns the longest distance in the softmax before the mask; None where it makes no difference.
-
-        It makes a difference where `epsilon` is set.
+    def softmax_window(self) -> Tensor | None:
+        """Returns the longest distance in the softmax before the mask, as a tensor []; None without `epsilon`.
 
         The public code drops whole steps of 64 tokens beyond the longest span of a layer's heads and its
-        ramp.
+        ramp. Without `epsilon` this makes no difference. It does not wait for the device.
         """
         if not self.span.epsilon:
             return None
-        return self.window_for(self.share.max().item() * self.span.maximum)
-
-    def window_for(self, longest: float) -> int:
-        """The window of a layer whose longest span has this many tokens."""
-        S = self.span.maximum
-        needed = min(S, math.ceil(longest) + self.span.ramp)
-        return S - min(S - 1, S - needed) // WINDOW_STEP * WINDOW_STEP
-
-    def softmax_window(self) -> Tensor | None:
-        """`window` as a tensor [], without waiting for the device."""
-        if not self.span.epsilon:
-            return None
-        S = self.span.maximum
         share = self.share.detach().max()
         share = share if share.device.type == "mps" else share.double()  # MPS has no float64
-        longest = ((share * S).ceil() + self.span.ramp).clamp(max=S)
-        return S - (S - longest).clamp(max=S - 1) // WINDOW_STEP * WINDOW_STEP
+        return self.window_for(share * self.span.maximum)
+
+    def window_for(self, longest: Tensor) -> Tensor:
+        """The window of a layer whose longest span has this many tokens."""
+        S = self.span.maximum
+        needed = (longest.ceil() + self.span.ramp).clamp(max=S)
+        return S - (S - needed).clamp(max=S - 1) // WINDOW_STEP * WINDOW_STEP
+
+    def window(self) -> int | None:
+        """`softmax_window` as a number."""
+        window = self.softmax_window()
+        return None if window is None else int(window)
 
     def remembered(self) -> tuple[int, ...]:
         """Returns the longest distance that each head must remember.

@@ -111,13 +111,10 @@ class History:
         leader = best(self.facts.validations)
         vocab_size = self.config.model.vocab_size
         if leader is None:
-            if self.facts.step < self.config.steps:
-                mend = "continue it with `xl-export train --resume RUN`, or validate sooner (validate_every)"
-            elif self.config.data is not None:
-                mend = "train on a dataset whose valid part is long enough"
-            else:
-                mend = "train on a longer text, of which 5 % is held out for validation"
-            return f"this run was never validated, so nobody knows how good its weights are; {mend}."
+            return (
+                "this run was never validated, so nobody knows how good its weights are; continue it with "
+                "`xl-export train --resume RUN`, or train on a longer text with a smaller validate_every."
+            )
         uniform = math.log2(vocab_size)
         if leader.bits_per_token <= uniform or vocab_size == 1:
             return None

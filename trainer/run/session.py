@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtimes.base.errors import StreamError, needs
+from runtimes.base.errors import MissingPackageError, StreamError, first_line, needs
+from runtimes.base.progress import say_once
 from runtimes.base.records import to_json
 from runtimes.contract.checks import (
     checked_lengths,
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
     from trainer.model.model import LanguageModel
 
 
+# What two devices are compared by.
+TRIED_SEGMENTS = 3
+TRIED_TOKENS = 16
+TRIED_ROWS = 2
+TOLERANCE = 1e-3  # nats between two devices in fp32; wrong answers differ by far more
 # The process in which a session first loaded PyTorch, whose threads a forked child does not have.
 _torch_process: int | None = None
 
@@ -111,7 +118,6 @@ class TorchSession:
             import torch
 
             from trainer.run.checkpoint import load_run
-            from trainer.run.device import on_device
         if threads is not None:
             torch.set_num_threads(threads)
         run = load_run(folder)
@@ -122,7 +128,39 @@ class TorchSession:
             chosen,
             identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest(),
         )
-        return on_device(session, device, session._moved)
+        if device == CPU:
+            return session
+        return session._on_first_gpu() if device.kind == "auto" else session._on(device)
+
+    def _on(self, device: Device) -> TorchSession:
+        """A session of the same weights on a device; raises MissingPackageError if PyTorch cannot use it."""
+        if (fault := _unusable(device)) is None:
+            try:
+                return self._moved(device)
+            except RuntimeError as error:  # PyTorch's: the memory of the GPU is full, or it is not served
+                fault = f"{first_line(error):.300}"
+        raise MissingPackageError(
+            f"device is {device} and PyTorch cannot use it: {fault}; install what is missing, or give "
+            "--device cpu."
+        )
+
+    def _on_first_gpu(self) -> TorchSession:
+        """The session on the first GPU if its answers are right there; otherwise itself with a line why."""
+        first = Device("cuda")
+        if _unusable(first):
+            return self
+        try:
+            moved = self._moved(first)
+            difference = _difference(self, moved)
+            fault = f"its answers differ from the CPU's by {difference:.2g} nats"
+        except RuntimeError as error:  # as above; a GPU may also be found for which PyTorch has no kernels
+            difference = math.nan
+            fault = f"{first_line(error):.300}"
+        if difference <= TOLERANCE:
+            say_once(f"computing with PyTorch on {first}")
+            return moved
+        say_once(f"computing with PyTorch on the CPU, because {first} is not usable: {fault}")
+        return self
 
     def _moved(self, device: Device) -> TorchSession:
         """A session of the same weights on another device; this one keeps its own."""
@@ -277,6 +315,37 @@ class TorchSession:
     def _here(self, tensor: Tensor) -> Tensor:
         """The tensor on the session's device; itself on the CPU."""
         return tensor if self.device == CPU else tensor.to(str(self.device))
+
+
+def _unusable(device: Device) -> str | None:
+    """Why PyTorch cannot use a device; None where it can."""
+    import torch
+
+    if device.kind == "mps":
+        return None if torch.backends.mps.is_available() else "this is no Mac with Metal"
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "it finds no NVIDIA GPU with a driver"
+    if device.index >= (count := torch.cuda.device_count()):
+        return f"this machine has {count} of them, and they are counted from 0"
+    return None
+
+
+def _difference(one: TorchSession, other: TorchSession) -> float:
+    """The largest difference of two sessions' answers to a few tokens; NaN where one is not a number."""
+    answers = []
+    for session in (one, other):
+        memory = session.start(TRIED_ROWS)
+        segment = min(TRIED_TOKENS, session.rule.segment)
+        pieces = []
+        for number in range(TRIED_SEGMENTS):
+            tokens = np.arange(TRIED_ROWS * segment).reshape(TRIED_ROWS, segment) + number
+            tokens %= session.vocab.size
+            log_probs, memory = session.score(tokens, np.roll(tokens, 1, axis=1), memory)
+            pieces.append(log_probs)
+        answers.append(np.concatenate(pieces, axis=1))
+    return float(np.abs(answers[0] - answers[1]).max())
 
 
 def _rows_at(hidden: Tensor, index: np.ndarray) -> Tensor:

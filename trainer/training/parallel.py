@@ -182,18 +182,12 @@ def joined(device: str) -> Iterator[Ranks]:
         raise ConfigError(
             "device is mps and PyTorch sees no such GPU; give --device cpu, or train on an Apple computer."
         )
-    if device == "mps" and count > 1:
-        raise ConfigError(f"device is mps and the run has {count} processes; train in one process.")
     if device == "cuda":
-        if torch.cuda.device_count() == 0:
-            raise ConfigError(
-                "device is cuda and PyTorch sees no GPU; give --device cpu, or install a CUDA build "
-                "of PyTorch and the driver of this machine's GPU."
-            )
         if torch.cuda.device_count() <= local:
             raise ConfigError(
                 f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} "
-                "of this machine; start fewer processes."
+                "of this machine; start fewer processes, give --device cpu, or install a CUDA build of "
+                "PyTorch and the driver of this machine's GPU."
             )
         torch.cuda.set_device(local)
     place = torch.device(device, local) if device == "cuda" else torch.device(device)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,7 @@ from trainer.training.parallel import joined
 from trainer.training.state import Training
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
+class Size(NamedTuple):
     """A model, and what suits it."""
 
     layers: int
@@ -45,17 +43,16 @@ class Size:
 
 
 SIZES = (  # from small to large
-    Size(layers=2, d_model=64, lr=4e-3, dropout=0.1),
-    Size(layers=3, d_model=128, lr=3e-3, dropout=0.2),
-    Size(layers=4, d_model=192, lr=2e-3, dropout=0.3),
-    Size(layers=6, d_model=256, lr=1.5e-3, dropout=0.3),
-    Size(layers=8, d_model=384, lr=1e-3, dropout=0.3),
-    Size(layers=12, d_model=512, lr=5e-4, dropout=0.3),
+    Size(2, 64, 4e-3, 0.1),
+    Size(3, 128, 3e-3, 0.2),
+    Size(4, 192, 2e-3, 0.3),
+    Size(6, 256, 1.5e-3, 0.3),
+    Size(8, 384, 1e-3, 0.3),
+    Size(12, 512, 5e-4, 0.3),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(NamedTuple):
     """What suits a text of at least this many bytes."""
 
     num_bytes: int
@@ -69,56 +66,11 @@ class Text:
 
 
 TEXTS = (
-    Text(
-        num_bytes=0,
-        subwords=300,
-        bytes_per_token=1.2,
-        largest=0,
-        batch=4,
-        segment=32,
-        dropout=0.2,
-        passes=60,
-    ),
-    Text(
-        num_bytes=30_000,
-        subwords=1024,
-        bytes_per_token=2.6,
-        largest=1,
-        batch=8,
-        segment=64,
-        dropout=0.3,
-        passes=40,
-    ),
-    Text(
-        num_bytes=400_000,
-        subwords=2048,
-        bytes_per_token=3.1,
-        largest=2,
-        batch=8,
-        segment=64,
-        dropout=0.2,
-        passes=40,
-    ),
-    Text(
-        num_bytes=4_000_000,
-        subwords=4096,
-        bytes_per_token=3.5,
-        largest=4,
-        batch=8,
-        segment=128,
-        dropout=0.1,
-        passes=20,
-    ),
-    Text(
-        num_bytes=40_000_000,
-        subwords=8192,
-        bytes_per_token=3.9,
-        largest=5,
-        batch=16,
-        segment=128,
-        dropout=0.05,
-        passes=8,
-    ),
+    Text(0, 300, 1.2, largest=0, batch=4, segment=32, dropout=0.2, passes=60),
+    Text(30_000, 1024, 2.6, largest=1, batch=8, segment=64, dropout=0.3, passes=40),
+    Text(400_000, 2048, 3.1, largest=2, batch=8, segment=64, dropout=0.2, passes=40),
+    Text(4_000_000, 4096, 3.5, largest=4, batch=8, segment=128, dropout=0.1, passes=20),
+    Text(40_000_000, 8192, 3.9, largest=5, batch=16, segment=128, dropout=0.05, passes=8),
 )
 EXPECTED = (  # from so many trained tokens on, if there is text enough: the row of TEXTS is the most
     (0, "fragments of words: this is too little training"),

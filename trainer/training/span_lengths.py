@@ -97,5 +97,6 @@ def length_for(span: AdaptiveSpan, longest: float) -> int:
     # The mask is 0 at z + R + 1 and has a gradient there, so this distance counts.
     needed = math.floor(longest + span.span.ramp + 1 + ROUNDING)
     if span.span.epsilon:
-        needed = max(needed, span.window_for(longest + ROUNDING))
+        window = span.window_for(torch.tensor(longest + ROUNDING, dtype=torch.float64))
+        needed = max(needed, int(window))
     return min(S, -(-needed // WINDOW_STEP) * WINDOW_STEP)

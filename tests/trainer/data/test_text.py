@@ -74,13 +74,13 @@ def test_other_kinds_of_files_are_named(tmp_path: Path) -> None:
     refused(tmp_path / "folder", "is a dataset", f"--data {tmp_path}")
     with zipfile.ZipFile(tmp_path / "text.zip", "w") as archive:
         archive.writestr("text.txt", "text")
-    refused(tmp_path / "text.zip", "is a zip file; unpack it", prepare)
+    refused(tmp_path / "text.zip", "is a zip file and no text", prepare)
     for module in (gzip, bz2, lzma):
         path = tmp_path / f"text.{module.__name__}"
         path.write_bytes(module.compress(b"text"))
         refused(path, f"is a {'xz' if module is lzma else module.__name__} file", prepare)
     np.save(tmp_path / "ids.npy", np.arange(9))
-    refused(tmp_path / "ids.npy", "holds a NumPy array (.npy) and no text")
+    refused(tmp_path / "ids.npy", "is a npy file and no text", "prepare tokens")
     (tmp_path / "near.txt").write_text("BZh9 starts this text as it starts a bz2 file")
     assert load_splits(str(tmp_path / "near.txt")).train.startswith(b"BZh9")
 

@@ -10,7 +10,7 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import MissingPackageError
 from runtimes.contract.device import Device
-from trainer.run import device as on
+from trainer.run import session as on
 from trainer.run.session import TorchSession
 
 

@@ -23,7 +23,7 @@ from tests.trainer.training.runs import longer
 from trainer.model.config import SpanConfig, VocabularyConfig
 from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
-from trainer.training.parallel import Ranks, joined
+from trainer.training.parallel import Ranks
 
 Make = Callable[..., TrainConfig]
 
@@ -47,16 +47,9 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"device is cuda and PyTorch sees no GPU; give --device cpu, or"):
+    with pytest.raises(ConfigError, match=r"PyTorch sees 0 GPUs for process 1 .* give --device cpu, or"):
         train(make_config(device="cuda"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with (
-        pytest.raises(ConfigError, match=r"PyTorch sees 1 GPUs for process 2 of this machine; start fewer"),
-        joined("cuda"),
-    ):
-        pass
 
 
 def test_what_all_processes_find_is_said_by_the_first() -> None:
