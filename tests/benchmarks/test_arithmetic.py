@@ -15,7 +15,6 @@ from benchmarks import arithmetic
 from benchmarks.arithmetic import (
     needed_multiply_adds,
     predicted_ratio,
-    query_blocks,
     step_bytes,
     step_multiply_adds,
     training_multiply_adds,
@@ -77,12 +76,6 @@ def test_validation_takes_less_than_a_fiftieth_of_training(name: str) -> None:
     assert share(name) < 0.02
 
 
-def test_query_blocks_cover_the_window_once(monkeypatch):
-    monkeypatch.setattr(arithmetic, "BLOCK", 4)
-    assert query_blocks(10) == [(0, 4), (4, 8), (8, 10)]
-    assert query_blocks(4) == [(0, 4)]
-
-
 def test_window_by_hand(monkeypatch):
     # W 3: layer 0: 3 (4·4·2 + 2·4·3) + 2·2·9 = 204.
     # Layer 1: 3·2·4·2 + 2·4·2 + 2·4·3 + 2·2·3 = 100; output: 4·5 = 20.
@@ -123,14 +116,6 @@ def test_streams_share_the_weights_and_not_their_memory():
 
 def test_predicted_ratio_is_per_token():
     assert predicted_ratio(MODEL, RULE, 3) == pytest.approx(324 / (696 / 3))
-
-
-def test_paper_size_ratio_grows_with_attention_length():
-    base = ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256)
-    ratios = [
-        predicted_ratio(base, MemoryRule(mem_len=length, segment=128), length) for length in (800, 1800, 3800)
-    ]
-    assert ratios == sorted(ratios)
 
 
 @pytest.mark.parametrize("window", [1, 7, 11])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import child, plot
+from benchmarks import child
 from benchmarks.__main__ import main
 from benchmarks.baselines import growing
 from benchmarks.cases import CASES, export, growing_cache, latency, load, policy, score, steps
@@ -20,8 +20,6 @@ from benchmarks.cases.on_gpu import gpu
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing
 from benchmarks.models import random_weights
-from benchmarks.pictures import write_pictures
-from benchmarks.runs import History
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from tests.benchmarks.shown import on_terminal, rows_of
@@ -129,22 +127,6 @@ def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.
     monkeypatch.setattr(policy, "_growing_step", lambda *_: lambda observation: np.ones(4, np.float32))
     with pytest.raises(ArtefactError, match="growing window differs from PyTorch"):
         policy._compared(right, Path(), tiny.mem_len)
-
-
-class Slow:
-    """A side whose steps all take two milliseconds."""
-
-    def times(self, steps: int) -> tuple[list[float], int]:
-        return [2.0] * steps, steps
-
-
-def test_a_growing_window_that_is_too_slow_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "PART", 10)
-    found = policy._in_turns({"PyTorch": Slow(), "PyTorch, growing window": Slow()}, 30)
-    assert {side: (len(times), late) for side, (times, late) in found.items()} == {
-        "PyTorch": (30, 30),
-        "PyTorch, growing window": (10, 10),
-    }
 
 
 def test_the_default_threads_are_compared_on_a_busy_machine(
@@ -275,22 +257,6 @@ def test_training_compares_with_the_naive_attention_first(
         rows_of("training", tiny)
 
 
-def test_the_latency_picture_counts_omitted_tokens() -> None:
-    Figure = pytest.importorskip("matplotlib.figure").Figure
-    sides = [(1.0, 1.0, 1.0, 9.0, 5.0), (1.0, 1.0, 1.0, 2.0)]
-    for milliseconds, what in ((sides, "2"), (sides[1:] * 2, None)):
-        rows = [
-            latency.Row(side=side, mem_len=1, milliseconds=ms, num_bytes=1, difference=0.0)
-            for side, ms in zip(plot.SIDES, milliseconds, strict=True)
-        ]
-        figure = Figure()
-        plot.draw_latency(figure, rows)
-        title = figure.axes[0].get_title()
-        assert title.startswith(f"Time of each of {len(milliseconds[0])} consecutive tokens")
-        assert ("outside" in title) == (what is not None)
-        assert what is None or f"(slower ones outside the picture: {what})" in title
-
-
 def test_without_a_gpu_its_case_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "ask_driver", lambda: DriverFacts(fault="no NVIDIA driver is installed"))
     result = call("run", "gpu", "--history", tmp_path / "history.jsonl")
@@ -326,11 +292,3 @@ def test_a_wrong_growing_side_is_not_timed(tiny: BenchmarkConfig, monkeypatch: p
     )
     with pytest.raises(ArtefactError, match=r"differs from the side with fixed memory by 0\.5 nats"):
         rows_of("growing-cache", tiny)
-
-
-def test_a_picture_is_written_as_svg(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    published = History.load(Path(__file__).parents[2] / "benchmarks" / "history")
-    path = next(write_pictures(tmp_path, published))
-    assert path.name == "growing-cache.svg"
-    assert path.read_text(encoding="utf-8").startswith("<?xml")

@@ -58,17 +58,6 @@ def test_two_commits_of_the_history(tmp_path: Path) -> None:
     assert "0.500" in call("aaaa", "bbbb2222", "--history", tmp_path).stdout
 
 
-def test_two_dates_take_the_newest_of_each(tmp_path: Path) -> None:
-    write(
-        tmp_path / "decode.jsonl",
-        document(1, 9.0),
-        document(1, 1.0) | {"time": "2026-11-01T23:00:00+00:00"},
-        document(2, 3.0),
-    )
-    (first, _) = compare(find_results("2026-11-01", tmp_path), find_results("2026-11-02", tmp_path)).changes
-    assert first.ratio == 3
-
-
 def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
     """As where each kernel, or each length, was measured in a run of its own."""
     fused = document(1, 4.0) | {"time": "2026-11-01T23:00:00+00:00"}
@@ -100,44 +89,16 @@ def test_rows_without_a_counterpart_are_listed(tmp_path: Path) -> None:
     )
 
 
-def test_a_row_without_a_common_timing_is_listed(tmp_path: Path) -> None:
-    changed = document(2, 2.0)
-    changed["rows"][0]["pytorch"] = changed["rows"][0].pop("onnxruntime")
-    one = write(tmp_path / "one.jsonl", document(1, 1.0))
-    report = compare(find_results(str(one), tmp_path), [changed])
-    assert [(row.row, row.reason) for row in report.unmatched] == [
-        ("mem len 64, batch 1, tokens 1", "has no timing on both sides")
-    ]
-
-
-def test_shapes_name_rows(tmp_path: Path) -> None:
-    one, other = document(1, 1.0), document(2, 3.0)
-    for each in (one, other):
-        each["case"] = "triton-kernel"
-        each["rows"] = [{**each["rows"][0], "shape": {"B": 1, "T": 2}, "side": "eager"}]
-    (change,) = compare([one], [other]).changes
-    assert (change.case, change.row, change.ratio) == ("triton-kernel", "shape B 1 T 2, side eager", 3)
-
-
 def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", document(1, 1.0))
+    machine = {**MACHINE, "cpu": "B", "threads_wait": "A=1"}
     other = write(
-        tmp_path / "other.jsonl",
-        document(2, 1.0, machine={**MACHINE, "cpu": "B"}, versions={"onnxruntime": "1.32"}),
+        tmp_path / "other.jsonl", document(2, 1.0, machine=machine, versions={"onnxruntime": "1.32"})
     )
     lines = call(one, other).stdout.splitlines()
     assert lines[0].startswith("warning: the machines differ (A, 2 CPUs, 16 GiB against B, 2 CPUs, 16 GiB)")
-    assert lines[1] == "warning: the versions of onnxruntime differ in decode, small"
-
-
-def test_threads_that_wait_in_another_way_are_told(tmp_path: Path) -> None:
-    """Entries from before this was recorded are told too."""
-    one, other = (
-        write(tmp_path / "one.jsonl", document(1, 1.0)),
-        write(tmp_path / "other.jsonl", document(2, 1.0, machine={**MACHINE, "threads_wait": "A=1"})),
-    )
-    (line,) = [line for line in call(one, other).stdout.splitlines() if "warning" in line]
-    assert line.startswith("warning: PyTorch's threads waited in different ways in decode, small")
+    assert lines[1].startswith("warning: PyTorch's threads waited in different ways in decode, small")
+    assert lines[2] == "warning: the versions of onnxruntime differ in decode, small"
 
 
 def test_other_threads_are_another_result(tmp_path: Path) -> None:
@@ -152,7 +113,6 @@ def test_other_threads_are_another_result(tmp_path: Path) -> None:
 
 
 BAD = [
-    "[]",
     "{}",
     "x",
     '{"case": 1, "time": "", "config": "", "threads": 1, "rows": [], "machine": {}, "versions": {}}',
@@ -171,15 +131,7 @@ def test_a_file_that_holds_no_results_is_refused(line: str, tmp_path: Path) -> N
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_empty_file_is_named(tmp_path: Path) -> None:
-    one, empty = write(tmp_path / "one.jsonl", document(1, 1.0)), write(tmp_path / "empty.jsonl")
-    for pair in ((one, empty), (empty, one)):
-        result = call(*pair)
-        assert result.exit_code == 2
-        assert "empty.jsonl is empty" in result.stderr
-
-
-@pytest.mark.parametrize("which", ["20", "", "2020-01-01", "nowhere.jsonl"])
+@pytest.mark.parametrize("which", ["20", "nowhere.jsonl"])
 def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
     write(tmp_path / "decode.jsonl", document(1, 1.0))
     result = call(which, "2026-11-01", "--history", tmp_path)

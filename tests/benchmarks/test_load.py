@@ -29,7 +29,7 @@ def read(data: bytes, size: int) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+@pytest.mark.parametrize("size", [1, 7, 1000])
 def test_events_are_read_however_they_arrive(size: int) -> None:
     data = sent(TOKENS[0], TOKENS[1] + LAST, USAGE, DONE)  # two events in one chunk
     answer = read(data, size)
@@ -40,7 +40,7 @@ def test_events_are_read_however_they_arrive(size: int) -> None:
     assert all(at <= end < at + size for at, end in zip(times, arrived, strict=True))
 
 
-@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("size", [1, 1000])
 def test_a_document_is_read_however_it_arrives(size: int) -> None:
     answer = read(b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"data":[1,2]}', size)
     assert answer.document() == {"data": [1, 2]}

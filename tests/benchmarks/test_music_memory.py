@@ -13,7 +13,7 @@ from runtimes.base.errors import ArtefactError, TextError
 from runtimes.sessions.open import open_session
 from runtimes.tasks.context_losses import spread_positions
 from runtimes.tasks.evaluate import evaluate
-from tests.benchmarks.shown import in_documents, on_terminal, rows_of
+from tests.benchmarks.shown import rows_of
 from xl_export.demo.shipped import MUSIC, find_shipped
 
 CHORALES = find_shipped(MUSIC)
@@ -63,15 +63,6 @@ def test_every_way_is_compared_with_memory_at_the_same_events(rows, parts):
     timed = [row.name for row in rows if row.timing is not None]
     assert timed == [row.name for row in rows if row.name.startswith("sliding") or row is memory]
     assert all(row.timing.repeats == 1 for row in rows if row.timing is not None)
-
-
-def test_the_table_tells_artefact_parts_and_every_way(rows):
-    assert any(row.name in line for row in rows for line in on_terminal("music-memory", rows))
-    lines = in_documents("music-memory", rows)
-    assert len(lines) == len(rows) + 6
-    assert f"| {rows[2].more:+.3f} ± {rows[2].error:.3f} |" in lines[4]
-    assert f"Artefact {rows[0].identity[:12]}…, int8-stored, segments of 128" in lines[-3]
-    assert f"train.jsonl {rows[0].parts['train.jsonl'][:12]}…" in lines[-3]
 
 
 @pytest.mark.parametrize("line", ["[1, 140]", "[]", '"S60"', "{", "[1.5, 2.0]"])

@@ -16,7 +16,6 @@ from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, Wanted, conf
 from benchmarks.documents import table
 from benchmarks.plot import draw_recipes, plot
 from benchmarks.runs import History
-from runtimes.base.errors import ConfigError
 from runtimes.base.records import to_json
 from tests.benchmarks.shown import a_run, in_documents
 from trainer.model.model import count_parameters
@@ -140,10 +139,3 @@ def test_the_table_has_passes_and_perplexities() -> None:
     assert in_documents("recipes", [row])[2] == cells
     runs = [a_run("recipes", [row | {"budget_seconds": budget, "test": 6.0}]) for budget in (60.0, 30.0)]
     assert "perplexity 64.0" in table("recipes", History(tuple(runs)))[2]
-
-
-def test_missing_corpora_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no file named enwik8"):
-        measure(tmp_path, minutes=1, corpora=tmp_path, names=["enwik8-base"])
-    with pytest.raises(ConfigError, match="give --corpora FOLDER"):
-        measure(tmp_path, minutes=1, names=["enwik8-base"])

@@ -43,7 +43,7 @@ SIZES = Sizes(
     stored=10,
     warm=3,
     attacks=1,
-    attacked=0.2,
+    attacked=1.0,
 )
 OPERATIONS = {
     *("streams created", "appends", "continuations", "clients that left", "forks", "rewinds", "snapshots"),
