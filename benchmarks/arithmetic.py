@@ -1,5 +1,4 @@
-"""Multiply-adds and bytes of a step, counted as the graphs compute them, and the ratio that follows from
-them.
+"""Multiply-adds and bytes of a step, counted as the graphs compute them. `trainer.model.arithmetic` has more.
 
 A = H·K is the width of all heads together. Softmax, look-ups, norms and the cost of starting an operator are
 left out; they weigh most where models are narrow and steps short, so small sizes measure less than is
@@ -10,21 +9,8 @@ from __future__ import annotations
 
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
-from trainer.model.arithmetic import step_multiply_adds, training_multiply_adds, with_head
 from trainer.model.config import ModelConfig
-from trainer.run.config import TrainConfig
 
-__all__ = [
-    "needed_multiply_adds",
-    "predicted_ratio",
-    "query_blocks",
-    "step_bytes",
-    "step_multiply_adds",
-    "training_multiply_adds",
-    "validation_multiply_adds",
-    "validation_share",
-    "window_multiply_adds",
-]
 BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
 FLOAT = 4  # bytes
 
@@ -85,30 +71,3 @@ def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, streams: int
     memory = D * rule.mem_len if form == "hidden" else 2 * A * (rule.mem_len + 1)
     layer = weights + A * rule.position_rows + streams * memory
     return FLOAT * (model.layers * layer + D * model.vocab_size + model.vocab_size)
-
-
-def predicted_ratio(model: ModelConfig, rule: MemoryRule, window: int) -> float:
-    """Multiply-adds of a token by a recomputed window over those by ring segments of rule.segment tokens."""
-    return (
-        window_multiply_adds(model, window)
-        * rule.segment
-        / step_multiply_adds(model, rule, "ring", rule.segment)
-    )
-
-
-def validation_multiply_adds(config: TrainConfig, tokens: int) -> int:
-    """For a validation of so many tokens, over projected keys and values."""
-    rule = config.validation
-    return tokens * step_multiply_adds(with_head(config.model), rule, "shift", rule.segment) // rule.segment
-
-
-def validation_share(config: TrainConfig, held_out: int) -> float:
-    """Multiply-adds of all validations of a run over those of its training steps.
-
-    held_out: tokens of the held-out text. The last of the scores is that of all of them.
-    """
-    each = min(held_out, config.validate_tokens or held_out)
-    count = -(-config.steps // config.validate_every)
-    scored = count * each + (held_out if each < held_out else 0)
-    step = training_multiply_adds(config.model, config.training, config.batch)
-    return validation_multiply_adds(config, scored) / (config.steps * step)

@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from benchmarks.arithmetic import step_bytes, step_multiply_adds
+from benchmarks.arithmetic import step_bytes
 from benchmarks.case import (
     Case,
     CaseRow,
@@ -33,6 +33,7 @@ from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact
 from benchmarks.runs import operators as operators_of
 from runtimes.contract.tensors import Form
+from trainer.model.arithmetic import step_multiply_adds
 
 FORMS: tuple[Form, ...] = get_args(Form)
 TOLERANCE = 1e-4  # nats, between the forms

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arithmetic import needed_multiply_adds, step_multiply_adds, window_multiply_adds
+from benchmarks.arithmetic import needed_multiply_adds, window_multiply_adds
 from benchmarks.baselines.vanilla import Window, check_window
 from benchmarks.case import (
     Case,
@@ -37,6 +37,7 @@ from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from benchmarks.runs import operators as operators_of
 from benchmarks.summaries import sliding_window
+from trainer.model.arithmetic import step_multiply_adds
 
 TABLE_9 = {
     3800: 1874,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.arithmetic import step_bytes, step_multiply_adds
+from benchmarks.arithmetic import step_bytes
 from benchmarks.case import (
     Case,
     CaseRow,
@@ -36,6 +36,7 @@ from benchmarks.models import random_artefact, random_run
 from benchmarks.plot import draw_decode
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
+from trainer.model.arithmetic import step_multiply_adds
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 

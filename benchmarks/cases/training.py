@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arithmetic import step_multiply_adds
 from benchmarks.case import (
     Case,
     CaseRow,
@@ -37,6 +36,7 @@ from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run as Measured
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
+from trainer.model.arithmetic import step_multiply_adds
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig

@@ -14,12 +14,7 @@ import pytest
 from benchmarks import arithmetic
 from benchmarks.arithmetic import (
     needed_multiply_adds,
-    predicted_ratio,
     step_bytes,
-    step_multiply_adds,
-    training_multiply_adds,
-    validation_multiply_adds,
-    validation_share,
     window_multiply_adds,
 )
 from benchmarks.baselines.vanilla import window_graph
@@ -28,6 +23,7 @@ from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import FORMS
+from trainer.model.arithmetic import step_multiply_adds, training_multiply_adds, with_head
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig, built_in
@@ -48,27 +44,22 @@ HELD_OUT = {
 }
 
 
-def test_training_and_validation_against_numbers_made_by_hand() -> None:
-    """Two lanes, M 6 and T 3 in training; M 8 and T 2 in evaluation, which is computed in segments of 3."""
-    rule = MemoryRule(mem_len=8, segment=2)
-    config = TrainConfig(model=MODEL, training=RULE, evaluation=rule, batch=2, validate_tokens=12)
+def test_training_against_numbers_made_by_hand() -> None:
+    """Two lanes, M 6 and T 3."""
     layer = 4 * 2 * (2 * 3 + 2 * 9) + 2 * 4 * 3 * 3 + 3 * 2 * (2 * 9 + 7)
-    assert training_multiply_adds(config.model, config.training, config.batch) == 3 * 2 * (
-        2 * layer + 3 * 4 * 5
-    )
-    layer = 4 * 2 * (2 * 3 + 2 * 3) + 2 * 4 * 3 * 3 + 3 * 2 * (2 * 11 + 9)
-    assert validation_multiply_adds(config, 30) == 10 * (2 * layer + 3 * 4 * 5)
-    scored = 5 * 12 + 30  # steps 200 … 1000, and the whole of 30 tokens at the end
-    step = training_multiply_adds(config.model, config.training, config.batch)
-    expected = validation_multiply_adds(config, scored) / 1000 / step
-    assert validation_share(config, 30) == pytest.approx(expected)
+    assert training_multiply_adds(MODEL, RULE, 2) == 3 * 2 * (2 * layer + 3 * 4 * 5)
 
 
-def share(name: str, **changes: object) -> float:
+def share(name: str) -> float:
+    """Multiply-adds of all validations of a recipe divided by the multiply-adds of its training steps."""
     config = TrainConfig.load(name)
     held_out, vocab_size = HELD_OUT[config.corpus]
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
-    return validation_share(dataclasses.replace(config, model=model, **changes), held_out)
+    rule = config.validation
+    each = min(held_out, config.validate_tokens or held_out)
+    scored = -(-config.steps // config.validate_every) * each + (held_out if each < held_out else 0)
+    validations = scored * step_multiply_adds(with_head(model), rule, "shift", rule.segment) / rule.segment
+    return validations / (config.steps * training_multiply_adds(model, config.training, config.batch))
 
 
 @pytest.mark.parametrize("name", [name for name in built_in() if TrainConfig.load(name).corpus])
@@ -112,10 +103,6 @@ def test_needed_by_hand(rule, pairs):
 def test_streams_share_the_weights_and_not_their_memory():
     one, eight = (step_bytes(MODEL, RULE, "ring", streams=streams) for streams in (1, 8))
     assert eight - one == 7 * 2 * 2 * 2 * 7 * 4  # layers × keys and values × A × (M + 1) × fp32
-
-
-def test_predicted_ratio_is_per_token():
-    assert predicted_ratio(MODEL, RULE, 3) == pytest.approx(324 / (696 / 3))
 
 
 @pytest.mark.parametrize("window", [1, 7, 11])

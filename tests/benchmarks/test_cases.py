@@ -265,16 +265,6 @@ def test_without_a_gpu_its_case_is_skipped(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "history.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_traced_and_written_graphs_agree_before_they_are_timed(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    rows = measured(tmp_path, "traced")[0]["rows"]
-    assert [(row["form"], row["exporter"]) for row in rows] == [
-        (form, exporter) for form in ("ring", "shift") for exporter in ("graph", "trace")
-    ]
-    assert all(row["difference"] < 1e-4 and row["nodes"] > 20 for row in rows)
-    assert [row["written_ratio"] for row in rows[::2]] == [1, 1]
-
-
 def test_growing_cache_starts_equal_and_then_holds_more(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     (document,) = measured(tmp_path, "growing-cache")
     rows = {row["position"]: row for row in document["rows"]}

@@ -50,8 +50,9 @@ from trainer.data.dataset import open_dataset
 from trainer.data.prepare import prepare
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.model import count_parameters
-from trainer.run.checkpoint import CONFIG, METRICS, load_run
+from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
+from trainer.run.history import CONFIG, METRICS
 from trainer.run.overrides import with_overrides
 from trainer.run.session import TorchSession
 from trainer.training.loop import resume, train

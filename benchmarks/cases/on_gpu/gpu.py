@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.arithmetic import FLOAT, step_bytes, step_multiply_adds
+from benchmarks.arithmetic import FLOAT, step_bytes
 from benchmarks.case import (
     Case,
     CaseRow,
@@ -47,7 +47,7 @@ from runtimes.base.records import from_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.sessions.ort_gpu.driver import ask_driver
-from trainer.model.arithmetic import training_multiply_adds, with_head
+from trainer.model.arithmetic import step_multiply_adds, training_multiply_adds, with_head
 
 ROOT = Path(__file__).parents[3]
 DEVICE = "cuda"
