@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def list_command() -> None:
         click.echo(f"{case.name:<16}{case.summary}{' (--plot)' if case.draw else ''}")
 
 
-class CaseCommands(MutableMapping[str, click.Command]):
+class CaseCommands(Mapping[str, click.Command]):
     """A command for each case, made when it is asked for."""
 
     def __getitem__(self, name: str) -> click.Command:
@@ -65,19 +65,15 @@ class CaseCommands(MutableMapping[str, click.Command]):
     def __len__(self) -> int:
         return len(CASES)
 
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        raise TypeError("cases are declared in benchmarks/cases")
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("cases are declared in benchmarks/cases")
-
 
 RUN_HELP = """Check and then measure CASE, print its table, and append the result to the history.
 
 The table shows the limits of the machine too. The name of a case does the same without `run`: python -m
 benchmarks decode.
 """
-main.add_command(Subgroup("run", commands=CaseCommands(), help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]"))
+run_group = Subgroup("run", help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]")
+run_group.commands = CaseCommands()  # type: ignore[assignment]
+main.add_command(run_group)
 
 
 def command_of(case: Case) -> click.Command:
@@ -213,14 +209,10 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
         return
     folder = folder or ROOT
     history = History.load(folder / "benchmarks" / "history")
-    if not only_check:
-        for name in documents.write_tables(folder, history):
-            click.echo(f"written: {name}")
-        return
-    differing = documents.differing(folder, history)
-    for name in differing:
-        click.echo(f"differs from the history: {name}")
-    if differing:
+    changed = documents.update(folder, history, write=not only_check)
+    for name in changed:
+        click.echo(f"differs from the history: {name}" if only_check else f"written: {name}")
+    if only_check and changed:
         click.echo("run `python -m benchmarks tables` to write them again", err=True)
         raise SystemExit(1)
 

@@ -2,79 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.cases import CASES
 from benchmarks.runs import Document, read_results
 from runtimes.base.errors import ConfigError
-from runtimes.base.records import to_json
 
 SHORTEST = 4  # characters of a commit or date
 MACHINE = ("cpu", "cpus", "system", "memory_bytes")
-Key = tuple[str, str, int, str]  # case, configuration, threads, and what names the row
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One timing of one row."""
+class Kind(NamedTuple):
+    """What names a row of several results."""
 
     case: str
     config: str
     threads: int
-    row: str
-    timing: str
-    #: Medians in milliseconds; ratio: after / before.
-    before: float
-    after: float
+    row: str  # the fields by which its case tells rows apart
 
-    @property
-    def ratio(self) -> float:
-        return self.after / self.before
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unmatched:
-    """One row that was left out."""
-
-    case: str
-    config: str
-    threads: int
-    row: str
-    #: Why nothing could be compared, such as `only in BEFORE`.
-    reason: str
+    def __str__(self) -> str:
+        return f"{self.case}, {self.config}, {self.threads} threads"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The changes, the rows that were left out, and what makes the changes doubtful."""
+    """The change of each timing, the rows that were left out, and what makes the changes doubtful."""
 
-    changes: list[Change]
-    unmatched: list[Unmatched] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    changes: list[tuple[Kind, str, float, float]]  # the timing's name, and its medians in ms before and after
+    unmatched: list[tuple[Kind, str]]  # why nothing could be compared, such as `only in BEFORE`
+    warnings: list[str]
 
     @property
     def lines(self) -> list[str]:
         """The comparison as text: warnings, a table for each case, and the rows that were left out."""
         lines = [f"warning: {warning}" for warning in self.warnings]
         name = ""
-        for change in self.changes:
-            if name != (name := f"{change.case}, {change.config}, {change.threads} threads"):
+        for kind, timing, before, after in self.changes:
+            if name != (name := str(kind)):
                 lines += ["", f"{name:<44}{'before, ms':>12}{'after, ms':>12}{'after/before':>14}"]
-            row = f"{change.row}  {change.timing}"
-            lines.append(f"  {row:<42}{change.before:>12.4g}{change.after:>12.4g}{change.ratio:>14.3f}")
+            row = f"{kind.row}  {timing}"
+            lines.append(f"  {row:<42}{before:>12.4g}{after:>12.4g}{after / before:>14.3f}")
         if self.unmatched:
             lines += ["", "not compared:"]
-        for left in self.unmatched:
-            lines.append(f"  {left.case}, {left.config}, {left.threads} threads, {left.row}: {left.reason}")
+            lines += [f"  {kind}, {kind.row}: {reason}" for kind, reason in self.unmatched]
         return lines
 
     def to_json(self) -> Document:
         return {
-            "changes": [{**to_json(change), "ratio": change.ratio} for change in self.changes],
-            "unmatched": [to_json(row) for row in self.unmatched],
+            "changes": [
+                {
+                    **kind._asdict(),
+                    "timing": timing,
+                    "before": before,
+                    "after": after,
+                    "ratio": after / before,
+                }
+                for kind, timing, before, after in self.changes
+            ],
+            "unmatched": [{**kind._asdict(), "reason": reason} for kind, reason in self.unmatched],
             "warnings": self.warnings,
         }
 
@@ -107,45 +95,46 @@ def find_results(which: str, folder: Path) -> list[Document]:
 
 
 def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison:
-    """The medians of the newest row of each kind on both sides; a kind is case, configuration, threads and
-    keys.
+    """The medians of the newest row of each kind on both sides.
 
-    Raises ConfigError where the two sides have no timing in common.
+    Raises ConfigError if the two sides have no timing in common.
     """
     old = _newest(before)
     new = _newest(after)
-    changes: list[Change] = []
-    unmatched: list[Unmatched] = []
+    changes = []
+    unmatched = [(kind, "only in AFTER") for kind in new if kind not in old]
     warnings: list[str] = []
-    for key, (row, document) in old.items():
-        if key not in new:
-            unmatched.append(_unmatched(key, "only in BEFORE"))
+    for kind, (row, document) in old.items():
+        if kind not in new:
+            unmatched.append((kind, "only in BEFORE"))
             continue
-        other_row, other_document = new[key]
-        timings = list(_changes(key, row, other_row))
+        other_row, other_document = new[kind]
+        medians = {name: (_median(value), _median(other_row.get(name))) for name, value in row.items()}
+        timings = [(kind, name, one, other) for name, (one, other) in medians.items() if one and other]
         changes += timings
         if timings:
-            warnings += _doubts(", ".join(key[:2]), document, other_document)
+            warnings += _doubts(f"{kind.case}, {kind.config}", document, other_document)
         else:
-            unmatched.append(_unmatched(key, "has no timing on both sides"))
-    unmatched += [_unmatched(key, "only in AFTER") for key in new if key not in old]
+            unmatched.append((kind, "has no timing on both sides"))
     if not changes:
         raise ConfigError(
             "the two have no timing in common; give results of the same case, configuration and threads."
         )
-    changes.sort(key=lambda change: (change.case, change.config, change.threads))
-    unmatched.sort(key=lambda row: (row.case, row.config, row.threads))
-    return Comparison(changes=changes, unmatched=unmatched, warnings=list(dict.fromkeys(warnings)))
+    return Comparison(
+        changes=sorted(changes, key=lambda change: change[0][:3]),
+        unmatched=sorted(unmatched, key=lambda row: (row[0][:3], row[1] == "only in AFTER")),
+        warnings=list(dict.fromkeys(warnings)),
+    )
 
 
-def _newest(documents: Sequence[Document]) -> dict[Key, tuple[Document, Document]]:
+def _newest(documents: Sequence[Document]) -> dict[Kind, tuple[Document, Document]]:
     """The newest row of each kind with its document; different runs may have measured different kinds."""
-    newest: dict[Key, tuple[Document, Document]] = {}
+    newest: dict[Kind, tuple[Document, Document]] = {}
     for document in sorted(documents, key=lambda document: str(document["time"])):
         case = str(document["case"])
         for at, row in enumerate(document["rows"]):
-            key = (case, document["config"], document["threads"], _row_name(case, row, at))
-            newest[key] = (row, document)
+            kind = Kind(case, document["config"], document["threads"], _row_name(case, row, at))
+            newest[kind] = (row, document)
     return newest
 
 
@@ -163,27 +152,10 @@ def _row_name(case: str, row: Document, at: int) -> str:
     return ", ".join(parts)
 
 
-def _changes(key: Key, row: Document, other: Document) -> Iterator[Change]:
-    """A change for each timing that both rows have."""
-    case, config, threads, name = key
-    for timing, value in row.items():
-        before = _median(value)
-        after = _median(other.get(timing))
-        if before > 0 and after > 0:
-            yield Change(
-                case=case, config=config, threads=threads, row=name, timing=timing, before=before, after=after
-            )
-
-
 def _median(timing: Any) -> float:
     """The median of a timing, and 0 for anything else."""
     median = timing.get("median") if isinstance(timing, dict) else None
     return float(median) if isinstance(median, int | float) else 0.0
-
-
-def _unmatched(key: Key, reason: str) -> Unmatched:
-    case, config, threads, row = key
-    return Unmatched(case=case, config=config, threads=threads, row=row, reason=reason)
 
 
 def _doubts(what: str, one: Document, other: Document) -> list[str]:

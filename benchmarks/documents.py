@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cases import CASES
@@ -42,17 +41,6 @@ def table(name: str, history: History) -> list[str]:
     return markdown(case, runs) if runs else [NOTHING]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Filled:
-    """A document with its markers filled."""
-
-    text: str
-    #: Its tables and figures.
-    names: tuple[str, ...]
-    #: Those that differed.
-    changed: tuple[str, ...]
-
-
 def documents(folder: Path) -> Iterator[Path]:
     """README.md and every Markdown file under docs/; raises ConfigError if there is no README.md."""
     if not (folder / "README.md").is_file():
@@ -63,39 +51,29 @@ def documents(folder: Path) -> Iterator[Path]:
     yield from sorted((folder / "docs").rglob("*.md"))
 
 
-def differing(folder: Path, history: History) -> list[str]:
-    """`PATH: NAME` for each table and figure that is not what the history says; nothing is written."""
-    return [
-        f"{path.relative_to(folder)}: {name}"
-        for path in documents(folder)
-        for name in fill(_read(path), history, where=str(path)).changed
-    ]
-
-
-def write_tables(folder: Path, history: History) -> list[str]:
-    """Writes every table and figure anew; returns `PATH: NAME` for each that changed.
+def update(folder: Path, history: History, *, write: bool) -> list[str]:
+    """`PATH: NAME` for each table and figure that is not what the history says; they are written anew.
 
     All documents are filled before the first one is written, so that an unknown name changes nothing.
     """
-    filled = {path: fill(_read(path), history, where=str(path)) for path in documents(folder)}
-    for path, document in filled.items():
-        if document.changed:
+    filled = {
+        path: fill(read_bytes(path).decode("utf-8"), history, where=str(path)) for path in documents(folder)
+    }
+    for path, (text, changed) in filled.items():
+        if write and changed:
             with atomic_file(path) as temporary:
-                temporary.write_text(document.text, encoding="utf-8")
+                temporary.write_text(text, encoding="utf-8")
     return [
-        f"{path.relative_to(folder)}: {name}"
-        for path, document in filled.items()
-        for name in document.changed
+        f"{path.relative_to(folder)}: {name}" for path, (_, changed) in filled.items() for name in changed
     ]
 
 
-def fill(text: str, history: History, *, where: str) -> Filled:
-    """A document's text with its tables and figures filled, and the names of those that it has.
+def fill(text: str, history: History, *, where: str) -> tuple[str, list[str]]:
+    """A document's text with its tables and figures filled, and the names of the changed ones.
 
     Raises ArtefactError for an unknown name, or for a marker without its end. where: names the document then.
     """
     answer = list[str]()
-    names = list[str]()
     changed = list[str]()
     tables = table_names()
 
@@ -103,7 +81,6 @@ def fill(text: str, history: History, *, where: str) -> Filled:
         """The same marker with the figure that the history gives."""
         name = match["name"]
         _refuse_unknown(name, FIGURES, where)
-        names.append(name)
         if match["text"] != (new := FIGURES[name](history)):
             changed.append(name)
         return f"<!-- figure: {name} -->{new}<!-- end of figure -->"
@@ -121,7 +98,6 @@ def fill(text: str, history: History, *, where: str) -> Filled:
             _refuse_unknown(name, tables, where)
             old = _until_end(lines, name, where)
             new = ["", *table(name, history), ""]
-            names.append(name)
             if new != old:
                 changed.append(name)
             answer += [line, *new, END_OF_TABLE]
@@ -131,7 +107,7 @@ def fill(text: str, history: History, *, where: str) -> Filled:
                     f"{where} begins a figure without `<!-- end of figure -->` on the same line; add it."
                 )
             answer.append(FIGURE.sub(figure, line))
-    return Filled(text="\n".join(answer), names=tuple(names), changed=tuple(changed))
+    return "\n".join(answer), changed
 
 
 def _until_end(lines: Iterator[str], name: str, where: str) -> list[str]:
@@ -147,7 +123,3 @@ def _until_end(lines: Iterator[str], name: str, where: str) -> list[str]:
 def _refuse_unknown(name: str, known: Collection[str], where: str) -> None:
     if name not in known:
         raise ArtefactError(f"{where} names {name}, which is none of {', '.join(known)}; correct the name.")
-
-
-def _read(path: Path) -> str:
-    return read_bytes(path).decode("utf-8")

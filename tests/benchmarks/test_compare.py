@@ -67,8 +67,10 @@ def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
     )
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(64, 128, 256)))
     found = [
-        (change.row, change.ratio)
-        for change in compare(find_results(str(one), tmp_path), find_results(str(other), tmp_path)).changes
+        (kind.row, after / before)
+        for kind, _, before, after in compare(
+            find_results(str(one), tmp_path), find_results(str(other), tmp_path)
+        ).changes
     ]
     assert found == [("mem len 64, batch 1, tokens 1", 2), ("mem len 256, batch 1, tokens 1", 2)]
 
