@@ -48,12 +48,10 @@ def checked_targets(
         raise StreamError(
             f"targets are {targets.dtype} {list(targets.shape)}; expected integers {list(wanted)}."
         )
-    lowest, highest = value_range(targets)
-    if lowest < -1 or highest >= session.vocab.size:
-        outside = highest if highest >= session.vocab.size else lowest
+    last = session.vocab.size - 1
+    if (outside := value_outside(targets, -1, last)) is not None:
         raise StreamError(
-            f"target {outside} is outside the vocabulary; expected -1 (which means not wanted) to "
-            f"{session.vocab.size - 1}."
+            f"target {outside} is outside the vocabulary; expected -1 (which means not wanted) to {last}."
         )
     if (checked := checked_lengths(lengths, tokens)) is not None:
         beyond = np.argwhere((targets >= 0) & (np.arange(targets.shape[1]) >= checked[:, None]))
@@ -79,8 +77,7 @@ def checked_ids(ids: Any, size: int, *, what: str) -> np.ndarray:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TextError(f"{what} is neither a text nor a list of token ids; give one of them.")
-    if array.min() < 0 or array.max() >= size:
-        outside = array.max() if array.max() >= size else array.min()
+    if (outside := value_outside(array, 0, size - 1)) is not None:
         raise TextError(
             f"{what} has the token id {outside}, outside the vocabulary of this model (0 to {size - 1}); "
             "give ids of this model, or a text."
@@ -128,12 +125,9 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
             f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [batch, segment]."
         )
     _refuse_unfit(session, memory, *tokens.shape)
-    lowest, highest = value_range(tokens)
-    if lowest < 0 or highest >= session.vocab.size:
-        outside = highest if highest >= session.vocab.size else lowest
-        raise StreamError(
-            f"token {outside} is outside the vocabulary; expected 0 to {session.vocab.size - 1}."
-        )
+    last = session.vocab.size - 1
+    if (outside := value_outside(tokens, 0, last)) is not None:
+        raise StreamError(f"token {outside} is outside the vocabulary; expected 0 to {last}.")
     return np.ascontiguousarray(tokens, np.int64)
 
 
@@ -178,11 +172,8 @@ def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) ->
             )
         if "tokens" in tensor.shape:
             segment = array.shape[1]
-        if tensor.ids is not None:
-            lowest, highest = value_range(array)
-            if lowest < 0 or highest >= tensor.ids:
-                outside = highest if highest >= tensor.ids else lowest
-                raise StreamError(f"{tensor.name} has the id {outside}; expected 0 to {tensor.ids - 1}.")
+        if tensor.ids is not None and (outside := value_outside(array, 0, tensor.ids - 1)) is not None:
+            raise StreamError(f"{tensor.name} has the id {outside}; expected 0 to {tensor.ids - 1}.")
         with np.errstate(over="ignore"):
             arrays[tensor.name] = np.ascontiguousarray(array, tensor.dtype)
         if tensor.ids is None and not np.isfinite(arrays[tensor.name]).all():
@@ -242,6 +233,12 @@ def value_range(values: np.ndarray) -> tuple[int, int]:
         return int(values.min()), int(values.max())
     few = values.ravel().tolist()  # several times faster than NumPy's reductions, for each token
     return min(few, default=0), max(few, default=0)
+
+
+def value_outside(values: np.ndarray, least: int, most: int) -> int | None:
+    """One of some integers that is not from `least` to `most`; None if all are."""
+    lowest, highest = value_range(values)
+    return highest if highest > most else lowest if lowest < least else None
 
 
 def memory_in_use(memory: Memory) -> AbstractContextManager[None]:
@@ -329,8 +326,7 @@ def check_memory(session: Session, memory: Memory) -> None:
             "the memory's positions are not a writeable int64 array [batch] with bytes of its own; "
             "use memory from start() or load_memory()."
         )
-    lowest, highest = value_range(positions)
-    if highest > MAX_POSITION or lowest < -MAX_POSITION:
+    if value_outside(positions, -MAX_POSITION, MAX_POSITION) is not None:
         raise StreamError(
             f"the memory's positions are beyond {MAX_POSITION}; set them to 0 to start new texts."
         )

@@ -68,11 +68,6 @@ class Device:
         name = f"{self.kind}:{self.index}" if self.index else self.kind
         return f"{name}+tf32" if self.tf32 else name
 
-    @property
-    def on_nvidia(self) -> bool:
-        """Whether this is an NVIDIA GPU."""
-        return self.kind not in ("auto", "cpu", "mps")
-
 
 AUTO = Device("auto")
 CPU = Device("cpu")

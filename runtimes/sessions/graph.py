@@ -26,6 +26,7 @@ from runtimes.contract.checks import (
     new_memory,
     refuse_after_fork,
     tokens_by_name,
+    value_outside,
     value_range,
 )
 from runtimes.contract.memory import MAX_POSITION, Memory
@@ -366,8 +367,7 @@ class Step:
             if values.shape != array.shape or values.dtype.kind not in ("iu" if ids else "fiu"):
                 return False
             if ids:
-                lowest, highest = value_range(values)
-                if lowest < ids[0] or highest > ids[1]:
+                if value_outside(values, *ids) is not None:
                     return False
                 array[...] = values
             else:

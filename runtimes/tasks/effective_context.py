@@ -38,16 +38,14 @@ class Recl:
         return f"≥ {self.length}" if self.at_least else str(self.length)
 
 
-def recl(
-    losses_ICN: np.ndarray, lengths: Sequence[int], *, r: float, threshold: float = THRESHOLD
-) -> list[Recl]:
+def recl(losses_ICN: np.ndarray, lengths: Sequence[int], *, r: float) -> list[Recl]:
     """The RECL of each model.
 
     losses_ICN: nats; lengths: the C context lengths, ascending; r: 0 to 1, 0 excluded.
     """
     found = []
     for gains in relative_gains(losses_ICN, r=r):
-        small = np.flatnonzero(gains < threshold)
+        small = np.flatnonzero(gains < THRESHOLD)
         found.append(
             Recl(lengths[small[0]], at_least=False) if len(small) else Recl(lengths[-1], at_least=True)
         )
