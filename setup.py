@@ -2,7 +2,7 @@
 about the package is in pyproject.toml.
 
 A wheel holds one library for each variant of its architecture, and their hashes; the choice among them is
-made on the device (`runtimes/sessions/fused_cpu/packaged.py`). They are plain libraries that ONNX Runtime
+made on the device (`runtimes/sessions/fused_cpu/library.py`). They are plain libraries that ONNX Runtime
 loads, not modules of Python, so one wheel serves all versions of Python.
 
 Without a compiler the package is installed without them. XL_EXPORT_FUSED_KERNEL=required makes that an error,

@@ -20,8 +20,7 @@ import pytest
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, VOCAB, load_spec
 from runtimes.contract.vocabulary import load_vocab
-from runtimes.sessions.fused_cpu.processor import features
-from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS
+from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS, features
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.runtimes.sessions.both_kernels import refuse_other_memory
 from tests.source_tree import copy_source

@@ -3,7 +3,9 @@
 The fused operator computes what about a dozen standard operators compute in a layer: the ring write, the
 position scores, the shift, the mask, the softmax and the weighted values. Its scores never leave the
 processor's cache. A library that was compiled on this machine, for this very processor, is in the user's
-cache and comes first. The next choice is the one in the package (`packaged.py`).
+cache and comes first. Then come the libraries of the installed package: a wheel holds one for each variant of
+its architecture (`variants.py`), an editable installation none, nor one that was made from the sources
+without a compiler.
 
 Loading a library executes it. A library is therefore used only if no other user but root can have written
 it (`trust.py`), and only if its content has the hash that was recorded when it was made.
@@ -12,6 +14,7 @@ it (`trust.py`), and only if its content has the hash that was recorded when it 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -21,13 +24,24 @@ from pathlib import Path
 
 from runtimes.base.errors import MissingPackageError, UserError, first_line
 from runtimes.base.files import sha256, writing
-from runtimes.sessions.fused_cpu import packaged
-from runtimes.sessions.fused_cpu.processor import listed
-from runtimes.sessions.fused_cpu.trust import Fault, fault
-from runtimes.sessions.fused_cpu.variants import FLAGS, NATIVE, SOURCES
+from runtimes.sessions.fused_cpu.trust import fault
+from runtimes.sessions.fused_cpu.variants import (
+    FLAGS,
+    HASHES,
+    NATIVE,
+    SOURCES,
+    VARIANTS,
+    features,
+    listed,
+)
 
 FOLDER = Path(__file__).parent
+LIBRARIES = FOLDER / "libraries"  # of the package
 DIGITS = 16  # of a hash that are part of a file name
+MEND = (
+    "let only your user own and write it, or name a folder of your own in XDG_CACHE_HOME, and run `xl-export "
+    "fused-kernel`"
+)
 
 
 def built() -> Path | None:
@@ -36,7 +50,7 @@ def built() -> Path | None:
 
     None if there is neither, if a file was altered, or if another user may have written it.
     """
-    return compiled() or packaged.library()
+    return compiled() or packaged()
 
 
 def compiled() -> Path | None:
@@ -51,10 +65,39 @@ def compiled() -> Path | None:
     )
 
 
+def packaged() -> Path | None:
+    """The package's best library for this processor; None if it has none, or if another user may have
+    written it.
+
+    A library whose content does not have the hash that the package recorded is left out.
+    """
+    folder = LIBRARIES.resolve()
+    try:
+        recorded = json.loads((folder / HASHES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        recorded = None
+    recorded = recorded if isinstance(recorded, dict) else {}
+    for path in _served(folder):
+        if not fault(path, folder=folder) and sha256(path) == recorded.get(path.name):
+            return path
+    return None
+
+
+def _served(folder: Path) -> list[Path]:
+    """The package's libraries that this processor runs, the fastest first."""
+    present = features()
+    variants = reversed(VARIANTS.get(platform.machine(), ()))
+    paths = (folder / variant.file for variant in variants if present.issuperset(variant.features))
+    return [path for path in paths if path.is_file()]
+
+
 def variant() -> str | None:
     """What the library of `built` was compiled for: `native`, or the name of the package's variant."""
     library = built()
-    return None if library is None else packaged.variant_of(library) or "native"
+    if library is None:
+        return None
+    in_package = library.parent == LIBRARIES.resolve()
+    return library.stem.removeprefix("fused-") if in_package else "native"
 
 
 def ignored() -> str | None:
@@ -64,13 +107,14 @@ def ignored() -> str | None:
     """
     if compiled():
         return None
-    faults = [found for library in _libraries() if (found := _fault(library))]
-    if faults:
-        return f"the fused operator in the cache is not loaded: {_mend(faults[0])}."
-    if packaged.library() or not (found := packaged.refused()):
+    if found := next(filter(None, map(_fault, _libraries())), None):
+        return f"the fused operator in the cache is not loaded: {found}; {MEND}."
+    folder = LIBRARIES.resolve()
+    faults = (fault(path, folder=folder) for path in _served(folder))
+    if packaged() or not (found := next(filter(None, faults), None)):
         return None
     return (
-        f"the fused operator of the package is not loaded: {found.says}; install the package where only you "
+        f"the fused operator of the package is not loaded: {found}; install the package where only you "
         "may write, or run `xl-export fused-kernel`."
     )
 
@@ -94,7 +138,7 @@ def build() -> Path:
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)
         if found := _fault(cache):
-            raise UserError(f"the fused operator would not be loaded from {cache}: {_mend(found)}.")
+            raise UserError(f"the fused operator would not be loaded from {cache}: {found}; {MEND}.")
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             temporary = Path(folder) / "fused.so"
             _compile(compiler, temporary)
@@ -164,22 +208,9 @@ def cache_folder() -> Path | None:
         return None
 
 
-def _fault(path: Path) -> Fault | None:
+def _fault(path: Path) -> str | None:
     """See `trust.fault`, for a path in the cache or the cache itself."""
     return fault(path, folder=cache_folder() or path.parent)
-
-
-def _mend(found: Fault) -> str:
-    """What is wrong with a library of the cache, and how to fix it."""
-    if found.kind == "unknown":
-        return f"{found.says}; name another folder in XDG_CACHE_HOME"
-    if found.kind == "irregular":
-        return f"{found.says}; delete it and run `xl-export fused-kernel`"
-    if found.kind == "foreign":
-        mend = "name a folder of your own in XDG_CACHE_HOME" if found.is_folder else "delete it"
-        return f"{found.says}; {mend}"
-    mend = f"run `chmod go-w {shlex.quote(str(found.place))}`" if found.is_folder else "delete it"
-    return f"{found.says}; {mend}, and run `xl-export fused-kernel`"
 
 
 def _key() -> str:

@@ -13,20 +13,11 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 
-class Fault(NamedTuple):
-    """A file or folder that others may write, and the part of a message that says so."""
-
-    place: Path
-    kind: Literal["unknown", "irregular", "foreign", "shared"]
-    is_folder: bool
-    says: str
-
-
-def fault(path: Path, *, folder: Path) -> Fault | None:
-    """What is wrong with a path or with a folder above it; None if no other user may write any of them.
+def fault(path: Path, *, folder: Path) -> str | None:
+    """What is wrong with a path or with a folder above it, as a part of a sentence; None if no other user
+    may write any of them.
 
     folder: the folder of libraries. A folder above it may be one in which only the owner of a file can
     replace it, such as /tmp.
@@ -35,18 +26,16 @@ def fault(path: Path, *, folder: Path) -> Fault | None:
         try:
             facts = os.lstat(place)
         except OSError as error:
-            return Fault(place, "unknown", False, f"{place} cannot be examined ({error.strerror})")
-        is_folder = stat.S_ISDIR(facts.st_mode)
-        if not is_folder and not (place == path and stat.S_ISREG(facts.st_mode)):
-            return Fault(place, "irregular", False, f"{place} is no regular file")
+            return f"{place} cannot be examined ({error.strerror})"
+        if not stat.S_ISDIR(facts.st_mode) and not (place == path and stat.S_ISREG(facts.st_mode)):
+            return f"{place} is no regular file"
         if facts.st_uid not in (os.geteuid(), 0):
-            says = f"{place} belongs to another user (number {facts.st_uid})"
-            return Fault(place, "foreign", is_folder, says)
+            return f"{place} belongs to another user (number {facts.st_uid})"
         shared = facts.st_mode & stat.S_IWOTH
         if facts.st_mode & stat.S_IWGRP and (_has_access_list(place) or not _is_private_group(facts.st_gid)):
             shared |= stat.S_IWGRP
         if shared and not (place in folder.parents and facts.st_mode & stat.S_ISVTX):
-            return Fault(place, "shared", is_folder, f"other users may write {place}")
+            return f"other users may write {place}"
     return None
 
 

@@ -34,7 +34,7 @@ def kept_engine(key: str) -> bytes | None:
     folder = _folder()
     for path in [] if folder is None else sorted(folder.glob(f"engine-{key}-*.onnx")):
         if found := fault(path, folder=folder or path.parent):
-            say_once(f"an engine in the cache is not used: {found.says}.")
+            say_once(f"an engine in the cache is not used: {found}.")
             continue
         with contextlib.suppress(OSError):  # another process may just have replaced it
             content = path.read_bytes()
@@ -79,7 +79,7 @@ def _made_folder() -> Path | None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if found := fault(folder, folder=folder):
-        say_once(f"the engine is not kept: {found.says}.")
+        say_once(f"the engine is not kept: {found}.")
         return None
     return folder
 

@@ -42,7 +42,7 @@ class RuntimeCache:
         self.path = folder / f"{identity:.16}-{gpu.compute_capability}.cache"
         if found := fault(self.path if self.path.exists() else folder, folder=folder):
             raise StreamError(
-                f"{VARIABLE} is {given!r:.200}, and {found.says}; name a folder where only you may write."
+                f"{VARIABLE} is {given!r:.200}, and {found}; name a folder where only you may write."
             )
 
     def use(self, runtime_config: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtimes.sessions import fused_cpu
-from runtimes.sessions.fused_cpu import packaged, processor, trust
+from runtimes.sessions.fused_cpu import library, trust, variants
 from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS
 from tests.commands import json_of, xl
 
@@ -28,7 +28,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site-packages" / "libraries"
     folder.mkdir(parents=True, mode=0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(packaged, "LIBRARIES", folder)
+    monkeypatch.setattr(library, "LIBRARIES", folder)
     for variant in X86:
         (folder / variant.file).write_bytes(variant.name.encode())
     hashes = {v.file: hashlib.sha256(v.name.encode()).hexdigest() for v in X86}
@@ -41,7 +41,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, flags: str, machine: 
     """Gives /proc/cpuinfo other flags, and the machine another architecture."""
     monkeypatch.setattr("platform.machine", lambda: machine)
     (folder / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: avx512f\n")
-    monkeypatch.setattr(processor, "CPUINFO", folder / "cpuinfo")
+    monkeypatch.setattr(variants, "CPUINFO", folder / "cpuinfo")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,7 @@ def test_arm_asks_the_auxiliary_vector(
     pretend(monkeypatch, tmp_path, ALL_FLAGS, machine="aarch64")  # /proc/cpuinfo of an emulating machine
     for bits, name in ((1 << 1 | 1 << 9, "neon"), (1 << 9, None)):
         monkeypatch.setattr("ctypes.CDLL", lambda _, bits=bits: Auxiliary(bits))
-        best = packaged._served()[-1:]
-        assert [variant.name for variant in best] == ([] if name is None else [name])
+        assert variants.features() == ({"asimd"} if name else set())
 
 
 class Auxiliary:

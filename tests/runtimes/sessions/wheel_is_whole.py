@@ -11,9 +11,8 @@ import sys
 import onnxruntime
 
 from runtimes.sessions import fused_cpu
-from runtimes.sessions.fused_cpu.packaged import LIBRARIES, library
-from runtimes.sessions.fused_cpu.processor import features
-from runtimes.sessions.fused_cpu.variants import VARIANTS
+from runtimes.sessions.fused_cpu.library import LIBRARIES, packaged
+from runtimes.sessions.fused_cpu.variants import VARIANTS, features
 
 best = None
 for variant in VARIANTS[platform.machine()]:
@@ -23,5 +22,5 @@ for variant in VARIANTS[platform.machine()]:
         onnxruntime.SessionOptions().register_custom_ops_library(str(LIBRARIES / variant.file))
 if best is None:
     sys.exit("no library of the wheel serves this processor")
-assert library() == LIBRARIES.resolve() / best.file, (library(), fused_cpu.ignored())
+assert packaged() == LIBRARIES.resolve() / best.file, (packaged(), fused_cpu.ignored())
 print(f"the wheel holds the fused operator for {best.name}")
