@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from runtimes.sessions.ort_gpu.placement import OF_SHAPES
+from runtimes.sessions.ort_gpu.loading import OF_SHAPES
 from tests.cuda.counts import CASES, DOCUMENT, TF32, Counts, count_all, table, written
 
 onnxruntime = pytest.importorskip("onnxruntime")

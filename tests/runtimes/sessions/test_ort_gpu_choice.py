@@ -13,7 +13,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
-from runtimes.sessions.ort_gpu.placement import elsewhere, of_shapes_elsewhere
+from runtimes.sessions.ort_gpu.loading import elsewhere, of_shapes_elsewhere
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from runtimes.sessions.ort_gpu.stream import Stream
 from tests import host_gpu

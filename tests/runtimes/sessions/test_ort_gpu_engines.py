@@ -18,7 +18,6 @@ from runtimes.contract.device import Device
 from runtimes.contract.engine import Gpu
 from runtimes.sessions import onnx_runtime
 from runtimes.sessions.ort_gpu import driver, loading
-from runtimes.sessions.ort_gpu.placement import TELLS_PLACEMENT
 from tests import host_gpu
 
 
@@ -133,7 +132,7 @@ def test_nothing_is_built_if_node_placement_is_unknown(
 ) -> None:
     from onnxruntime.capi.onnxruntime_inference_collection import Session
 
-    monkeypatch.delattr(Session, TELLS_PLACEMENT)
+    monkeypatch.delattr(Session, loading.TELLS_PLACEMENT)
     with pytest.raises(MissingPackageError, match=r"does not tell which nodes .* 1\.24 or newer"):
         answer(artefacts["shift"])
     assert built == []
