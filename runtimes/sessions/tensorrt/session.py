@@ -32,8 +32,7 @@ from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
-from runtimes.sessions.graph import GraphSession, Positions, Step
-from runtimes.sessions.pieces import run_in_pieces
+from runtimes.sessions.graph import GraphSession, Positions, Step, run_in_pieces
 from runtimes.sessions.tensorrt.bound import Bound, Context
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt

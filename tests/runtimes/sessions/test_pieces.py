@@ -9,8 +9,8 @@ import pytest
 
 from runtimes import open_session
 from runtimes.base.errors import ArtefactError
+from runtimes.sessions.graph import cut
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.sessions.pieces import cut
 from xl_export.artefact.export import export
 
 

@@ -17,7 +17,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import (
     WordVocab,
 )
-from runtimes.tasks.row_batches import STEP, BatchLimits, make_batches
+from runtimes.tasks.score_texts import STEP, BatchLimits, make_batches
 from tests.architectures import ARCHITECTURES
 from tests.nightly import every
 from tests.runtimes.tasks.independent_texts import SIZE, Counting, same_as_alone, some_texts
