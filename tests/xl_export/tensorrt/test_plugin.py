@@ -38,7 +38,10 @@ UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
 GPU = {"multiprocessors": 4}  # as in the worker
 
 
-@pytest.fixture(scope="module", params=[("8.6", "HALF", "front"), ("7.5", "FLOAT", "single")])
+@pytest.fixture(
+    scope="module",
+    params=[("8.6", "HALF", "front"), pytest.param(("7.5", "FLOAT", "single"), marks=pytest.mark.slow)],
+)
 def answers(request: pytest.FixtureRequest, bindings: Callable[..., str]) -> dict[str, Any]:
     capability, kind, layout = request.param
     code = f"import runpy\nsys.argv[0] = {str(WORKER)!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"

@@ -7,7 +7,6 @@ driver executes it on the CPU (`tests/ptx`); `pytest -m gpu` executes it on a GP
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import enum
 import re
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, naive_answer, 
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("compiled_once")
-CASE = Case(B=2, T=3, M=20, K=16, R=23, first=(0, 50), persistent=2, N=2)
+CASE = Case(B=2, T=3, M=20, K=16, R=23, first=(0, 50), slot=(20, 3), spare=4, persistent=2, N=2)
 MULTIPROCESSORS = 2
 
 
@@ -129,19 +128,17 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return made
 
 
-@pytest.mark.parametrize("slot", [(), (20, 3)], ids=["memory", "ring"])
-def test_the_ptx_is_launched_as_engines_do(fake: FakeDriver, slot: tuple[int, ...]) -> None:
-    case = dataclasses.replace(CASE, slot=slot, spare=2 * len(slot))
+def test_the_ptx_is_launched_as_engines_do(fake: FakeDriver) -> None:
     got = run_embedded(
         Driver(),
-        case.inputs(),
-        case.attributes,
-        mem_len=case.mem_len,
+        CASE.inputs(),
+        CASE.attributes,
+        mem_len=CASE.mem_len,
         tactic=tactics(CASE.K, 80)[0],
         join=JOINS[0],
         repeats=2,
     )
-    assert np.abs(got.answer - naive_answer(case)).max() <= TOLERANCES[case.dtype]
+    assert np.abs(got.answer - naive_answer(CASE)).max() <= TOLERANCES[CASE.dtype]
     assert got.milliseconds == (0.5, 0.5)
     rows, divided = CASE.B * CASE.H, -(-4 * MULTIPROCESSORS // (CASE.B * CASE.H))
     once = [("token_attention", (rows, CASE.T, divided)), ("join_parts", (rows * CASE.T, 1, 1))]
