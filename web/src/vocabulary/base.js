@@ -18,14 +18,27 @@ export function words(text) {
 }
 
 /** Whether a text has half of a surrogate pair, which is no Unicode text. @param {string} text */
-export function broken(text) {
+function broken(text) {
   return HALF.test(text);
 }
 
-/** @param {unknown} text @returns {string} */
+/** The text; raises XLExportError unless it is Unicode. @param {unknown} text @returns {string} */
 export function asText(text) {
   if (typeof text !== "string") {
     throw new XLExportError(`the text is ${shown(text)}; give a string, or a list of token ids.`);
+  }
+  if (broken(text)) {
+    throw new XLExportError("the text has half of a surrogate pair, which is no Unicode text; remove it.");
+  }
+  return text;
+}
+
+/** The same without NUL, which only files that are no texts have. @param {unknown} given */
+export function asPlainText(given) {
+  const text = asText(given);
+  const at = text.indexOf("\0");
+  if (at >= 0) {
+    throw new XLExportError(`character ${at + 1} of the text is NUL, so it is no text; give a text.`);
   }
   return text;
 }

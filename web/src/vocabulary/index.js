@@ -1,9 +1,8 @@
 /** The vocabulary in a `vocab.json`. */
 import { XLExportError } from "../errors.js";
 import { parseJson } from "../files/json.js";
-import { byteVocabulary, charVocabulary, idsVocabulary } from "./symbols.js";
+import { byteVocabulary, charVocabulary, idsVocabulary, wordVocabulary } from "./symbols.js";
 import { subwordVocabulary } from "./subword.js";
-import { wordVocabulary } from "./word.js";
 
 /**
  * @param {(file: string) => Promise<Uint8Array>} read reads `vocab.json` and what lies beside it

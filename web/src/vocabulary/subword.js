@@ -7,7 +7,7 @@
 import { XLExportError, firstLine, shown } from "../errors.js";
 import { parseJson } from "../files/json.js";
 import { sha256 } from "../files/sha256.js";
-import { asText, broken, byteDecoder, decoderOf, specialTokens, unfinished } from "./base.js";
+import { asPlainText, byteDecoder, decoderOf, specialTokens, unfinished } from "./base.js";
 import { bytesIn, mend, refuseUnknownParts } from "./library.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
@@ -54,19 +54,9 @@ export async function subwordVocabulary(data, where, read, load) {
     size,
     special: specialTokens(data, size, where),
     encode(text) {
-      if (asText(text).includes("\0")) {
-        throw new XLExportError(
-          `character ${text.indexOf("\0")} of the text is NUL, so it is no text; give a text.`,
-        );
-      }
-      if (broken(text)) {
-        throw new XLExportError(
-          "the text has half of a surrogate pair, which is no Unicode text; remove it.",
-        );
-      }
       /** @type {number[]} */
       const ids = [];
-      for (const piece of pieces(text)) {
+      for (const piece of pieces(asPlainText(text))) {
         const found = refused("text", () => library.encode(piece, { add_special_tokens: false }).ids);
         for (const id of found) ids.push(id);
       }

@@ -22,12 +22,13 @@ const BATCH = 16; // milliseconds of work whose pieces come in one message
  */
 export async function openInWorker(address, { signal, onProgress, worker: _, ...options }) {
   const vendor = options.vendor === undefined ? undefined : absoluteAddress(options.vendor);
-  const { port, end } = await startWorker();
-  const asker = new Asker(port);
-  port.hear((/** @type {any} */ message) => asker.receive(message));
-  port.fail((/** @type {string} */ why) =>
-    asker.end(new XLExportError(`the worker of the model ended (${why}); open the model again.`)),
+  /** @type {Asker} */
+  let asker;
+  const { port, end } = await startWorker(
+    (message) => asker.receive(message),
+    (why) => asker.end(new XLExportError(`the worker of the model ended (${why}); open the model again.`)),
   );
+  asker = new Asker(port);
   try {
     const isAddress = typeof address === "string" || address instanceof URL;
     const given = {
@@ -46,32 +47,24 @@ export async function openInWorker(address, { signal, onProgress, worker: _, ...
   }
 }
 
-/** A worker of the platform, with one interface for browsers and Node. */
-async function startWorker() {
+/**
+ * A worker of the platform, in a browser or in Node.
+ * @param {(message: any) => void} hear @param {(why: string) => void} fail
+ */
+async function startWorker(hear, fail) {
   const place = new URL("./worker.js", import.meta.url);
-  /** @type {(why: string) => void} */
-  let failed = () => {};
   if (inNode()) {
     const { Worker: Thread } = await import("node:worker_threads");
     const thread = new Thread(place);
-    thread.on("error", (error) => failed(error.message));
-    thread.on("exit", (code) => failed(`code ${code}`));
-    const port = {
-      postMessage: (/** @type {any} */ message) => thread.postMessage(message),
-      hear: (/** @type {(message: any) => void} */ listener) => void thread.on("message", listener),
-      fail: (/** @type {(why: string) => void} */ listener) => void (failed = listener),
-    };
-    return { port, end: async () => void (await thread.terminate()) };
+    thread.on("message", hear);
+    thread.on("error", (error) => fail(error.message));
+    thread.on("exit", (code) => fail(`code ${code}`));
+    return { port: thread, end: async () => void (await thread.terminate()) };
   }
   const worker = new Worker(place, { type: "module", name: "xl-export" });
-  worker.onerror = (event) => failed(event.message ?? "it could not be started");
-  const port = {
-    postMessage: (/** @type {any} */ message) => worker.postMessage(message),
-    hear: (/** @type {(message: any) => void} */ listener) =>
-      void (worker.onmessage = ({ data }) => listener(data)),
-    fail: (/** @type {(why: string) => void} */ listener) => void (failed = listener),
-  };
-  return { port, end: async () => worker.terminate() };
+  worker.onmessage = ({ data }) => hear(data);
+  worker.onerror = (event) => fail(event.message ?? "it could not be started");
+  return { port: worker, end: async () => worker.terminate() };
 }
 
 /** The handle of a memory that lies in the worker. */
