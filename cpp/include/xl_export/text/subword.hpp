@@ -130,8 +130,8 @@ class SubwordVocabulary final : public Vocabulary {
 
   std::unique_ptr<Decoder> decoder() const override {
     refuse_unserved();
-    return make_byte_decoder([this](std::int64_t token) {
-      const auto found = bytes_.find(token);
+    return std::make_unique<Decoder>([this](std::size_t token) {
+      const auto found = bytes_.find(static_cast<std::int64_t>(token));
       return found == bytes_.end() ? std::string() : found->second;
     });
   }

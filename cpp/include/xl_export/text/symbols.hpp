@@ -74,9 +74,8 @@ class ByteVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return make_byte_decoder([this](std::int64_t token) {
-      return std::string(1, static_cast<char>(values_[static_cast<std::size_t>(token)]));
-    });
+    return std::make_unique<Decoder>(
+        [this](std::size_t token) { return std::string(1, static_cast<char>(values_[token])); });
   }
 
  private:
@@ -116,7 +115,7 @@ class CharVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return make_decoder([this](std::size_t token) { return symbols_.name(token); });
+    return std::make_unique<Decoder>([this](std::size_t token) { return symbols_.name(token); });
   }
 
  private:
@@ -169,7 +168,7 @@ class WordVocabulary final : public Vocabulary {
 
   // Decoding puts one blank between the words of a line, so it restores a text but not its white space.
   std::unique_ptr<Decoder> decoder() const override {
-    return make_decoder([this, at_line_start = true, begun = !start_of_line_](std::size_t token) mutable {
+    return std::make_unique<Decoder>([this, at_line_start = true, begun = !start_of_line_](std::size_t token) mutable {
       const std::string& symbol = symbols_.name(token);
       if (!begun && symbol == *start_of_line_) {
         begun = true;
@@ -245,7 +244,7 @@ class IdsVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return make_decoder([this, begun = false](std::size_t token) mutable {
+    return std::make_unique<Decoder>([this, begun = false](std::size_t token) mutable {
       const std::string blank = begun ? " " : "";
       begun = true;
       return blank + (names_ ? names_->name(token) : std::to_string(token));

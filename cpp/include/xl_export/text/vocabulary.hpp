@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,11 +30,17 @@ struct SpecialTokens {
 // the text of all of them.
 class Decoder {
  public:
-  virtual ~Decoder() = default;
+  // bytes_of: what a token adds to a text, in UTF-8; a character may be spread over several tokens.
+  explicit Decoder(std::function<std::string(std::size_t)> bytes_of) : bytes_of_(std::move(bytes_of)) {}
+
   // The text that one more token settles: no later token can change it.
-  virtual std::string add(std::int64_t token) = 0;
+  std::string add(std::int64_t token) { return utf8_.add(bytes_of_(static_cast<std::size_t>(token))); }
   // The text that would follow if the stream ended here, such as U+FFFD for half a character.
-  virtual std::string rest() const { return {}; }
+  std::string rest() const { return detail::Utf8Decoder(utf8_).add({}, true); }
+
+ private:
+  std::function<std::string(std::size_t)> bytes_of_;
+  detail::Utf8Decoder utf8_;
 };
 
 class Vocabulary {
@@ -116,40 +123,6 @@ inline void refuse_nul(std::string_view text) {
     throw Error(Fault::text, "byte " + std::to_string(at) +
                                  " of the text is NUL, so it is no text; give a text, or "
                                  "use a model with a byte vocabulary.");
-}
-
-// A decoder of tokens that are bytes of UTF-8. bytes_of: those of a token.
-template <class BytesOf>
-class ByteDecoder final : public Decoder {
- public:
-  explicit ByteDecoder(BytesOf bytes_of) : bytes_of_(std::move(bytes_of)) {}
-  std::string add(std::int64_t token) override { return utf8_.add(bytes_of_(token)); }
-  std::string rest() const override { return Utf8Decoder(utf8_).add({}, true); }
-
- private:
-  BytesOf bytes_of_;
-  Utf8Decoder utf8_;
-};
-
-template <class BytesOf>
-std::unique_ptr<Decoder> make_byte_decoder(BytesOf bytes_of) {
-  return std::make_unique<ByteDecoder<BytesOf>>(std::move(bytes_of));
-}
-
-// A decoder that is a function: each token settles its own text.
-template <class Decode>
-class FunctionDecoder final : public Decoder {
- public:
-  explicit FunctionDecoder(Decode decode) : decode_(std::move(decode)) {}
-  std::string add(std::int64_t token) override { return decode_(static_cast<std::size_t>(token)); }
-
- private:
-  Decode decode_;
-};
-
-template <class Decode>
-std::unique_ptr<Decoder> make_decoder(Decode decode) {
-  return std::make_unique<FunctionDecoder<Decode>>(std::move(decode));
 }
 
 }  // namespace detail
