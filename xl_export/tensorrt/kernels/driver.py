@@ -43,7 +43,7 @@ class Driver:
     Raises MissingPackageError without `cuda-bindings`, and ArtefactError without a GPU or its driver.
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self) -> None:
         with needs("tensorrt", "cuda"):
             self._cuda = import_module("cuda.bindings.driver")
         try:
@@ -52,7 +52,7 @@ class Driver:
             raise ArtefactError(f"{_NO_GPU} (the driver is not installed).") from error
         if problem != self._cuda.CUresult.CUDA_SUCCESS:
             raise ArtefactError(f"{_NO_GPU} ({problem.name}).")
-        self._device = self._ask("cuDeviceGet", device)
+        self._device = self._ask("cuDeviceGet", 0)
         self._ask("cuCtxSetCurrent", self._ask("cuDevicePrimaryCtxRetain", self._device))
         self._addresses: list[Any] = []
         self._modules: list[Any] = []
