@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.browsers import Page, opening
 from tests.serve.http.streams.conftest import keeping, kept  # noqa: F401 (fixtures)
 from tests.web.npm import packages
-from xl_export.web.serve import serving
+from xl_export.web import serve
 from xl_export.web.site import write_site
 
 
@@ -21,6 +22,14 @@ from xl_export.web.site import write_site
 def node_modules() -> Path:
     """The packages of the npm registry that a site needs."""
     return packages()
+
+
+class Unisolated(serve._Handler):
+    """Leaves out the headers for threads, as most static hosts do."""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword not in serve.ISOLATION:
+            super().send_header(keyword, value)
 
 
 @contextmanager
@@ -33,7 +42,9 @@ def opening_sites(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]
         open_at = stack.enter_context(opening(browsers))
 
         def open_one(site: Path, query: str = "", *, isolated: bool = True, **options: Any) -> Page:
-            server = stack.enter_context(serving(site, port=0, isolated=isolated))
+            server = stack.enter_context(serve.serving(site, port=0))
+            if not isolated:
+                server.RequestHandlerClass = partial(Unisolated, directory=str(site))  # type: ignore[assignment]
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
             return open_at(f"http://127.0.0.1:{server.server_port}/", query, **options)

@@ -39,10 +39,9 @@ TYPES = {
 class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     extensions_map: dict[str, str] = {"": "application/octet-stream", **TYPES}  # noqa: RUF012
-    isolated = True
 
     def end_headers(self) -> None:
-        for name, value in ISOLATION.items() if self.isolated else ():
+        for name, value in ISOLATION.items():
             self.send_header(name, value)
         self.send_header("Content-Security-Policy", POLICY)
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -56,10 +55,6 @@ class _Handler(SimpleHTTPRequestHandler):
         """Says nothing: the terminal shows the address alone."""
 
 
-class _Unisolated(_Handler):
-    isolated = False
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -68,13 +63,12 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serving(site: Path, *, port: int, isolated: bool = True) -> Iterator[ThreadingHTTPServer]:
+def serving(site: Path, *, port: int) -> Iterator[ThreadingHTTPServer]:
     """A server over a site on 127.0.0.1, bound and not yet running; it is closed when the block ends.
 
-    port: 0 takes a free one, which is `server_port` then. isolated: False leaves out the headers for threads,
-    as most static hosts do. Raises UserError where the port cannot be had.
+    port: 0 is any free one, which is `server_port` then. Raises UserError if the port cannot be had.
     """
-    handler = partial(_Handler if isolated else _Unisolated, directory=str(site))
+    handler = partial(_Handler, directory=str(site))
     try:
         server = _Server((HOST, port), handler)
     except OSError as error:
