@@ -93,26 +93,6 @@ def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> No
         assert not kept.server.models["tiny"].engine.scheduler.rows.runs
 
 
-def test_cancel_ends_what_runs_and_tells_where_the_stream_is(kept: Running, tokens: np.ndarray) -> None:
-    stream = created(kept, tokens[:5])
-    with Talk(stream) as talk:
-        talk.say("continue", tag=1, max_tokens=2000, ignore_eos=True)
-        heard = [talk.hear()]
-        talk.say("cancel")
-        while heard[-1]["event"] == "chunk":
-            heard.append(talk.hear())
-        assert heard[-1]["finish_reason"] == "cancelled"
-        drawn = sum(len(each["tokens"]) for each in heard)
-        assert 0 < drawn < 2000
-        position = heard[-1]["stream"]["position"]
-        assert position - 5 == drawn, "every token that was told"
-        assert talk.ask("facts")["position"] == position
-        ours = talk.ask("append", tokens=tokens[50:60].tolist())["bits"]
-    told = np.array([token for each in heard for token in each["tokens"]])
-    theirs = created(kept, np.concatenate([tokens[:5], told])).append(tokens[50:60])["bits"]
-    assert np.abs(np.array(ours) - theirs).max() <= 1e-3
-
-
 def test_cancel_right_behind_its_operation_ends_it(kept: Running, tokens: np.ndarray) -> None:
     stream = created(kept, tokens[:5])
     run = json.dumps({"op": "continue", "tag": 1, "max_tokens": 2000, "ignore_eos": True})

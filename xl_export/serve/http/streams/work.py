@@ -107,12 +107,7 @@ class StreamWork:
                 )
                 state = whole(await self._perform(task, report))
             stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
-        return {
-            "object": "stream.append",
-            "stream": self._document(stream, state),
-            **_sums(report),
-            **report.take(),
-        }
+        return self._result("append", stream, state, report)
 
     async def append(self, name: str, body: AppendBody) -> Document:
         """Feeds tokens to a stream, and returns the surprisal of each."""
@@ -122,12 +117,7 @@ class StreamWork:
             report = self._report(before.tail, body)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
             await DISK.run(self.tenant, operation.commit, state, appended=tokens)
-            return {
-                "object": "stream.append",
-                "stream": self._document(operation.stream, state),
-                **_sums(report),
-                **report.take(),
-            }
+            return self._result("append", operation.stream, state, report)
 
     async def continue_(self, name: str, body: ContinueBody, each: Each | None = None) -> Document:
         """Feeds tokens to a stream, if there are any, and lets it go on.
@@ -160,16 +150,10 @@ class StreamWork:
             assert state is not None, "the task keeps its state"
             if state is not before:
                 await DISK.run(self.tenant, operation.commit, state)
-            return {
-                "object": "stream.continue",
-                "stream": self._document(operation.stream, state),
-                "finish_reason": ended.reason,
-                **({"error": ended.error} if ended.error else {}),
-                "seed": drawing.seed,
-                "text": "".join(texts),
-                **_sums(report),
-                **report.take(),
-            }
+            more = {"finish_reason": ended.reason, "seed": drawing.seed, "text": "".join(texts)}
+            if ended.error:
+                more["error"] = ended.error
+            return self._result("continue", operation.stream, state, report, **more)
 
     async def step(self, name: str, inputs: Mapping[str, Any], position: int | None = None) -> Document:
         """Computes one step of a stream whose model has named inputs; the outputs are arrays."""
@@ -344,6 +328,18 @@ class StreamWork:
             document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
         return document
 
+    def _result(
+        self, kind: str, stream: Stream, state: StreamState, report: TokenReport, **more: Any
+    ) -> Document:
+        return {
+            "object": f"stream.{kind}",
+            "stream": self._document(stream, state),
+            **more,
+            "total_bits": report.total_bits,
+            "counted": report.count,
+            **report.take(),
+        }
+
     def _refuse_left(self) -> None:
         """Raises RefusedError if the client has left: what is not on the disk yet has not happened."""
         if self._left:
@@ -406,7 +402,3 @@ async def encoded(document: Document, tenant: str) -> bytes:
     size = size_of(len(document.get("tokens", ())), likeliest)
     size += sum(array.nbytes for array in document.get("outputs", {}).values())
     return await aside(size, tenant, json_steps, document)
-
-
-def _sums(report: TokenReport) -> Document:
-    return {"total_bits": report.total_bits, "counted": report.count}
