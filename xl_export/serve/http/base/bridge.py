@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.settings import Histogram
+from xl_export.serve.core.settings import QUEUED, Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
 
 Pass = Callable[[Drawn], bool]
@@ -43,6 +43,13 @@ class Figures:
         self.ended: Counter[str] = Counter()
         #: Seconds in the queue, of each engine that the model has had.
         self.queued: list[Histogram] = []
+
+    def queue_times(self) -> Histogram:
+        """Seconds in the queue: an engine that drains counts in addition to its successor."""
+        total = Histogram(QUEUED)
+        for histogram in self.queued:
+            total.add(histogram)
+        return total
 
     def note_tokens(self, gap: float, times: int) -> None:
         """So many drawn tokens arrived, each so many seconds after the one before it in its stream."""

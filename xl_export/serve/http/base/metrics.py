@@ -6,13 +6,13 @@ They change only on the event loop, so a token adds to them without a lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from xl_export.serve.core.admission import Quota
-from xl_export.serve.core.settings import QUEUED, Histogram
+from xl_export.serve.core.settings import Histogram
 from xl_export.serve.http.base.bridge import Figures
 from xl_export.serve.http.base.models import Model
 
@@ -62,29 +62,22 @@ class Metrics:
         )
 
     def _of_requests(self) -> Iterator[Metric]:
-        histograms = {
-            "time_to_first_token_seconds": ("Time from a request to its first token.", "to_first"),
-            "inter_token_latency_seconds": ("Time between two tokens of a stream.", "between"),
-            "e2e_request_latency_seconds": ("Time from a request to its last token.", "whole"),
+        histograms: dict[str, tuple[str, Callable[[Figures], Histogram]]] = {
+            "time_to_first_token_seconds": ("Time from a request to its first token.", lambda f: f.to_first),
+            "inter_token_latency_seconds": ("Time between two tokens of a stream.", lambda f: f.between),
+            "e2e_request_latency_seconds": ("Time from a request to its last token.", lambda f: f.whole),
+            "request_queue_time_seconds": (
+                "Time from a task to its first row. Each of several choices is a task, and the prompt that "
+                "they share is one more; tasks that leave before and the texts of /v1/score are not counted.",
+                Figures.queue_times,
+            ),
         }
-        for name, (text, attribute) in histograms.items():
+        for name, (text, histogram_of) in histograms.items():
             family = HistogramMetricFamily(PREFIX + name, text, labels=("model_name",))
             for model, figures in self._models.items():
-                histogram = getattr(figures, attribute)
+                histogram = histogram_of(figures)
                 family.add_metric((model,), histogram.buckets(), histogram.sum)
             yield family
-        queued = HistogramMetricFamily(
-            f"{PREFIX}request_queue_time_seconds",
-            "Time from a task to its first row. Each of several choices is a task, and the prompt that they "
-            "share is one more; tasks that leave before and the texts of /v1/score are not counted.",
-            labels=("model_name",),
-        )
-        for model, figures in self._models.items():
-            total = Histogram(QUEUED)
-            for histogram in figures.queued:  # an engine that drains counts in addition to its successor
-                total.add(histogram)
-            queued.add_metric((model,), total.buckets(), total.sum)
-        yield queued
         counters = {
             "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
             "cached_prompt_tokens": ("Tokens of prompts that were in the prefix cache.", "cached_tokens"),
