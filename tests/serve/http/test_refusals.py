@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from tests.serve.http.conftest import HTTP
+from xl_export.serve.core.admission import StoppedError
 from xl_export.serve.core.task import Ended
-from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.errors import RefusedError, refusal_of, refuse_failure
 
 COMPLETIONS = "/v1/completions"
 
@@ -194,13 +195,14 @@ def test_every_field_is_described(served) -> None:
     [
         (Ended(reason="failed", error="a step failed."), 500, "engine_failed", "a step failed."),
         (Ended(reason="cancelled", error="no memory is left."), 503, "no_room", "no memory is left."),
-        (Ended(reason="cancelled"), 503, "stopping", "is stopping"),
-        (Ended(reason="stopped"), 503, "stopping", "is stopping"),
+        (Ended(reason="cancelled"), 503, "stopping", "ask again in a moment"),
+        (Ended(reason="stopped"), 503, "stopping", "ask again in a moment"),
     ],
 )
 def test_a_client_is_told_why_the_server_ended_its_task(
     ended: Ended, status: int, code: str, words: str
 ) -> None:
-    with pytest.raises(RefusedError, match=words) as raised:
+    with pytest.raises((RefusedError, StoppedError), match=words) as raised:
         refuse_failure(ended)
-    assert (raised.value.status, raised.value.code) == (status, code)
+    refusal = refusal_of(raised.value)
+    assert (refusal.status, refusal.code) == (status, code)

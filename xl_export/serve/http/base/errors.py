@@ -115,21 +115,11 @@ class ClientLeftError(Exception):
     """The client closed its connection, so there is no reader."""
 
 
-def stopping() -> RefusedError:
-    """The refusal of a server that is about to end."""
-    return RefusedError(
-        "the server is stopping; send the request again in a moment.",
-        status=503,
-        code="stopping",
-        retry_after=5,
-    )
-
-
 def refuse_failure(ended: Ended) -> None:
-    """Raises RefusedError if a task ended because of the server."""
+    """Raises RefusedError or StoppedError if a task ended because of the server."""
     if ended.reason == "failed":
         raise RefusedError(ended.error or "the engine failed; see the log.", status=500, code="engine_failed")
     if ended.reason == "cancelled" and ended.error:  # by the engine, and not because the server stops
         raise RefusedError(ended.error, status=503, code="no_room")
     if ended.reason in ("stopped", "cancelled"):
-        raise stopping()
+        raise StoppedError

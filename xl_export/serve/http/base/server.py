@@ -18,7 +18,7 @@ import msgspec
 
 from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.core.admission import Busy, Quota, StoppedError
-from xl_export.serve.http.base.errors import RefusedError, stopping
+from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import Limits, too_many
 from xl_export.serve.http.base.metrics import Metrics
@@ -123,7 +123,7 @@ class Server:
     def model(self, name: str | None) -> Model:
         """The model of that name, or the first; raises RefusedError for a name that is not served."""
         if self.stopping:
-            raise stopping()
+            raise StoppedError
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
@@ -144,7 +144,7 @@ class Server:
         is read. bulk: whether it yields to tasks that people wait for.
         """
         if self.stopping:
-            raise stopping()
+            raise StoppedError
         full: UserError | None = None
         for model in self.models.values():
             try:
@@ -166,7 +166,7 @@ class Server:
             fresh = await self._open(name)
             if self.stopping:
                 await on_thread(fresh.stop, 0.0)
-                raise stopping()
+                raise StoppedError
             old, self.models[name] = self.models[name], fresh
         self.log.event(
             "reloaded",
