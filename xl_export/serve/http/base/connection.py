@@ -20,7 +20,6 @@ from xl_export.serve.http.base.limits import Limits
 CONNECTION = "xl_export.connection"  # the key of the `Wire` of a request in ASGI's `scope["extensions"]`
 PART = 1 << 14  # bytes that the parser is given at once
 LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
-SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
 TOO_LARGE_HEAD = RefusedError(
     "the head of the request, or of the chunks and trailers of its body, is too large, or has too many "
     "headers; send fewer and shorter ones.",
@@ -152,8 +151,7 @@ class Wire:
         """
         if self._flow.write_paused or self._cycle.disconnected or not self._cycle.chunked_encoding:
             return False
-        size = len(data)
-        self._transport.write((SIZES[size] if size < len(SIZES) else b"%x\r\n" % size) + data + b"\r\n")
+        self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
         return True
 
     def cut(self) -> None:

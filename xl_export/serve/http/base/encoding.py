@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,9 +19,8 @@ from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.workers import Steps
 
 SLICE = 1 << 12  # items of a list that are encoded at once
-MOST_TEXTS = 1 << 17  # texts of single tokens that are kept
+MOST_TEXTS = 1 << 17  # pairs of tokens whose texts are kept
 CONTEXT = 32  # tokens before a text that decide how its first token reads
-PROBES = 8  # tokens whose texts depend on the kind of token before them
 
 
 def encoding(
@@ -111,39 +111,17 @@ def _is_nested(value: Any) -> bool:
 
 
 class TokenTexts:
-    """What a token adds to a text that ends with another token.
+    """What a token adds to a text that ends with another token; pairs that come again are decoded once.
 
-    A decoder has to be made for each question, because it keeps what came before. So answers are kept. In a
-    vocabulary of subwords, whose tokens are many and slow to decode, tokens after which some others read the
-    same are taken for one.
+    A decoder has to be made for each pair, because it keeps what came before.
     """
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
-        step = max(1, vocab.size // PROBES)
-        self._probes = range(step // 2, vocab.size, step) if vocab.kind == "subword" else None
-        self._kinds: dict[int | None, Hashable] = {}
-        self._texts: dict[tuple[int, Hashable], str] = {}
+        #: `after(last, token)` is the text that `token` adds after `last`; None is the beginning of a text.
+        self.after = lru_cache(MOST_TEXTS)(self._after)
 
-    def after(self, last: int | None, token: int) -> str:
-        """The text that `token` adds after `last`; None is the beginning of a text."""
-        kind = self._kinds.get(last)
-        if kind is None:
-            kind = self._kinds[last] = self._kind(last)
-        text = self._texts.get((token, kind))
-        if text is None:
-            if len(self._texts) >= MOST_TEXTS:
-                self._texts.clear()
-            text = self._texts[token, kind] = self._decoded(last, token)
-        return text
-
-    def _kind(self, last: int | None) -> Hashable:
-        """What all tokens have in common after which other tokens add the same text."""
-        if self._probes is None or last is None or not self.vocab.decoder()(last):
-            return (last,)  # also a token that is the beginning of a character
-        return tuple(self._decoded(last, probe) for probe in self._probes)
-
-    def _decoded(self, last: int | None, token: int) -> str:
+    def _after(self, last: int | None, token: int) -> str:
         decode = self.vocab.decoder()
         if last is not None:
             decode(last)

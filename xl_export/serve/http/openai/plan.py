@@ -131,7 +131,12 @@ class Plan:
 def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Plan]:
     """The plan of a request, in steps; raises RefusedError, with the field, for what cannot be served."""
     vocab = session.vocab
-    _refuse_what_does_not_apply(body)
+    if body.suffix:
+        raise RefusedError(
+            f"suffix is {body.suffix!r:.40} and is not served: these models read from left to right and "
+            "cannot fill a gap.",
+            param="suffix",
+        )
     stream = bool(body.stream)
     echo = bool(body.echo)
     if body.stream_options is not None and not stream:
@@ -148,6 +153,12 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
             param="best_of",
         )
     max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, limits.max_tokens)
+    if body.min_tokens and (not body.ignore_eos or body.stop or body.min_tokens > max_tokens):
+        raise RefusedError(
+            f"min_tokens is {body.min_tokens} and is only served with ignore_eos, without stop, and up to "
+            f"max_tokens, which is {max_tokens}; change one of them.",
+            param="min_tokens",
+        )
     most = min(MOST_LIKELIEST, vocab.size)
     log_probs = None if body.logprobs is None else _within("logprobs", body.logprobs, 0, 0, most)
     listed = prompts_of(body.prompt)
@@ -268,19 +279,3 @@ def _within(name: str, value: int | None, default: int, least: int, most: int) -
     if not least <= chosen <= most:
         raise RefusedError(f"{name} is {chosen}; expected {least} to {most}.", param=name)
     return chosen
-
-
-def _refuse_what_does_not_apply(body: CompletionBody) -> None:
-    if body.suffix:
-        raise RefusedError(
-            f"suffix is {body.suffix!r:.40} and is not served: these models read from left to right and "
-            "cannot fill a gap.",
-            param="suffix",
-        )
-    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    if body.min_tokens and (not body.ignore_eos or body.stop or body.min_tokens > most):
-        raise RefusedError(
-            f"min_tokens is {body.min_tokens} and is only served with ignore_eos, without stop, and up to "
-            f"max_tokens, which is {most}; change one of them.",
-            param="min_tokens",
-        )
