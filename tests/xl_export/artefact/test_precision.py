@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,19 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 
 from runtimes import open_session
 from runtimes.base.errors import ConfigError, TextError
-from runtimes.contract.precision import MEMORY_LIMITS, PRESETS, Measured, MemoryPrecision, Precision, sentence
+from runtimes.contract.precision import PRESETS, Measured, Precision, sentence
 from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS, load_spec
 from runtimes.contract.tensors import FORMS
 from runtimes.contract.vocabulary import load_vocab
-from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import check
 from tests.commands import refused, xl
-from tests.nightly import matrix
+from tests.nightly import every, matrix
 from xl_export.artefact.export import export
 from xl_export.artefact.validate import FailingCheckWarning
-from xl_export.cli.main import main
 from xl_export.graph import quantise
 
 
@@ -83,26 +79,7 @@ def test_a_run_without_text_is_measured_on_a_given_one(make_run: Callable[..., P
     assert not (tmp_path / "short").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
-def test_the_fused_kernel_passes_the_check_of_quantised_weights(
-    calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, folders = calm_run("transformer-xl"), []
-    for precision in ("int8-stored", "int8", "int4"):
-        folders.append(export(run, tmp_path / precision, precision=precision))
-        assert check(folders[-1]).passed
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fused_cpu.build()
-    for folder in folders:
-        session = open_session(folder)
-        assert isinstance(session, OrtSession)
-        assert session.kernel == "fused"
-        report = check(folder)
-        assert report.passed, report.sentence
-
-
-@pytest.mark.parametrize("precision", ["int8-stored", "int8", "int4"])
+@pytest.mark.parametrize("precision", every(3, ["int4", "int8", "int8-stored"]))
 def test_the_check_of_quantised_weights_finds_wrong_scales(
     precision: Precision, make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,82 +149,40 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
     calm_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     run, out = calm_run("transformer-xl"), tmp_path / "artefact"
-    result = CliRunner().invoke(
-        main, ["export", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"]
-    )
-    assert result.exit_code == 0, result.output
-    assert "int8 with fp16 memory: " in result.output
+    options = ("--precision", "int8", "--memory-precision", "fp16")
+    exported = xl("export", run, "--out", out, *options).stdout
     spec = load_spec(out)
     gained = f"{spec.bytes_per_stream:,} bytes per stream for {2 * spec.bytes_per_stream - 8:,}"
-    assert f"; {gained}; " in result.output
-    assert "held-out tokens" in result.output
-    info = CliRunner().invoke(main, ["info", str(out), "--all"])
-    assert f"ring in fp16, {gained} in fp32\n" in info.output
-    assert "check within 0.5 nats and 0.05 in the mean" in info.output
-    assert "int8 with fp16 memory: " in info.output
-    assert f"; {gained}; " in info.output
+    shown = xl("info", out, "--all").stdout
+    for said in (exported, shown):
+        assert "int8 with fp16 memory: " in said
+        assert f"; {gained}; " in said
+    assert f"ring in fp16, {gained} in fp32\n" in shown
     (run / "test.txt").unlink()
-    arguments = ["export", str(run), "--precision", "int8", "--out"]
-    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "other")])
-    assert "\nint8 is not measured" in result.output
-    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "third"), "--memory-precision", "fp16"])
-    assert f"\nint8 with fp16 memory ({gained}) is not measured" in result.output
-    for command, name in (("info", "other"), ("check", "other"), ("info", "artefact"), ("check", "artefact")):
-        result = CliRunner().invoke(
-            main, [command, str(tmp_path / name), *(["--all"] if command == "info" else [])]
-        )
-        assert ("what int8 loses was never measured and has no bound" in result.output) is (
-            name == "other"
-        ), result.output
+    assert "\nint8 is not measured" in xl("export", run, "--out", out, "--force", *options[:2]).stdout
+    for command in (("info", out, "--all"), ("check", out)):
+        assert "what int8 loses was never measured and has no bound" in xl(*command).stdout
 
 
-@pytest.mark.parametrize(
-    ("precision", "memory"),
-    [
-        *((name, "fp32") for name in ("fp16", "int8-stored", "int8", "int4")),
-        ("fp32", "fp16"),
-        ("fp32", "int8"),
-    ],
-)
-def test_a_preset_that_misses_its_limit_says_so(precision: Precision, memory: MemoryPrecision) -> None:
-    measured = Measured(
-        tokens=1000,
-        bits_per_token=2.0,
-        fp32_bits_per_token=2.0 - (PRESETS[precision].limit or MEMORY_LIMITS[memory]) - 1e-3,
-        kl_nats=0.1,
-        agreement=0.9,
-        num_bytes=1,
-        fp32_num_bytes=2,
-        seconds_per_token=1e-3,
-        fp32_seconds_per_token=2e-3,
-    )
-    for changed, words in (
-        ({}, "BEYOND the limit"),
-        ({"bits_per_token": 1.9}, "within the limit"),
-        ({"tokens": 4}, "too few tokens to judge"),
-    ):
-        said = sentence(precision, memory, dataclasses.replace(measured, **changed), stream=(1, 2))
-        assert words in said
-        assert (f"fp32 with {memory} memory: " in said) == (memory != "fp32")
-
-
-@pytest.mark.parametrize("figure", [float("nan"), float("inf"), 1e300, 10**400, -2])
-@pytest.mark.parametrize(
-    "name", ["bits_per_token", "kl_nats", "agreement", "num_bytes", "tokens", "seconds_per_token"]
-)
+@pytest.mark.parametrize("figure", [float("nan"), 1e300, 10**400, -2])
+@pytest.mark.parametrize("name", ["bits_per_token", "num_bytes", "tokens"])
 def test_figures_that_nothing_can_measure_are_refused(name: str, figure: float) -> None:
     """A stranger's file may hold any; they are printed."""
-    figures = {
-        "tokens": 1000,
-        "bits_per_token": 2.0,
-        "fp32_bits_per_token": 2.0,
-        "kl_nats": -1e-12,
-        "agreement": 0.9,
-        "num_bytes": 1,
-        "fp32_num_bytes": 2,
-        "seconds_per_token": 1e-3,
-        "fp32_seconds_per_token": 2e-3,
-    }
-    Measured(**figures)  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(Measured)]
     with pytest.raises(ConfigError):
-        Measured(**{**figures, name: figure})  # type: ignore[arg-type]
+        Measured(
+            **dict.fromkeys(names, 0.5) | {"tokens": 9, "num_bytes": 1, "fp32_num_bytes": 2, name: figure}
+        )  # type: ignore[arg-type]
+
+
+def test_a_preset_that_misses_its_limit_says_so() -> None:
+    figures: dict[str, Any] = {field.name: 1 for field in dataclasses.fields(Measured)}
+    measured = Measured(**figures | {"tokens": 1000, "bits_per_token": 2.0, "fp32_bits_per_token": 1.0})
+    for changed, words in (
+        ({}, "BEYOND the limit"),
+        ({"bits_per_token": 0.9}, "within the limit"),
+        ({"tokens": 4}, "too few tokens to judge"),
+    ):
+        said = sentence("fp32", "int8", dataclasses.replace(measured, **changed), stream=(1, 2))
+        assert words in said
+        assert "fp32 with int8 memory: " in said

@@ -12,19 +12,18 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from click.testing import CliRunner
 
 from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.spec import load_spec
 from runtimes.contract.tensors import TensorSpec
 from tests.architectures import ARCHITECTURES
+from tests.commands import xl
 from tests.streams import feed, rows
 from trainer.model.projected import append_in_bytes, through_bytes
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.export import export
-from xl_export.cli.main import main
 from xl_export.graph.memory import bytes_and_scales, widened
 from xl_export.graph.ops import Ops, graph_input
 
@@ -117,29 +116,20 @@ def test_it_computes_what_the_naive_memory_computes(
 
 
 def test_int8_memory_takes_half_of_fp16_memory(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run, command = make_run(head_dim=32), ["--segment", "8", "--memory-precision"]
-    said = [
-        CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / name), *command, name]).output
-        for name in ("fp16", "int8")
-    ]
-    halves, in_bytes = (load_spec(tmp_path / name) for name in ("fp16", "int8"))
-    taken = f"{in_bytes.bytes_per_stream:,} bytes per stream for {in_bytes.fp32_bytes_per_stream:,}"
-    assert f"fp32 with int8 memory ({taken}) is not measured" in said[1]
-    shown = CliRunner().invoke(main, ["info", str(tmp_path / "int8"), "--all"]).output
-    assert f"ring in int8, {taken} in fp32" in shown
-    named = [(state.name, state.present, state.dtype, state.shape) for state in in_bytes.state[:4]]
-    heads = in_bytes.state[0].shape[1]
-    slots = in_bytes.rule.slots
-    whole, scales = ("batch", heads, slots, 32), ("batch", heads, slots, 1)
+    run = make_run(head_dim=32)
+    specs = {}
+    for kind in ("fp16", "int8"):
+        result = xl("export", run, "--out", tmp_path / kind, "--memory-precision", kind)
+        specs[kind] = load_spec(tmp_path / kind)
+    spec = specs["int8"]
+    taken = f"{spec.bytes_per_stream:,} bytes per stream for {spec.fp32_bytes_per_stream:,}"
+    assert f"fp32 with int8 memory ({taken}) is not measured" in result.output
+    named = [(state.name, state.dtype, state.shape[2:]) for state in spec.state[:2]]
     assert named == [
-        ("past_key_values.0.key", "present.0.key", "int8", whole),
-        ("past_key_values.0.key_scale", "present.0.key_scale", "float32", scales),
-        ("past_key_values.0.value", "present.0.value", "int8", whole),
-        ("past_key_values.0.value_scale", "present.0.value_scale", "float32", scales),
+        ("past_key_values.0.key", "int8", (spec.rule.slots, 32)),
+        ("past_key_values.0.key_scale", "float32", (spec.rule.slots, 1)),
     ]
-    assert [tensor.name for tensor in in_bytes.inputs[2:6]] == [past for past, *_ in named]
-    assert {tensor.dtype for tensor in in_bytes.outputs[1:]} == {"int8", "float32"}
-    assert (in_bytes.bytes_per_stream - 8) / (halves.bytes_per_stream - 8) == (32 + 4) / 64
+    assert (spec.bytes_per_stream - 8) / (specs["fp16"].bytes_per_stream - 8) == (32 + 4) / 64
     report = check(tmp_path / "int8")
     assert report.passed
     assert (report.tolerance, report.mean_tolerance) == (0.02, 0.002)

@@ -141,13 +141,9 @@ def byte_level() -> SubwordVocab:
     [
         (lambda data: None, True),
         (lambda data: data["model"].update(end_of_word_suffix="</w>"), False),
-        (lambda data: data["model"].update(continuing_subword_prefix="##"), False),
-        (lambda data: data["model"].update(ignore_merges=True), False),
         (lambda data: data["model"]["vocab"].pop("\u00ff"), False),  # the last of all bytes
         (lambda data: data["added_tokens"][1].update(id=3_000_000_000), False),
         (lambda data: data["added_tokens"][1].update(lstrip=True), False),
-        (lambda data: data["added_tokens"][1].update(rstrip=True), False),
-        (lambda data: data["added_tokens"][1].update(single_word=True), False),
         (lambda data: data["added_tokens"][1].update(special=False, normalized=True), False),
     ],
 )

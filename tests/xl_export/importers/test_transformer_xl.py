@@ -48,21 +48,6 @@ def state_of(run: Path) -> dict[str, Tensor]:
 # Hugging Face
 
 
-def test_pytorch_model_bin_and_tied_tensors_that_are_listed_twice(folder: Path, tmp_path: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    for i in range(4):
-        tensors[f"crit.out_layers.{i}.weight"] = tensors[f"transformer.word_emb.emb_layers.{i}.weight"]
-        if i:
-            tensors[f"crit.out_projs.{i}"] = tensors[f"transformer.word_emb.emb_projs.{i}"]
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    for source, out in ((FOLDER, "first"), (folder, "second")):
-        assert xl("import", source, "--out", tmp_path / out).exit_code == 0
-    first, second = state_of(tmp_path / "first"), state_of(tmp_path / "second")
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_the_mask_and_lengths_are_those_of_config_json(folder: Path, tmp_path: Path) -> None:
     configure(folder, same_length=False, mem_len=21, clamp_len=-1)
     result = xl("import", folder, "--out", tmp_path / "run", "--segment", 17)
@@ -222,16 +207,6 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options, out = ("--mem-len", 48, "--segment", 16, "--clamp-len", 32), tmp_path_factory.mktemp("words")
     assert xl("import", WORDS, "--out", out / "run", *options).exit_code == 0
     return out / "run"
-
-
-def test_the_first_cluster_may_have_no_projection(words_run: Path, tmp_path: Path) -> None:
-    variables = variables_of(words_run)
-    for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
-        del variables[f"transformer/{name}"]
-    np.savez(tmp_path / "model.npz", **variables)
-    assert xl("import", tmp_path, "--out", tmp_path / "copy", "--vocab", WORDS / "cache.pt").exit_code == 0
-    clusters = load_run(tmp_path / "copy").config.model.clusters
-    assert [cluster.projected for cluster in clusters] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA
 from trainer.run.checkpoint import load_run
 from xl_export.importers.pickle import compressed
-from xl_export.importers.shared.shards import find_weights
 
 FOLDER = DATA / "hf-wt103" / "pretrained"
 
@@ -119,17 +118,6 @@ def test_compressed_shards_have_one_budget(kind: str, folder: Path, monkeypatch:
     assert max(sizes) < sum(sizes) - 1
     words = "with its shards has ", f"bytes and decompresses to more than {sum(sizes) - 1:,}, which is too"
     refused(xl("import", folder, "--describe"), *words)
-
-
-def test_a_compressed_index_is_passed_over(folder: Path) -> None:
-    index, _ = sharded(folder, "model.safetensors")
-    packed = index.with_name(index.name + ".gz")
-    packed.write_bytes(gzip.compress(index.read_bytes()))
-    assert find_weights(folder) == index
-    refused(xl("import", packed, "--describe"), "index.json.gz is compressed JSON, which is not read")
-    index.unlink()
-    assert find_weights(folder) is None
-    refused(xl("import", folder, "--describe"), "has no model.safetensors or pytorch_model.bin")
 
 
 def test_folders_of_the_first_releases_have_no_model_type(folder: Path, tmp_path: Path) -> None:

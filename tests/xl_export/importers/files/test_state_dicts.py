@@ -128,32 +128,26 @@ def test_hugging_face_names_need_no_prefix(tied: bool, tmp_path: Path) -> None:
     assert "initial memory zeros" in result.output
 
 
-def test_what_is_missing_is_named_by_its_keys(tmp_path: Path) -> None:
-    torch.save(of_module(VARIANTS / "kimiyoung-pre-norm"), tmp_path / "state.pt")
-    vocab = VARIANTS / "kimiyoung-pre-norm" / "vocab.txt"
-    refused(
-        xl("import", tmp_path / "state.pt", "--describe", "--vocab", vocab, "--segment", 8),
-        "state.pt is a bare state dict",
-        'give --mem-len, --mask, --clamp-len, or "mem_len", "same_length", "clamp_len" in a file with',
-    )
-    torch.save(of_module(VARIANTS / "kimiyoung-absolute"), tmp_path / "state.pt")
-    refused(
-        xl("import", tmp_path / "state.pt", "--describe", "--vocab", vocab), 'give "n_head", a divisor of 10'
-    )
-    torch.save(of_module(VARIANTS / "kimiyoung-one-table"), tmp_path / "state.pt")
-    refused(
-        xl("import", tmp_path / "state.pt", "--describe", "--vocab", vocab), "2 tail clusters", '"cutoffs"'
-    )
-    for key, value, words in (
-        ("n_head", 3, "n_head is 2 by the shapes of the tensors, and 3 is given"),
-        ("cutoffs", [10], "cutoffs has 1 numbers"),
-        ("cutoffs", [25, 10], "ascending order"),
-        ("n_head", 0, "n_head is 0"),
-    ):
-        settings = {"cutoffs": [10, 25], key: value}
-        (tmp_path / "settings.json").write_text(json.dumps(settings))
-        options = ("--vocab", vocab, "--settings", tmp_path / "settings.json", *LENGTHS)
-        refused(xl("import", tmp_path / "state.pt", "--describe", *options), words)
+@pytest.mark.parametrize(
+    ("variant", "settings", "words"),
+    [
+        ("pre-norm", {"tgt_len": 8}, 'give --mem-len, --mask, --clamp-len, or "mem_len", "same_length"'),
+        ("absolute", {}, 'give "n_head", a divisor of 10'),
+        ("one-table", {}, '2 tail clusters, and cutoffs are not given; give "cutoffs"'),
+        ("one-table", {"cutoffs": [10]}, "cutoffs has 1 numbers"),
+        ("one-table", {"cutoffs": [25, 10]}, "ascending order"),
+        ("one-table", {"cutoffs": [10, 25], "n_head": 3}, "n_head is 2 by the shapes of the tensors, and 3"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    variant: str, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    folder = VARIANTS / f"kimiyoung-{variant}"
+    torch.save(of_module(folder), tmp_path / "state.pt")
+    lengths = {} if variant == "pre-norm" else {"mem_len": 9, "tgt_len": 8, "mask": "full", "clamp_len": 0}
+    (tmp_path / "settings.json").write_text(json.dumps(lengths | settings))
+    options = ("--vocab", folder / "vocab.txt", "--settings", tmp_path / "settings.json")
+    refused(xl("import", tmp_path / "state.pt", "--describe", *options), words)
 
 
 @pytest.mark.parametrize(
