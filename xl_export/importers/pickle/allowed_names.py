@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,6 @@ FOREIGN_NAMES = {
 }
 MAX_NAME = 200
 NUMPY_SCALARS = frozenset({"f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"})
-Call = Callable[[Storages, tuple[Any, ...]], Any]
 
 
 def named(module: str, name: str) -> Named:
@@ -84,6 +84,7 @@ def named(module: str, name: str) -> Named:
     full = f"{module}.{name}"
     if (
         full in CALLS
+        or full in TENSORS
         or full in MENTIONED
         or full in FOREIGN_NAMES
         or (len(full) < MAX_NAME and is_foreign_class(module, name))
@@ -106,32 +107,26 @@ def is_foreign_class(module: str, name: str) -> bool:
 
 def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
     """Returns the result of a call, or of an instance that is made without its constructor."""
-    if target.name in CALLS:
-        try:
-            return CALLS[target.name](storages, args)
-        except (TypeError, ValueError) as error:  # the arguments do not fit the function
-            raise PickleError(
-                f"calls {target.name} with {len(args)} arguments that it does not take"
-            ) from error
+    try:
+        if target.name in TENSORS:
+            return storages.view(*args[:4])
+        if target.name in CALLS:
+            return CALLS[target.name](args)
+    except (TypeError, ValueError) as error:  # the arguments do not fit the function
+        raise PickleError(f"calls {target.name} with {len(args)} arguments that it does not take") from error
     if target.name in MENTIONED:
         raise PickleError(f"calls {target.name}, which a checkpoint only mentions")
     return Foreign(FOREIGN_NAMES.get(target.name, target.name), args)
 
 
-def _tensor(storages: Storages, args: tuple[Any, ...]) -> Tensor:
-    """Returns the tensor of `_rebuild_tensor_v2(storage, offset, shape, strides, …)` or its older form."""
-    flat, offset, shape, strides, *_ = args
-    return storages.view(flat, offset, shape, strides)
-
-
-def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
+def _parameter(args: tuple[Any, ...]) -> Tensor:
     """Returns the tensor in `_rebuild_parameter(tensor, …)`, or in the class itself (PyTorch 0.4)."""
     if not args or not isinstance(args[0], Tensor):
         raise ValueError
     return args[0]
 
 
-def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
+def _dict(args: tuple[Any, ...]) -> dict[Any, Any]:
     """Returns the dictionary of OrderedDict([[key, value], …]), Counter({…}) or dict(…)."""
     (content,) = args or ((),)
     if type(content) is dict:
@@ -141,11 +136,6 @@ def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
     ):
         raise ValueError
     return {checked_key(key): value for key, value in content}
-
-
-def _default_dict(storages: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """Returns the content of defaultdict(factory[, content]); missing keys stay missing."""
-    return _dict(storages, args[1:])
 
 
 def _members(args: tuple[Any, ...]) -> list[Any]:
@@ -162,14 +152,14 @@ def _sequence(args: tuple[Any, ...]) -> list[Any]:
     return list(content)
 
 
-def _device(_: Storages, args: tuple[Any, ...]) -> str:
+def _device(args: tuple[Any, ...]) -> str:
     kind, *index = args
     if type(kind) is not str or len(index) > 1 or any(type(number) is not int for number in index):
         raise ValueError
     return ":".join([kind, *map(str, index)])
 
 
-def _latin1(_: Storages, args: tuple[Any, ...]) -> bytes:
+def _latin1(args: tuple[Any, ...]) -> bytes:
     """Returns the bytes of _codecs.encode(text, "latin1"), the form of bytes in protocol 2."""
     text, codec = args
     if type(text) is not str or type(codec) is not str:
@@ -179,18 +169,13 @@ def _latin1(_: Storages, args: tuple[Any, ...]) -> bytes:
     return text.encode("latin-1")
 
 
-def _no_bytes(_: Storages, args: tuple[Any, ...]) -> bytes:
-    """Returns the result of bytes(), the form of zero bytes in protocol 2."""
+def _nothing(args: tuple[Any, ...], result: Any = None) -> Any:
+    """Returns the result of a function without arguments."""
     () = args
-    return b""
+    return result
 
 
-def _backend(_: Storages, args: tuple[Any, ...]) -> None:
-    """Returns None for _get_thnn_function_backend(), which modules held until PyTorch 1.1."""
-    () = args
-
-
-def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
+def _scalar(args: tuple[Any, ...]) -> Any:
     """Returns the number of numpy's scalar(dtype, bytes)."""
     dtype, data = args
     if not isinstance(dtype, Foreign) or dtype.name != "numpy.dtype" or type(data) is not bytes:
@@ -203,30 +188,31 @@ def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     return value
 
 
-CALLS: dict[str, Call] = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
+# Of a storage, an offset, a shape, strides and more.
+TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
+CALLS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch.nn.parameter.Parameter": _parameter,
-    "torch.Size": lambda _, args: tuple(_sequence(args)),
+    "torch.Size": lambda args: tuple(_sequence(args)),
     "torch.device": _device,
     "collections.OrderedDict": _dict,
     "collections.Counter": _dict,
-    "collections.defaultdict": _default_dict,
+    "collections.defaultdict": lambda args: _dict(args[1:]),  # missing keys stay missing
     "_codecs.encode": _latin1,
-    "torch.nn.backends.thnn._get_thnn_function_backend": _backend,
+    # Modules held it until PyTorch 1.1.
+    "torch.nn.backends.thnn._get_thnn_function_backend": _nothing,
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
 }
 for _module in ("builtins", "__builtin__"):
     CALLS |= {
-        f"{_module}.set": lambda _, args: set(_members(args)),
-        f"{_module}.frozenset": lambda _, args: frozenset(_members(args)),
-        f"{_module}.list": lambda _, args: _sequence(args),
-        f"{_module}.tuple": lambda _, args: tuple(_sequence(args)),
+        f"{_module}.set": lambda args: set(_members(args)),
+        f"{_module}.frozenset": lambda args: frozenset(_members(args)),
+        f"{_module}.list": lambda args: _sequence(args),
+        f"{_module}.tuple": lambda args: tuple(_sequence(args)),
         f"{_module}.dict": _dict,
-        f"{_module}.bytes": _no_bytes,
+        f"{_module}.bytes": partial(_nothing, result=b""),  # the form of zero bytes in protocol 2
     }
 # The types of storages and tensors, and the factories of a defaultdict.
 MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()} | {"torch.Tensor"}

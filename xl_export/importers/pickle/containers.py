@@ -14,15 +14,11 @@ import io
 import struct
 import zipfile
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, BinaryIO
 
-from torch import Tensor
-
-from xl_export.importers.pickle.allowed_names import called, named
 from xl_export.importers.pickle.interpreter import Interpreter
 from xl_export.importers.pickle.tensors import Storages, fill
-from xl_export.importers.pickle.values import Named, PickleError, described, shown
+from xl_export.importers.pickle.values import described, shown
 
 ZIP_MAGIC = b"PK\x03\x04"
 ZIP_ERRORS = (
@@ -55,7 +51,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
     with _damage(f"{prefix}data.pkl: "):
         pickle = archive.read(f"{prefix}data.pkl")
     storages = Storages(size)
-    content = _machine(io.BytesIO(pickle), len(pickle), storages).run()
+    content = Interpreter(io.BytesIO(pickle), len(pickle), storages).run()
     for key, flat in storages.flat.items():
         name = f"{prefix}data/{key}"
         if name not in members:
@@ -76,7 +72,7 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
     The content of the first pickle shows which of the two the file is.
     """
     storages = Storages(size)
-    machine = _machine(stream, size, storages)
+    machine = Interpreter(stream, size, storages)
     content = machine.run()
     if type(content) is not int or content != LEGACY_MAGIC:
         if storages.flat:
@@ -107,35 +103,6 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
             )
         fill(flat, stream, key)
     return content
-
-
-def _machine(stream: BinaryIO, size: int, storages: Storages) -> Interpreter:
-    return Interpreter(
-        stream, size, named=named, called=partial(called, storages), persistent=partial(_persistent, storages)
-    )
-
-
-def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
-    """Returns the storage or the class for a persistent id.
-
-    An id is ("storage", class, key, device, elements[, None]), or ("module", class, file, source) if the
-    source of a class was kept. Device and source are ignored: every storage is read to the CPU.
-    """
-    parts = identity if type(identity) is tuple else ()
-    if len(parts) == 4 and type(parts[0]) is str and parts[0] == "module" and isinstance(parts[1], Named):
-        return parts[1]
-    if (
-        len(parts) not in (5, 6)
-        or type(parts[0]) is not str
-        or parts[0] != "storage"
-        or not isinstance(parts[1], Named)
-    ):
-        raise PickleError("has a persistent id that is not one of a tensor's storage")
-    if len(parts) == 6 and parts[5] is not None:
-        raise PickleError(
-            "has a storage that is a view of another, which PyTorch before 0.4 wrote (save it again)"
-        )
-    return storages.storage(parts[2], parts[1].name, parts[4])
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:

@@ -4,7 +4,7 @@ A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real 
 method is all that makes it safe. Even then a short file can make it use gigabytes (a memo index, a length) or
 run for hours (a set of nested tuples, which are hashed in 2^n steps). Here `pickletools.genops` decodes the
 opcodes, which executes nothing, and this machine knows only data. A global becomes a `Named`. If a pickle
-calls something, a function that the caller passes decides what the result is. Every size is bounded:
+calls something, `allowed_names.py` decides what the result is. Every size is bounded:
 
 - Lengths are compared with the rest of the file before anything is read. Whole numbers have at most 1 KiB.
 - Every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container costs one of
@@ -23,6 +23,10 @@ from collections.abc import Callable
 from pickletools import genops
 from typing import Any, BinaryIO
 
+from torch import Tensor
+
+from xl_export.importers.pickle.allowed_names import called, named
+from xl_export.importers.pickle.tensors import Storages
 from xl_export.importers.pickle.values import (
     CONTAINERS,
     Foreign,
@@ -69,23 +73,12 @@ class BoundedStream:
 class Interpreter:
     """Runs pickles, one after another, from `stream`, which has `size` bytes in all.
 
-    named(module, name): returns the global, or raises PickleError if the name is not allowed.
-    called(target, args): returns the result of a call. persistent(id): returns the value of a persistent id.
+    storages: those that the pickles mention.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO,
-        size: int,
-        *,
-        named: Callable[[str, str], Named],
-        called: Callable[[Named, tuple[Any, ...]], Any],
-        persistent: Callable[[Any], Any],
-    ) -> None:
+    def __init__(self, stream: BinaryIO, size: int, storages: Storages) -> None:
         self.stream = BoundedStream(stream, size)
-        self.named = named
-        self.called = called
-        self.persistent = persistent
+        self.storages = storages
         self.steps = 0
         self.containers = 0
         self.stack: list[Any] = []
@@ -193,7 +186,7 @@ class Interpreter:
     def push_global(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
             raise PickleError("names a global by something that is not text")
-        self.push(self.named(module, name))
+        self.push(named(module, name))
 
     def call(self, target: Any, args: Any, keywords: Any = None) -> None:
         if not isinstance(target, Named):
@@ -202,11 +195,11 @@ class Interpreter:
             raise PickleError(f"calls {target.name} with arguments that are not a plain tuple")
         for argument in args:  # which the call may copy
             self.spend(1 + _length(argument))
-        self.push_container(self.called(target, args))
+        self.push_container(called(self.storages, target, args))
 
     def instance(self, full: str) -> None:
         module, name = full.split(" ", 1)
-        self.call(self.named(module, name), tuple(self.group()))
+        self.call(named(module, name), tuple(self.group()))
 
     def object(self, items: list[Any]) -> None:
         if not items:
@@ -258,6 +251,29 @@ class Interpreter:
                 target.state.update(part or {})
         else:
             target.state = state
+
+
+def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
+    """Returns the storage or the class for a persistent id.
+
+    An id is ("storage", class, key, device, elements[, None]), or ("module", class, file, source) if the
+    source of a class was kept. Device and source are ignored: every storage is read to the CPU.
+    """
+    parts = identity if type(identity) is tuple else ()
+    if len(parts) == 4 and type(parts[0]) is str and parts[0] == "module" and isinstance(parts[1], Named):
+        return parts[1]
+    if (
+        len(parts) not in (5, 6)
+        or type(parts[0]) is not str
+        or parts[0] != "storage"
+        or not isinstance(parts[1], Named)
+    ):
+        raise PickleError("has a persistent id that is not one of a tensor's storage")
+    if len(parts) == 6 and parts[5] is not None:
+        raise PickleError(
+            "has a storage that is a view of another, which PyTorch before 0.4 wrote (save it again)"
+        )
+    return storages.storage(parts[2], parts[1].name, parts[4])
 
 
 def _length(value: Any) -> int:
@@ -321,5 +337,5 @@ OPERATIONS: dict[str, Callable[[Interpreter, Any], Any]] = {
     "INST": Interpreter.instance,
     "OBJ": lambda m, _: m.object(m.group()),
     "BUILD": lambda m, _: m.build(m.pop()),
-    "BINPERSID": lambda m, _: m.push(m.persistent(m.pop())),
+    "BINPERSID": lambda m, _: m.push(_persistent(m.storages, m.pop())),
 }
