@@ -90,44 +90,36 @@ def is_config(content: Any) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened folder.
+    """Returns the model in an opened folder or file.
 
     Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
-    if not opened.path.is_dir():
-        return _read_state(opened, options)
-    folder = opened.path
-    config_file = opened.path / CONFIG
-    described = checked_config(opened.content, config_file)
-    facts = config_facts(described)
-    vocab_path = companion_file(folder, VOCABULARIES, options.vocab)
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = options.overrides.applied_to(PROJECT, defaults(described))
-    weights = find_weights(folder)
-    if weights is None:
-        raise ArtefactError(
-            f"{folder} has no {SAFETENSORS} or {PYTORCH}; copy the whole folder that save_pretrained wrote."
-        )
-    state, shards = read_weights(weights)
-    named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-    return checkpoint(
-        options.tensors(named, where=weights, project=PROJECT, spell=spelled),
-        facts,
-        options=options,
-        rule=memory_rule_of(settings),
-        vocabulary=found,
-        settings=settings,
-        files={"config": config_file, "model": weights, "vocabulary": vocab_path}
-        | {f"shard {number}": path for number, path in enumerate(shards, 1)},
+    whole = opened.path.is_dir()
+    if whole:
+        described = checked_config(opened.content, opened.path / CONFIG)
+        weights = find_weights(opened.path)
+        if weights is None:
+            raise ArtefactError(
+                f"{opened.path} has no {SAFETENSORS} or {PYTORCH}; copy the whole folder that "
+                "save_pretrained wrote."
+            )
+        state, shards = read_weights(weights)
+        named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
+        t = options.tensors(named, where=weights, project=PROJECT, spell=spelled)
+        facts = config_facts(described)
+        files = {"config": opened.path / CONFIG, "model": weights}
+        files |= {f"shard {number}": path for number, path in enumerate(shards, 1)}
+    else:
+        t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
+        facts = architecture(t, options, reversed_clusters=False)
+        files = {"model": opened.path}
+    files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
+    found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
+    settings = (
+        options.overrides.applied_to(PROJECT, defaults(described))
+        if whole
+        else state_settings(opened, options, PROJECT, {"segment": SEGMENT}, facts)
     )
-
-
-def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
-    t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
-    facts = architecture(t, options, reversed_clusters=False)
-    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab)
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = state_settings(opened, options, PROJECT, {"segment": SEGMENT}, facts)
     return checkpoint(
         t,
         facts,
@@ -135,8 +127,8 @@ def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
         rule=memory_rule_of(settings),
         vocabulary=found,
         settings=settings,
-        files={"model": opened.path, "vocabulary": vocab_path},
-        notes=state_notes(opened, facts),
+        files=files,
+        notes=() if whole else state_notes(opened, facts),
     )
 
 

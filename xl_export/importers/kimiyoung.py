@@ -71,17 +71,26 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
     Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
-    if not isinstance(opened.content, Foreign):
-        return _read_state(opened, options)
     where = opened.path
-    facts, model = module_facts(opened.content, where)
+    model = None
+    if isinstance(opened.content, Foreign):
+        facts, model = module_facts(opened.content, where)
+        t = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
+    else:
+        t = state_tensors(opened, options, project=PROJECT)
+        facts = architecture(t, options, reversed_clusters=True)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, model))
-    t = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
-    trained = sum(model[name] for name in ("tgt_len", "ext_len", "mem_len"))
+    known = defaults(found.dataset, facts, model)
+    if model is None:
+        settings = state_settings(opened, options, PROJECT, known, facts)
+        notes = state_notes(opened, facts)
+    else:
+        settings = options.overrides.applied_to(PROJECT, known)
+        last = ", ".join(f"{name} {shown(model[name])}" for name in LENGTHS)
+        notes = (f"attn_type {facts.attention_type}, last run with {last}",)
+    trained = 0 if model is None else sum(model[name] for name in ("tgt_len", "ext_len", "mem_len"))
     facts, rule = under_rule(t, facts, settings, trained=trained)
-    last = ", ".join(f"{name} {shown(model[name])}" for name in LENGTHS)
     return checkpoint(
         t,
         facts,
@@ -90,26 +99,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         vocabulary=found,
         settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(f"attn_type {facts.attention_type}, last run with {last}",),
-    )
-
-
-def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
-    t = state_tensors(opened, options, project=PROJECT)
-    facts = architecture(t, options, reversed_clusters=True)
-    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab)
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = state_settings(opened, options, PROJECT, state_defaults(facts, found.dataset), facts)
-    facts, rule = under_rule(t, facts, settings, trained=0)
-    return checkpoint(
-        t,
-        facts,
-        options=options,
-        rule=rule,
-        vocabulary=found,
-        settings=settings,
-        files={"model": opened.path, "vocabulary": vocab_path},
-        notes=state_notes(opened, facts),
+        notes=notes,
     )
 
 
@@ -306,14 +296,23 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
     ), m
 
 
-def defaults(dataset: str | None, facts: Architecture, model: dict[str, Any]) -> dict[str, Setting]:
+def defaults(dataset: str | None, facts: Architecture, model: dict[str, Any] | None) -> dict[str, Setting]:
     """Returns the evaluation that the project published for this data set and size.
 
-    If it published none, the lengths are from the module's last run. model: the settings of the model.
+    If it published none, the lengths are from the module's last run. model: the settings of the model; None
+    of a bare state dict.
     """
     if facts.attention_type in (2, 3):
-        return only_settings(facts) | {"segment": Setting(model["tgt_len"] + model["ext_len"], "the file")}
-    return published_for(dataset, facts) or {
+        only = "the only value that can be expressed"
+        known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
+        if facts.attention_type == 2:
+            known["clamp_len"] = Setting(0, "none")
+        if model is not None:
+            known["segment"] = Setting(model["tgt_len"] + model["ext_len"], "the file")
+        return known
+    if (published_ := published_for(dataset, facts)) or model is None:
+        return published_
+    return {
         "mem_len": Setting(model["mem_len"], "the file"),
         "segment": Setting(model["tgt_len"], "the file"),
         "mask": Setting("same-length" if model["same_length"] else "full", "the file"),
@@ -335,18 +334,6 @@ def published_for(dataset: str | None, facts: Architecture) -> dict[str, Setting
     if dataset == "lm1b":
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)
     return {}
-
-
-def state_defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
-    """Returns what is known of the evaluation of a bare state dict."""
-    return only_settings(facts) if facts.attention_type in (2, 3) else published_for(dataset, facts)
-
-
-def only_settings(facts: Architecture) -> dict[str, Setting]:
-    """Returns the settings of attn_types 2 and 3 that can be expressed."""
-    only = "the only value that can be expressed"
-    known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
-    return known | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
 
 
 def under_rule(

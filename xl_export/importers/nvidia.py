@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.rule import MemoryRule
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule, published
 from xl_export.importers.shared.state_dict import (
     architecture,
-    bare_name,
     project_of,
     state_notes,
     state_settings,
@@ -66,59 +64,40 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
     Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
     """
-    if not _is_whole(opened.content):
-        return _read_state(opened, options)
-    where = opened.path
     content = opened.content
-    facts = config_facts(content["model_config"], where)
-    files = {"model": where}
-    if options.vocab is None and content.get("vocab") is not None:
-        found = vocabulary(content["vocab"], where=where, size=facts.vocab_size)
-    else:
-        files["vocabulary"] = companion_file(where, VOCABULARIES, options.vocab)
-        found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
-    settings = options.overrides.applied_to(PROJECT, defaults(facts))
-    rule = _rule(settings)
-    state = content["model_state"]
-    if not isinstance(state, dict):
-        raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
-    named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-    tensors = options.tensors(named, where=where, project=PROJECT, spell=spelled)
-    drop_shared_projections(tensors)
-    lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in LENGTHS)
-    return checkpoint(
-        tensors,
-        facts,
-        options=options,
-        rule=rule,
-        vocabulary=found,
-        settings=settings,
-        files=files,
-        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *unread(content, OF_TRAINING)),
-    )
-
-
-def _read_state(opened: Source, options: ImportOptions) -> Checkpoint:
+    whole = _is_whole(content)
     t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
     drop_shared_projections(t)
-    facts = architecture(t, options, reversed_clusters=True)
-    vocab_path = companion_file(opened.path, VOCABULARIES, options.vocab)
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = state_settings(opened, options, PROJECT, defaults(facts), facts)
+    if whole:
+        facts = config_facts(content["model_config"], opened.path)
+    else:
+        facts = architecture(t, options, reversed_clusters=True)
+    files = {"model": opened.path}
+    if whole and options.vocab is None and content.get("vocab") is not None:
+        found = vocabulary(content["vocab"], where=opened.path, size=facts.vocab_size)
+    else:
+        files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
+        found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
+    if whole:
+        settings = options.overrides.applied_to(PROJECT, defaults(facts))
+        lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in LENGTHS)
+        notes = (
+            f"attn_type {facts.attention_type}, trained with {lengths}",
+            *unread(content, OF_TRAINING),
+        )
+    else:
+        settings = state_settings(opened, options, PROJECT, defaults(facts), facts)
+        notes = state_notes(opened, facts)
     return checkpoint(
         t,
         facts,
         options=options,
-        rule=_rule(settings),
+        rule=memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked"),
         vocabulary=found,
         settings=settings,
-        files={"model": opened.path, "vocabulary": vocab_path},
-        notes=state_notes(opened, facts),
+        files=files,
+        notes=notes,
     )
-
-
-def _rule(settings: dict[str, Setting]) -> MemoryRule:
-    return memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked")
 
 
 def drop_shared_projections(tensors: Tensors) -> None:

@@ -57,7 +57,7 @@ def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str])
         (lambda c, w: w.update({"a\n\x1b[31m": torch.zeros(3)}), ["unexpected tensor a??[31m [3]"]),
         (
             lambda c, w: w.update({"crit.out_layers.0.bias": torch.zeros(3)}),
-            ["crit.out_layers_biases.0 under two names"],
+            ["under two names; expected one"],
         ),
         (lambda c, w: w.update(extra="x"), ["'extra' is a str"]),
         (lambda c, w: w.update(r_w_bias=torch.zeros(10, 4)), ["r_w_bias is [10, 4], expected [4, 10]"]),
