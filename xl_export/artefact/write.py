@@ -87,6 +87,7 @@ def spec_of(
 
     signature: the inputs and outputs of a step that is no language model.
     """
+    answers: Answers = "memory-in-bytes" if memory_precision == "int8" else "exported"
     return Spec(
         model=facts,
         rule=rule,
@@ -103,14 +104,8 @@ def spec_of(
         moves_every=moves_every,
         inputs=signature[0],
         outputs=signature[1],
-        answers=_answers_of(precision, memory_precision),
+        answers="stored-weights" if precision in QUANTISED else answers,
     ).completed()
-
-
-def _answers_of(precision: Precision, memory_precision: MemoryPrecision) -> Answers:
-    if precision in QUANTISED:
-        return "stored-weights"
-    return "memory-in-bytes" if memory_precision == "int8" else "exported"
 
 
 def precisions_for(

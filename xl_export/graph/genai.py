@@ -106,7 +106,8 @@ def _tokenizer_files(vocab: Vocab) -> dict[str, dict[str, Any]]:
         "model_max_length": MAX_STREAM,
     }
     if isinstance(vocab, SubwordVocab) and _is_byte_level(vocab):
-        names = {token: name for name, token in _added(vocab).items()}
+        added = json.loads(vocab.content).get("added_tokens", [])
+        names = {token["id"]: token["content"] for token in added}
         ids = vocab.special.to_json()
         special = {
             key: names[ids[meaning]]
@@ -206,8 +207,3 @@ def _is_byte_level(vocab: SubwordVocab) -> bool:
         and before.get("use_regex", True) is True
         and decoder.get("type") == "ByteLevel"
     )
-
-
-def _added(vocab: SubwordVocab) -> dict[str, int]:
-    """The special tokens of a `tokenizer.json` by their texts."""
-    return {token["content"]: token["id"] for token in json.loads(vocab.content).get("added_tokens", [])}

@@ -275,34 +275,11 @@ def _listed(shapes: Sequence[Sequence[int]]) -> str:
     return f"{len(shapes)} of {shown}{', …' if len(shapes) > 3 else ''}" if shapes else "none"
 
 
-class Output:
-    """The output layer of a module: its own methods, or what follows from its logits."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of what `step` gave [..., D]; the module's own method is always given [N, D]."""
-        own = getattr(self.module, "logits", None)
-        if own is None:
-            return hidden
-        rows: Tensor = own(hidden.flatten(0, -2))
-        return rows.reshape(*hidden.shape[:-1], rows.shape[-1])
-
-    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """log p(target) [N] of rows [N, D] that `step` gave."""
-        own = getattr(self.module, "log_prob", None)
-        if own is not None:
-            result: Tensor = own(hidden, targets)
-            return result
-        return self.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
-
-
 class ModuleStep:
     """The step of a module with named inputs and outputs, as a language model has them too.
 
     inputs: by name, without the positions. language_model: whether the module has `sizes`. Then the only
-    input is `input_ids` and the only output is `logits`, or a hidden state that `output` turns into logits.
+    input is `input_ids` and the only output is `logits`, or a hidden state for the method `logits`.
     """
 
     def __init__(self, module: Any) -> None:
@@ -312,7 +289,6 @@ class ModuleStep:
         given = {"input_ids": ids(module.sizes.vocab_size)} if self.language_model else module.inputs
         self._bare = self.language_model or isinstance(given, Input)
         self.inputs: dict[str, Input] = {INPUT: given} if isinstance(given, Input) else dict(given)
-        self.output = Output(module)
         self.moves_every: int | None = getattr(module, "moves_every", None)
         """If the memory moves only when so many tokens are complete, that number."""
         self._initial: tuple[Tensor | float, ...] | None = None
@@ -356,6 +332,22 @@ class ModuleStep:
                     f"output {name} of {self.name} is of type {type(output).__name__}; expected a tensor."
                 )
         return dict(outputs), tuple(after)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of what `step` gave [..., D]; the module's own method is always given [N, D]."""
+        own = getattr(self.module, "logits", None)
+        if own is None:
+            return hidden
+        rows: Tensor = own(hidden.flatten(0, -2))
+        return rows.reshape(*hidden.shape[:-1], rows.shape[-1])
+
+    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """log p(target) [N] of rows [N, D] that `step` gave."""
+        own = getattr(self.module, "log_prob", None)
+        if own is not None:
+            result: Tensor = own(hidden, targets)
+            return result
+        return self.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
 
     @cached_property
     def signature(self) -> Signature:

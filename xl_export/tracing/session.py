@@ -39,12 +39,12 @@ class GraphStep(nn.Module):
             return (*(results[tensor.name] for tensor in outputs), *present)
         hidden = results[LOGITS]
         if not self.spec.model.selective:
-            return (self._step.output.logits(hidden), *present)
+            return (self._step.logits(hidden), *present)
         return (*self._selected(hidden, fed["targets"], fed["logit_rows"]), *present)
 
     def _selected(self, hidden: Tensor, targets: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [rows, V] of some positions, and log p(target) [B, T], 0 where a target is -1."""
-        output = self._step.output
+        output = self._step
         flat = hidden.flatten(0, 1)
         wanted = targets.flatten()
         logits = output.logits(flat[logit_rows])

@@ -218,7 +218,7 @@ class _Streams:
         if self.step_of.language_model:
             hidden = outputs[LOGITS]
             with in_a_sentence(self.module, "logits", hidden=hidden):
-                return {LOGITS: self.step_of.output.logits(hidden).log_softmax(dim=-1)}, after
+                return {LOGITS: self.step_of.logits(hidden).log_softmax(dim=-1)}, after
         counts = {fact.name: len(text) if "tokens" in fact.shape else 1 for fact in self.step_of.signature[1]}
         return {n: outputs[n].float().reshape(text.rows, count, -1) for n, count in counts.items()}, after
 
@@ -273,7 +273,7 @@ def _shapes(streams: _Streams) -> None:
         V = streams.module.sizes.vocab_size
         hidden = outputs[LOGITS]
         with in_a_sentence(streams.module, "logits", hidden=hidden):
-            logits = streams.step_of.output.logits(hidden)
+            logits = streams.step_of.logits(hidden)
         if hidden.shape[:2] != (ROWS, T) or logits.shape != (ROWS, T, V):
             raise ArtefactError(
                 f"{streams.name} gives logits {list(logits.shape)} of {list(hidden.shape)}; expected [batch, "
@@ -322,7 +322,7 @@ def _log_probs(streams: _Streams) -> None:
         return
     T = streams.rule.segment
     text = streams.tokens[ALL, :T]
-    output = streams.step_of.output
+    output = streams.step_of
     targets = streams.tokens[ALL, T : 2 * T].inputs["input_ids"].flatten()
     positions = torch.arange(T).expand(ROWS, -1)
     hidden = streams.step(text, positions, streams.start())[0][LOGITS].flatten(0, 1)
