@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
-from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.rule import MemoryRule
 from trainer.model.attention import NO_TERMS, Terms, attention_weights, position_scores, relative_attention
 from trainer.model.model import LanguageModel
@@ -82,7 +81,6 @@ def observe(
             f"targets {stretch.start} to {stretch.stop - 1} were asked for in {len(tokens)} tokens, and the "
             f"first {rule.mem_len} have no whole memory; give a longer text, or other targets."
         )
-    _refuse_if_too_large(model, rule, len(stretch), len(tokens))
     recorder = _Recorder(model, rule, stretch, terms)
     memory = model.start(1, rule)
     with torch.inference_mode():
@@ -236,19 +234,4 @@ def learned_spans(model: LanguageModel) -> LearnedSpans:
         maximum=maximum,
         spans=tuple(tuple((span.share.detach().double() * maximum).tolist()[:H]) for span in model.spans()),
         longest_distances=tuple(span.longest_distances()[:H] for span in model.spans()),
-    )
-
-
-def _refuse_if_too_large(model: LanguageModel, rule: MemoryRule, targets: int, length: int) -> None:
-    """Raises StreamError where the result, or the scores of one segment, need too much memory."""
-    L, H, R, T = model.config.layers, model.config.heads, rule.longest_distance + 1, min(rule.segment, length)
-    needed = (
-        8 * L * H * R * (4 + targets)
-        + 4 * 12 * H * T * (rule.mem_len + T)
-        + 8 * L * (rule.mem_len + T) * model.config.d_model
-    )
-    refuse_beyond_memory(
-        needed,
-        what=f"the attention of {H} heads over memory {rule.mem_len} and segments of {T}",
-        mend="lower evaluation.segment or evaluation.mem_len in the run's config.json",
     )

@@ -47,7 +47,7 @@ class AdaptiveSpan(nn.Module):
             self.share.clamp_(0, 1)
 
     def softmax_window(self) -> Tensor | None:
-        """Returns the longest distance in the softmax before the mask, as a tensor []; None without `epsilon`.
+        """The longest distance in the softmax before the mask, as a tensor []; None without `epsilon`.
 
         The public code drops whole steps of 64 tokens beyond the longest span of a layer's heads and its
         ramp. Without `epsilon` this makes no difference. It does not wait for the device.

@@ -203,17 +203,10 @@ class Record:
 
 def runs_in(path: Path) -> list[Path]:
     """The run in a folder, or the runs in its folders; raises ArtefactError where there is none."""
-    if (path / CONFIG).is_file() and (path / METRICS).is_file():
+    if (path / METRICS).is_file():
         return [path]
-    try:
-        found = sorted(child for child in path.iterdir() if (child / METRICS).is_file())
-    except OSError as error:
-        raise ArtefactError(
-            f"{error.filename or path} could not be read ({error.strerror}); give a run, or a folder of runs."
-        ) from error
+    found = sorted(metrics.parent for metrics in path.glob(f"*/{METRICS}"))
     if not found:
-        if (path / METRICS).is_file():
-            raise ArtefactError(f"{path} is no whole run, because it has no {CONFIG}; copy or make it again.")
         raise ArtefactError(
             f"{path} is neither a run nor a folder of runs, because it has no {METRICS}; make a run with "
             "`xl-export train --out RUN`."

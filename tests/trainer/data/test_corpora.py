@@ -5,7 +5,6 @@ what it should be.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from trainer.data.dataset import SPLITS, Dataset, open_dataset
 from trainer.data.prepare import prepare
 from trainer.data.published import fingerprint
 
-FORMS = ["folder", "zip", "tar", "tar.gz"]
 Prepare = Callable[..., Dataset]
 
 
@@ -274,20 +272,6 @@ def test_files_that_are_no_corpus_are_refused(
     monkeypatch.setattr(trainer.data.text, "MOST_WORDS", 50)
     (tmp_path / "in").mkdir()
     refused(prepared, name, make_folder(tmp_path / "in", files), words)
-
-
-def test_the_same_corpus_gives_the_same_dataset_from_every_form(tmp_path: Path) -> None:
-    identities = set()
-    for form in FORMS:
-        facts = prepare(
-            "one-billion-word",
-            make_source(tmp_path / form, "one-billion-word", form),
-            tmp_path / f"out-{form}",
-            unverified=True,
-            progress=False,
-        )
-        identities.add(json.dumps({name: file.sha256 for name, file in facts.files.items()}))
-    assert len(identities) == 1
 
 
 def test_the_table_is_complete() -> None:

@@ -48,15 +48,10 @@ def test_continuation_bytes_are_still_split(tmp_path: Path) -> None:
 
 
 def test_the_built_in_corpus_is_long_english() -> None:
-    data = built_in_corpus()
-    assert data == built_in_corpus()
-    text = data.decode("utf-8")
-    assert len(text) >= 300_000
-    words = text.lower().split()
+    words = built_in_corpus().decode("utf-8").lower().split()
+    assert len(words) > 50_000
     common = sum(word in {"the", "of", "a", "is", "to", "and", "in", "that", "for", "as"} for word in words)
     assert common / len(words) > 0.15
-    splits = load_splits(None)
-    assert splits.train + splits.valid + splits.test == data
 
 
 def test_other_kinds_of_files_are_named(tmp_path: Path) -> None:

@@ -120,17 +120,6 @@ def test_a_dataset_is_planned_by_its_tokens(
     assert "Expect" not in paragraph  # sentences, of ids
 
 
-def test_tuning_keeps_the_device_of_its_run(
-    make_config: Make, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = train(make_config(steps=1, autocast="bf16"), tmp_path / "run", progress=False)
-    stored = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(stored | {"device": "cuda"}))
-    same, _ = plan_tuning(run, text=str(text_file), minutes=1, steps=3)
-    other, _ = plan_tuning(run, text=str(text_file), minutes=1, steps=3, device="cpu")
-    assert [(each.device, each.autocast) for each in (same, other)] == [("cuda", "bf16"), ("cpu", "none")]
-
-
 @pytest.fixture
 def first(make_config: Make, trained: Callable[[TrainConfig], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained(make_config(steps=4)), tmp_path / "first"))

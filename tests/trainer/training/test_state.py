@@ -18,6 +18,7 @@ from trainer.run.config import Averaging, TrainConfig
 from trainer.training.objective import Objective
 from trainer.training.parallel import Ranks
 from trainer.training.schedule import first_token
+from trainer.training.snapshot import loss_scale, set_loss_scale
 from trainer.training.state import Training
 
 Make = Callable[..., TrainConfig]
@@ -237,3 +238,13 @@ def test_penalties_are_descended_and_not_reported(
     monkeypatch.setattr(Objective, "forward", with_penalty)
     assert losses(punished, tokens_BN, 1) == plain_loss
     assert not torch.equal(punished.model.vocabulary.table["0"], plain.model.vocabulary.table["0"])
+
+
+def test_pytorch_still_keeps_the_loss_scale_there() -> None:
+    """The one private part of PyTorch that training needs; another place needs another snapshot.py."""
+    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    scaler.scale(torch.zeros(1))
+    set_loss_scale(scaler, 512.0, 2)
+    assert loss_scale(scaler) == (512.0, 2)
+    scaler.update(1024.0)
+    assert loss_scale(scaler) == (1024.0, 2)

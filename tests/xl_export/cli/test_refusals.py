@@ -244,7 +244,7 @@ LOOK = [
     ("spans {run}", "the model has no learned spans"),
     ("spans {spans} --out spans.jpg", "ends in .png"),
     ("runs folder", "neither a run nor a folder of runs … metrics.jsonl", {"folder/a": ""}),
-    ("runs none", "could not be read … give a run"),
+    ("runs none", "none is neither a run nor a folder of runs"),
     ("demo --out text.txt/demo", "text.txt is a file, not a folder; give another --out"),
     ("demo --out /proc/demo", "could not be written"),
     ("demo --out out --steps 3", "give --train too"),

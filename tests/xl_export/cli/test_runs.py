@@ -161,7 +161,7 @@ def test_the_picture_has_a_curve_for_each_run(tmp_path: Path, monkeypatch: pytes
 def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path) -> None:
     half = make_run(tmp_path / "half")
     (half / "config.json").unlink()
-    refused(xl("runs", half), "half is no whole run, because it has no config.json")
+    refused(xl("runs", half), "half/config.json could not be read")
     good, bad = make_run(tmp_path / "all" / "good"), make_run(tmp_path / "all" / "bad")
     (bad / "metrics.jsonl").write_text("a\nb\n")
     refused(xl("runs", good, bad), "bad/metrics.jsonl holds no line of a training")

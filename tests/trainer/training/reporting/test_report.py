@@ -57,14 +57,6 @@ def test_losses_are_plain_lines_where_there_is_no_terminal(
     assert capsys.readouterr().out == ""
 
 
-def test_lines_come_seldom_but_the_last_one_always(
-    make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(make_config(steps=9, validate_every=99), tmp_path / "run")
-    steps = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if " of 9:" in line]
-    assert steps == ["step 1 of 9", "step 9 of 9"]  # the rest within the same 10 seconds
-
-
 def test_the_record_holds_speed_norm_rate_and_time(make_config: Make, tmp_path: Path) -> None:
     config = make_config(steps=6, segment_schedule=((4, 3),), peak_tflops=0.5)
     lines = [line for line in lines_of(train(config, tmp_path / "run", progress=False)) if "mfu" in line]
