@@ -19,7 +19,8 @@ from clean import Story, stories
 from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file
 from runtimes.cli.group import Refusal
-from trainer.data.download import download_file
+from trainer.data.corpora import Fingerprint
+from trainer.data.download import download
 
 PARTS = ("train", "valid", "test")
 SOURCES = Path(__file__).with_name("sources.json")
@@ -51,7 +52,7 @@ def read_book(source: Source, folder: Path) -> str:
     """The text of a verified book, which is downloaded if the folder does not hold it."""
     path = folder / source.name
     if not path.exists():
-        download_file(source.url, path, sha256=source.sha256, num_bytes=source.num_bytes)
+        download([source.url], path, Fingerprint(sha256=source.sha256, num_bytes=source.num_bytes))
     data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if found != source.sha256:

@@ -1,14 +1,15 @@
-"""Downloads the published archive of a corpus and verifies it."""
+"""Downloads a published file and verifies it."""
 
 from __future__ import annotations
 
 import http.client
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import atomic_file
-from trainer.data.corpora import CORPORA, Fingerprint
+from trainer.data.corpora import Fingerprint
 from trainer.data.published import BLOCK, fingerprint, progress_bar, say
 
 TIMEOUT = 30  # seconds without a byte until a server counts as silent
@@ -19,52 +20,45 @@ class _ServerError(Exception):
     """One server did not give the archive; the text says why."""
 
 
-def download(name: str, path: Path, *, progress: bool = True) -> None:
-    """Downloads the published archive of the corpus `name` to `path`, which appears whole and verified.
+def download(
+    urls: Sequence[str],
+    path: Path,
+    expected: Fingerprint,
+    *,
+    max_bytes: int | None = None,
+    progress: bool = True,
+) -> None:
+    """Downloads a file to `path`, which appears whole and verified, or not at all.
 
-    The servers are tried one after another. Raises UserError, and leaves no file, if none of them gives the
-    published archive.
+    urls: the servers that have it; they are tried one after another. expected: what is known of the file.
+    max_bytes: its largest size, if the size is not known. Raises UserError if no server sends the file.
     """
-    corpus = CORPORA[name]
     reasons = []
-    for url in corpus.urls:
+    for url in urls:
         try:
             with atomic_file(path) as temporary:
-                _fetch(url, temporary, corpus.archive, corpus.archive_name, corpus.max_bytes, progress)
+                _fetch(url, temporary, expected, expected.num_bytes or max_bytes or 0, progress)
             return
         except _ServerError as error:
             reasons.append(f"{url}: {error}")
     raise UserError(
-        f"{name} could not be downloaded ({'; '.join(reasons)}); "
-        "get its archive by other means and give it as --from."
+        f"{path.name} could not be downloaded ({'; '.join(reasons)}); get it by other means and put it at "
+        f"{path}."
     )
 
 
-def download_file(url: str, path: Path, *, sha256: str, num_bytes: int, progress: bool = True) -> None:
-    """Downloads a file to `path`, which appears whole and verified; raises UserError and leaves no file."""
-    expected = Fingerprint(sha256=sha256, num_bytes=num_bytes)
-    name = url.rpartition("/")[2]
-    try:
-        with atomic_file(path) as temporary:
-            _fetch(url, temporary, expected, name, num_bytes, progress)
-    except _ServerError as error:
-        raise UserError(
-            f"{url} could not be downloaded ({error}); get {name} by other means and put it at {path}."
-        ) from error
-
-
-def _fetch(url: str, path: Path, expected: Fingerprint, name: str, max_bytes: int, progress: bool) -> None:
+def _fetch(url: str, path: Path, expected: Fingerprint, most: int, progress: bool) -> None:
     # One of the servers refuses the name that urllib gives itself.
     request = urllib.request.Request(url, headers={"User-Agent": "xl-export"})
     # A server that sends without end is cut off here, because the hash is only known at the end.
-    left = expected.num_bytes or max_bytes
+    left = most
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except NETWORK_ERRORS as error:
         raise _ServerError(_why(error)) from error
     with response, open(path, "wb") as target:
         num_bytes = expected.num_bytes or response.length
-        with progress_bar(f"downloading {name}", progress, num_bytes) as tick:
+        with progress_bar(f"downloading {url.rpartition('/')[2]}", progress, num_bytes) as tick:
             while block := _read(response):
                 left -= len(block)
                 if left < 0:

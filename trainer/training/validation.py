@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -56,15 +55,11 @@ def validate(
             inputs, wanted = (
                 torch.from_numpy(array[rows]).to(ranks.device) for array in (inputs_BN, targets_BN)
             )
-            nats += _group_nats(model, rule, inputs, wanted, partial(_report, progress, done))
+            nats += _group_nats(model, rule, inputs, wanted, done, progress)
             done += inputs.numel()
     model.train(was_training)
     # The parts are added in the order of the processes, so all of them have the same bits.
     return float(ranks.gather(nats).sum()) / targets / math.log(2)
-
-
-def _report(progress: Callable[[int], None], before: int, done: int) -> None:
-    progress(before + done)
 
 
 def _own_lanes(tokens: np.ndarray, batch: int, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
@@ -101,9 +96,10 @@ def _group_nats(
     rule: MemoryRule,
     inputs_BN: Tensor,
     targets_BN: Tensor,
+    done: int,
     progress: Callable[[int], None],
 ) -> Tensor:
-    """The sum [1], float64 on the CPU, of the losses of all targets but -1."""
+    """The sum [1], float64 on the CPU, of the losses of all targets but -1. done: tokens before these."""
     projected = ProjectedModel(model, rule, around=gathered)
     config = model.config
     B, N = inputs_BN.shape
@@ -119,7 +115,7 @@ def _group_nats(
             log_probs = model.vocabulary.log_prob(hidden.flatten(0, 1), wanted.clamp(min=0))
             # Stays on the device: to read it here would make every step wait.
             sums.append(-torch.where(wanted >= 0, log_probs, 0.0).sum())
-        progress(min(piece.stop, N) * B)
+        progress(done + min(piece.stop, N) * B)
     return torch.stack(sums).cpu().double().sum()[None]
 
 

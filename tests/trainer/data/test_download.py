@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +11,7 @@ import pytest
 
 from runtimes.base.errors import UserError
 from tests.trainer.data.corpus_files import PUBLISHED, make_zip
-from trainer.data.corpora import CORPORA
+from trainer.data.corpora import Fingerprint
 from trainer.data.download import download
 from trainer.data.published import fingerprint
 
@@ -52,71 +51,55 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A small archive that the table knows as the published one of enwik8."""
+def archive(tmp_path: Path) -> tuple[bytes, Fingerprint]:
+    """A small file, and what is known of it."""
     path = make_zip(tmp_path / "enwik8.zip", PUBLISHED["enwik8"])
-    known = dataclasses.replace(CORPORA["enwik8"], archive=fingerprint({"": path}, progress=False))
-    monkeypatch.setitem(CORPORA, "enwik8", known)
     content = path.read_bytes()
+    known = fingerprint({"": path}, progress=False)
     path.unlink()
-    return content
+    return content, known
 
 
-def published_at(monkeypatch: pytest.MonkeyPatch, *urls: str) -> None:
-    monkeypatch.setitem(CORPORA, "enwik8", dataclasses.replace(CORPORA["enwik8"], urls=urls))
-
-
-def refused(tmp_path: Path, match: str) -> None:
+def refused(urls: list[str], expected: Fingerprint, tmp_path: Path, match: str) -> None:
     with pytest.raises(UserError, match=match) as caught:
-        download("enwik8", tmp_path / "enwik8.zip", progress=False)
-    assert "get its archive by other means and give it as --from" in str(caught.value)
+        download(urls, tmp_path / "enwik8.zip", expected, progress=False)
+    assert "get it by other means and put it at" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_published_archive_is_fetched_whole(
-    archive: bytes, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: tuple[bytes, Fingerprint], serve: Serve, tmp_path: Path
 ) -> None:
-    address = serve({"/enwik8.zip": archive})
-    published_at(monkeypatch, f"{address}/moved.zip", f"{address}/enwik8.zip")  # the first is gone
-    download("enwik8", tmp_path / "enwik8.zip", progress=False)
-    assert (tmp_path / "enwik8.zip").read_bytes() == archive
+    content, known = archive
+    address = serve({"/enwik8.zip": content})
+    urls = [f"{address}/moved.zip", f"{address}/enwik8.zip"]  # the first is gone
+    download(urls, tmp_path / "enwik8.zip", known, progress=False)
+    assert (tmp_path / "enwik8.zip").read_bytes() == content
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_another_file_is_refused(
-    archive: bytes, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = serve(
-        {
-            "/altered": archive[:-1] + b"!",
-            "/long": archive + b"more",
-            "/less": archive[:-1],
-            "/short": archive[:-9],
-        }
-    )
-    published_at(monkeypatch, f"{address}/altered")
-    refused(tmp_path, "it sends another file: expected md5 [0-9a-f]{32}, found md5")
-    published_at(monkeypatch, f"{address}/long")
-    refused(tmp_path, "it sends more than was published")
-    published_at(monkeypatch, f"{address}/less")
-    refused(tmp_path, f"expected {len(archive):,} bytes, found {len(archive) - 1:,} bytes")
-    published_at(monkeypatch, f"{address}/short")
-    refused(tmp_path, "another file|IncompleteRead")
+def test_another_file_is_refused(archive: tuple[bytes, Fingerprint], serve: Serve, tmp_path: Path) -> None:
+    content, known = archive
+    files = {"/altered": content[:-1] + b"!", "/long": content + b"more", "/short": content[:-9]}
+    address = serve(files | {"/less": content[:-1]})
+    for name, words in (
+        ("altered", "it sends another file: expected md5 [0-9a-f]{32}, found md5"),
+        ("long", "it sends more than was published"),
+        ("less", f"expected {len(content):,} bytes, found {len(content) - 1:,} bytes"),
+        ("short", "another file|IncompleteRead"),
+    ):
+        refused([f"{address}/{name}"], known, tmp_path, words)
 
 
 def test_no_network_is_one_sentence_with_every_reason(
-    archive: bytes, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: tuple[bytes, Fingerprint], serve: Serve, tmp_path: Path
 ) -> None:
     closed = serve({}).rpartition(":")[0] + ":1"
-    published_at(monkeypatch, f"{closed}/enwik8.zip", serve({}) + "/gone")
     refused(
+        [f"{closed}/enwik8.zip", serve({}) + "/gone"],
+        archive[1],
         tmp_path,
-        r"enwik8 could not be downloaded \(http://127\.0\.0\.1:1/enwik8\.zip: .*refused; http://.*/gone: "
+        r"enwik8.zip could not be downloaded \(http://127\.0\.0\.1:1/enwik8\.zip: .*refused; http://.*/gone: "
         r"Not Found\)",
     )
-
-
-def test_a_folder_that_is_missing_is_one_sentence(archive: bytes, serve: Serve, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="could not be written: No such file"):
-        download("enwik8", tmp_path / "missing/enwik8.zip", progress=False)

@@ -101,13 +101,14 @@ def test_a_download_that_is_there_is_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trainer.data.download.download", lambda name, path: make_source(path.parent, name, "zip")
+        "trainer.data.download.download",
+        lambda urls, path, *_, **__: make_source(path.parent, "enwik8", "zip"),
     )
     for _ in range(2):
         options = f"--from {tmp_path}/enwik8.zip --out {tmp_path}/out --download --unverified --force"
         result = xl(f"prepare enwik8 {options}")
         assert result.exit_code == 0, result.output
-        monkeypatch.setattr("trainer.data.download.download", lambda *_: pytest.fail("fetched again"))
+        monkeypatch.setattr("trainer.data.download.download", lambda *_, **__: pytest.fail("fetched again"))
 
 
 def test_no_torch_is_needed(tmp_path: Path) -> None:

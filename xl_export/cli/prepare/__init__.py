@@ -83,6 +83,7 @@ def _prepare(
     name: CorpusName, source: Path, out: Path, *, fetch: bool, unverified: bool, force: bool, as_json: bool
 ) -> None:
     with needs("train", "tqdm"):
+        from trainer.data.corpora import CORPORA
         from trainer.data.dataset import DATA
         from trainer.data.download import download
         from trainer.data.prepare import prepare
@@ -94,7 +95,8 @@ def _prepare(
             "with --download."
         )
     if not source.exists():
-        download(name, source)
+        corpus = CORPORA[name]
+        download(corpus.urls, source, corpus.archive, max_bytes=corpus.max_bytes)
     facts = prepare(name, source, out, force=force, unverified=unverified)
     counts = ", ".join(f"{split} {count:,}" for split, count in facts.tokens.items())
     origin = "as published" if facts.published else "not the published files"
