@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -48,30 +48,31 @@ def _is_own_picture(path: Path) -> bool:
     return head.startswith(b"\x89PNG") and b"Software\x00" + SOFTWARE.encode() in head
 
 
-def draw_sliding_window(figure: Any, rows: Sequence[Any]) -> None:
-    """The time per token of both sides, and its ratio, against attention length."""
-    latency, ratio = figure.subplots(1, 2)
-    _draw_latency(latency, rows)
-    _draw_ratio(ratio, rows)
-    for axes in (latency, ratio):
-        axes.set_xlabel("attention length (tokens)")
-        _label_lengths(axes, [row.attention_length for row in rows])
+def draw_lines(x: str, lines: Mapping[str, str], xlabel: str, *, log: bool = False) -> Draw:
+    """Draws the medians of some timings against a length, with a band from the fastest to the slowest.
 
+    x, lines: fields of the rows; lines: by label. log: whether times differ by orders of magnitude.
+    """
 
-def draw_decode(figure: Any, rows: Sequence[Any]) -> None:
-    """The time per token of both sides against memory length."""
-    axes = figure.subplots()
-    lengths = [row.mem_len for row in rows]
-    for label, colour, timings in (
-        ("PyTorch", WINDOW, [row.pytorch for row in rows]),
-        ("ONNX Runtime", SEGMENT, [row.onnxruntime for row in rows]),
-    ):
-        axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
-    axes.set_xlabel("memory length M (tokens)")
-    axes.set_ylabel("time per token (ms)")
-    axes.set_ylim(bottom=0)
-    axes.set_title("Time of one token with full memory (medians)", fontsize=10)
-    _label_lengths(axes, lengths)
+    def draw(figure: Any, rows: Sequence[Any]) -> None:
+        axes = figure.subplots()
+        lengths = [getattr(row, x) for row in rows]
+        for (label, name), colour in zip(lines.items(), (WINDOW, SEGMENT), strict=True):
+            timings = [getattr(row, name) for row in rows]
+            axes.plot(lengths, [t.median for t in timings], "o-", color=colour, label=label)
+            band = [t.fastest for t in timings], [t.slowest for t in timings]
+            axes.fill_between(lengths, *band, color=colour, alpha=0.15, lw=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
+        axes.minorticks_off()
+        axes.set_yscale("log" if log else "linear")
+        if not log:
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel("time per token (ms)")
+        axes.set_title("Time per token (lines: medians; bands: fastest to slowest)", fontsize=10)
+
+    return draw
 
 
 def draw_latency(figure: Any, rows: Sequence[Any]) -> None:
@@ -116,79 +117,6 @@ def draw_recipes(figure: Any, rows: Sequence[Any]) -> None:
         size = f"{row.parameters / 1e6:.1f}M"
         minutes = f"{row.budget_seconds / 60:g}"
         axes.set_title(f"{row.name} ({size} parameters, {minutes} CPU minutes)", fontsize=10)
-
-
-def _draw_latency(axes: Any, rows: Sequence[Any]) -> None:
-    lengths = [row.attention_length for row in rows]
-    for label, colour, timings in (
-        ("vanilla Transformer, window recomputed for each token", WINDOW, [row.window for row in rows]),
-        ("Transformer-XL, segments with memory", SEGMENT, [row.segment for row in rows]),
-    ):
-        axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
-        axes.fill_between(
-            lengths,
-            [t.fastest for t in timings],
-            [t.slowest for t in timings],
-            color=colour,
-            alpha=0.15,
-            lw=0,
-        )
-    _log_scale(axes)
-    axes.set_ylabel("time per token (ms, log scale)")
-    axes.set_title("Time per token (lines: medians; bands: fastest to slowest)", fontsize=10)
-
-
-def _draw_ratio(axes: Any, rows: Sequence[Any]) -> None:
-    lengths = [row.attention_length for row in rows]
-    axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured here")
-    axes.plot(
-        lengths,
-        [row.predicted_ratio for row in rows],
-        "s--",
-        color=ARITHMETIC,
-        label="expected from multiply-adds alone",
-    )
-    paper = {row.attention_length: row.table_9 for row in rows if row.table_9}
-    if paper:
-        axes.plot(
-            list(paper),
-            list(paper.values()),
-            "*",
-            ms=11,
-            color=PAPER,
-            label="Dai et al. 2019, Table 9 (GPU)",
-        )
-    for row in rows:
-        axes.annotate(  # below the point, where the marks of the other lines do not cover it
-            f"{row.ratio:,.0f}×",
-            (row.attention_length, row.ratio),
-            textcoords="offset points",
-            xytext=(8, -11),
-            ha="left",
-            fontsize=8,
-            color=SEGMENT,
-        )
-    _log_scale(axes)
-    axes.margins(x=0.12, y=0.12)
-    axes.set_ylabel("window time / segment time (log scale)")
-    axes.set_title("How many times slower the recomputed window is", fontsize=10)
-
-
-def _log_scale(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _label_lengths(axes: Any, lengths: Sequence[int]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from benchmarks.case import (
 from benchmarks.checked_sessions import Operators, filled, fused_library, open_checked
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact, random_weights
-from benchmarks.plot import draw_sliding_window
+from benchmarks.plot import draw_lines
 from benchmarks.runs import Row as Figures
 from benchmarks.runs import Run
 from benchmarks.runs import operators as operators_of
@@ -165,5 +165,13 @@ CASE = Case(
     notes=lambda lines: ["MISSED: measured below the ratio of the paper's Table 9."],
     options=(config_option, repeats_option, lengths_option, operators_option),
     published=lambda history: [sliding_window(history, operators) for operators in ("standard", "fused")],
-    draw=draw_sliding_window,
+    draw=draw_lines(
+        "attention_length",
+        {
+            "vanilla Transformer, window recomputed for each token": "window",
+            "Transformer-XL, segments with memory": "segment",
+        },
+        "attention length (tokens)",
+        log=True,
+    ),
 )

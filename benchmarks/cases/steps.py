@@ -33,7 +33,7 @@ from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact, random_run
-from benchmarks.plot import draw_decode
+from benchmarks.plot import draw_lines
 from benchmarks.runs import History, Run
 from benchmarks.runs import Row as Figures
 from trainer.model.arithmetic import step_multiply_adds
@@ -157,7 +157,11 @@ DECODE = Case(
     notes=lambda lines: ["Times are of a whole step."],
     options=(config_option, repeats_option, lengths_option, operators_option),
     published=_published("decode", "mem_len", BASE.attention_lengths),
-    draw=draw_decode,
+    draw=draw_lines(
+        "mem_len",
+        {"PyTorch": "pytorch", "ONNX Runtime": "onnxruntime"},
+        "memory length M (tokens)",
+    ),
 )
 SEGMENT = Case(
     name="segment",
