@@ -19,14 +19,6 @@ from runtimes.base.folders import atomic_folder
 from tests.runtimes.base.test_files import names
 
 
-def test_a_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
-    with atomic_folder(tmp_path / "deep" / "folder", marker="file") as temporary:
-        (temporary / "file").write_text("new")
-        assert not (tmp_path / "deep" / "folder").exists()
-    assert (tmp_path / "deep" / "folder" / "file").read_text() == "new"
-    assert names(tmp_path / "deep") == ["folder"]
-
-
 def test_an_existing_folder_is_replaced_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for content in ("first", "second"):
@@ -87,31 +79,6 @@ def test_files_added_while_a_folder_is_made_are_kept(tmp_path: Path) -> None:
     assert names(folder) == ["file", "notes.txt"]
 
 
-def test_a_failed_replacement_restores_the_old_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").write_text("old")
-    rename, calls = os.rename, []
-
-    def failing(source: Path, target: Path) -> None:
-        calls.append(target)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        rename(source, target)
-
-    monkeypatch.setattr(folders, "_swap", lambda first, second: False)
-    monkeypatch.setattr(os, "rename", failing)
-    with (
-        pytest.raises(UserError, match="No space left"),
-        atomic_folder(tmp_path / "folder", force=True, marker="file") as new,
-    ):
-        (new / "file").write_text("new")
-    assert len(calls) == 3
-    assert (tmp_path / "folder" / "file").read_text() == "old"
-    assert names(tmp_path) == ["folder"]
-
-
 def fill(folder: Path, text: str) -> None:
     """Makes a folder that a command of the kind `file` could have written."""
     folder.mkdir(exist_ok=True)
@@ -127,26 +94,6 @@ def test_a_folder_written_by_another_process_is_kept(tmp_path: Path) -> None:
         fill(mine, "mine")
         fill(path, "theirs")
     assert (path / "file").read_text() == "theirs"
-    assert names(tmp_path) == ["folder"]
-
-
-def test_an_empty_folder_is_filled_without_force(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with atomic_folder(tmp_path / "folder", marker="file") as mine:
-        fill(mine, "mine")
-    assert (tmp_path / "folder" / "file").read_text() == "mine"
-
-
-def test_of_two_that_write_one_folder_the_second_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    with (
-        pytest.raises(UserError, match="meanwhile"),
-        atomic_folder(path, marker="file") as first,
-    ):
-        fill(first, "first")
-        with atomic_folder(path, marker="file") as second:
-            fill(second, "second")
-    assert (path / "file").read_text() == "second"
     assert names(tmp_path) == ["folder"]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -50,25 +49,6 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """What one node of the graph computes: a whole layer, as in small models, or only its attention."""
     if request.param == "attention":
         monkeypatch.setattr("xl_export.graph.fused_cpu.LARGEST", 0)
-
-
-@pytest.mark.skipif(
-    not onnxruntime.__version__ >= "1.31", reason="an older ONNX Runtime was not tried, and may join less"
-)
-def test_onnx_runtime_joins_additions_and_norms(
-    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("xl_export.graph.fused_cpu.LARGEST", 0)
-    artefact = export(run, tmp_path / "artefact")
-    optimised = tmp_path / "optimised"
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(fused_cpu.built()))
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(optimised)
-    onnxruntime.InferenceSession(str(artefact / FUSED), options, providers=["CPUExecutionProvider"])
-    kinds = [node.op_type for node in onnx.load(optimised, load_external_data=False).graph.node]
-    assert kinds.count("SkipLayerNormalization") == 4  # of two layers
-    assert "LayerNormalization" not in kinds
 
 
 # Spans of 6 and 26 tokens: the softmax ends at distance 64, which a segment of 100 tokens sees past.

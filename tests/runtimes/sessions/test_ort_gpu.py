@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,24 +192,3 @@ def test_onnx_runtime_engines_have_shape_limits(
     two = session.start(9).join(session.start(9))
     with pytest.raises(StreamError, match="takes 1 to 16 rows"):
         session.predict(np.zeros((18, 1), np.int64), two)
-
-
-def test_threads_with_memories_of_their_own_take_turns(
-    artefacts: dict[str, Path], launched: list[int]
-) -> None:
-    session = host_gpu.opened(artefacts["shift"])
-    tokens, answers = np.arange(8)[None], []
-
-    def stream() -> None:
-        memory = session.start(1)
-        for _ in range(4):
-            logits, memory = session.step(tokens, memory)
-        answers.append(logits)
-
-    threads = [threading.Thread(target=stream) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for answer in answers[1:]:
-        np.testing.assert_array_equal(answer, answers[0])

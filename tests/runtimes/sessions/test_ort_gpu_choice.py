@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -36,22 +35,6 @@ def test_conflicting_packages_are_named_also_by_auto(
     assert capsys.readouterr().err.startswith(
         "computing on the CPU, because onnxruntime and onnxruntime-gpu are both installed"
     )
-
-
-def test_a_missing_gpu_is_named_before_a_missing_package(
-    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ort = pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    monkeypatch.setattr(providers, "ask_driver", lambda: ABSENT)
-    sentence = (
-        r"no NVIDIA driver is installed .*; install the driver of this machine's GPU, and then run `pip"
-    )
-    assert re.match(sentence, str(providers.PROVIDERS["cuda"].fault(ort)))
-    with pytest.raises(MissingPackageError, match=rf".*{sentence}"):
-        open_session(artefacts["ring"], device="cuda")
-    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(13, 0)))
-    assert "is built without CUDA; run `pip" in str(providers.PROVIDERS["cuda"].fault(ort))
 
 
 def test_auto_uses_a_device_with_right_answers_and_reports_it(
@@ -164,22 +147,6 @@ def test_nodes_on_another_device_are_named_with_a_fix(
     monkeypatch.setattr(named, lambda *_, refused: "18 of 77 nodes (Reshape)" if refused else "")
     with pytest.raises(ArtefactError, match=r"puts 18 of 77 nodes \(Reshape\) elsewhere.*--memory shift"):
         host_gpu.opened(artefacts["ring"])
-
-
-def test_shape_nodes_on_the_cpu_are_reported(
-    artefacts: dict[str, Path],
-    launched: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(progress, "_said", set())
-    host_gpu.opened(artefacts["ring"])
-    assert capsys.readouterr().err == ""  # all are in place
-    named = "runtimes.sessions.ort_gpu.loading.of_shapes_elsewhere"
-    monkeypatch.setattr(named, lambda *_: "2 of 77 nodes (Add, Shape)")
-    host_gpu.opened(artefacts["ring"])
-    said = capsys.readouterr().err
-    assert said == "ONNX Runtime computes 2 of 77 nodes (Add, Shape) on the CPU, and all others on cuda\n"
 
 
 @pytest.mark.parametrize(

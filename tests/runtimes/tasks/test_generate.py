@@ -255,14 +255,6 @@ def test_words_after_a_prompt_begin_with_a_blank() -> None:
         assert "".join(piece.text for piece in pieces) == expected
 
 
-def test_one_stop_string_need_not_be_a_list(artefacts: dict[str, Path]) -> None:
-    session = open_session(artefacts["ring"])
-    fifth = list(generate(session, "The ", max_tokens=40))[4].text
-    stopped = [list(generate(session, "The ", max_tokens=40, stop=stop)) for stop in (fifth, [fifth])]
-    assert stopped[0] == stopped[1]
-    assert len(stopped[0]) <= 5
-
-
 def test_prompts_of_ids_give_what_their_texts_give(session: Session) -> None:
     encoded = [session.vocab.encode(prompt) for prompt in PROMPTS[:3]]
     expected = list(generate(session, PROMPTS[:3], max_tokens=12, sampler=GREEDY))
