@@ -130,25 +130,6 @@ class TextError(UserError):
     """A text is empty, not UTF-8, or has symbols outside the vocabulary."""
 
 
-class NoTextError(TextError):
-    """A text was given to a model of token ids. A command adds to the message how it accepts ids.
-
-    fact: what was given and what is expected. mend: how to fix it.
-    """
-
-    def __init__(self, fact: str, mend: str) -> None:
-        super().__init__(fact, mend)  # both, so that a copy of the error by pickle is whole
-        self.fact = fact
-        self.mend = mend
-
-    def __str__(self) -> str:
-        return f"{self.fact}; {self.mend}."
-
-    def told_to(self, mend: str) -> NoTextError:
-        """The same error with a fix for this command instead of the general one."""
-        return NoTextError(self.fact, mend)
-
-
 class ArtefactError(UserError):
     """A run, artefact or engine folder is missing a file, altered, or of another version."""
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from runtimes.base.errors import NoTextError, TextError
+from runtimes.base.errors import TextError
 from runtimes.base.files import open_file, reading
 from runtimes.base.text import byte_lines
 from runtimes.cli.lines import Format, Line, field_of_text, read_lines, text_or_ids
 from runtimes.contract.id_files import is_id_list
-from runtimes.contract.vocabulary import IdsVocab, Vocab
+from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.generate import Prompt, encode_prompt
 
 LONGEST_ID = 19  # digits
@@ -32,12 +32,6 @@ def read_prompts(
     symbols and ids of the file. Raises TextError, which names the option or the line, where one cannot be
     read, or where there is none.
     """
-    texts = list(texts)
-    if texts and isinstance(vocab, IdsVocab) and vocab.names is None:
-        try:
-            vocab.encode(texts[0])
-        except NoTextError as error:
-            raise error.told_to("give ids with --prompt-ids, such as --prompt-ids 12,7,99") from error
     prompts: list[Prompt] = [*texts, *(parse_ids(text, what="--prompt-ids") for text in ids)]
     if file is not None:
         prompts += _of_file(file, vocab, form)
@@ -73,9 +67,6 @@ def _of_file(file: Path, vocab: Vocab, form: Format | None) -> list[Prompt]:
         prompt = _prompt(line)
         try:
             encode_prompt(vocab, prompt, what=line.place)
-        except NoTextError as error:
-            mend = "write each prompt as a list of ids, such as [12, 7, 99]"
-            raise TextError(f"{line.place}: {error.told_to(mend)}") from error
         except TextError as error:
             named = line.place in str(error)
             raise error if named else TextError(f"{line.place}: {error}") from error

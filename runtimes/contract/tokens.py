@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import MissingPackageError, NoTextError, TextError
+from runtimes.base.errors import MissingPackageError, TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.folders import DATA as DATA
 from runtimes.base.text import text_pieces
@@ -19,10 +19,6 @@ from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, Vocab, decode, load_vocab
 
 MAX_SIDE_BYTES = 1 << 12
-MEND_NO_TEXT = (
-    "give a .npy or .jsonl file of ids, or a .bin or .txt file of them with --ids, which `eval` and "
-    "`recl` have"
-)
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,6 @@ def _encoded(raw: bytes, vocab: Vocab, *, name: str) -> ReadText:
     text = None if isinstance(vocab, ByteVocab) else "".join(text_pieces([raw], name))
     try:
         return ReadText(vocab.encode(raw if text is None else text), text)
-    except NoTextError as error:
-        raise TextError(f"{name}: {error.told_to(MEND_NO_TEXT)}") from error
     except TextError as error:
         raise TextError(f"{name}: {error}") from error
 

@@ -12,7 +12,7 @@ import numpy as np
 from runtimes.base.errors import TextError, UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.tokens import ReadText, TextSize, predicted_size
-from runtimes.contract.vocabulary import IdsVocab, Vocab, WordVocab, not_unicode
+from runtimes.contract.vocabulary import Vocab, WordVocab, not_unicode
 
 NOTHING = np.empty(0, np.int64)
 
@@ -172,11 +172,6 @@ class Reader:
             return checked_ids(text, self._vocab.size, what=place)
         if not text:
             return NOTHING
-        if isinstance(self._vocab, IdsVocab) and self._vocab.names is None:
-            raise TextError(
-                f"{place} is a text, and this model takes token ids from 0 to {self._vocab.size - 1} alone; "
-                "give a list of ids, such as [3, 1, 4]."
-            )
         if not_unicode([text]) is not None:
             raise TextError(f"{place} has half of a surrogate pair, which is no Unicode text; remove it.")
         try:

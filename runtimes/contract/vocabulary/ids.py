@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import NoTextError, TextError
+from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary.base import (
     Decoder,
     NoFiles,
@@ -38,8 +38,9 @@ class IdsVocab(NoFiles):
 
     def encode(self, text: str | bytes) -> np.ndarray:
         if self.names is None:
-            raise NoTextError(
-                f"this model takes token ids from 0 to {self.size - 1} and no text", mend="give a list of ids"
+            raise TextError(
+                f"this model takes token ids from 0 to {self.size - 1} and no text; give ids, as in "
+                "--prompt-ids 12,7,99, in a file with --ids, or in a list such as [12, 7, 99]."
             )
         words = as_text(text).split()
         ids = np.fromiter((self._ids.get(word, -1) for word in words), np.int64, len(words))

@@ -209,8 +209,8 @@ LOOK = [
     *((f"{command} {{data}}", "is a dataset; give a … train --data") for command in ("check", "info")),
     ("eval {run} --text {data}", "another vocabulary than the model"),
     ("eval {ids} --text text.txt", "text.txt: this model takes token ids from 0 to 11 and no text; … --ids"),
-    ("generate {ids} --prompt a", "from 0 to 11 and no text; give ids with --prompt-ids, such as"),
-    ("generate {ids} --prompts text.txt", "line 1 of text.txt: … write each prompt as a list"),
+    ("generate {ids} --prompt a", "from 0 to 11 and no text; give ids, as in --prompt-ids"),
+    ("generate {ids} --prompts text.txt", "line 1 of text.txt: this model takes token ids"),
     ("web nosuch --out out", "nosuch does not exist; give an artefact."),
     ("web {data} --out out", "is a dataset; give a … `xl-export train --data"),
     *((f"recl {{run}} --text text.txt --lengths {options}", words) for options, words in (
