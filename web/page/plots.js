@@ -79,7 +79,7 @@ export function rate(point) {
 }
 
 /** The next round number, 1, 2 or 5 times a power of ten. @param {number} value */
-export function roundUp(value) {
+function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return ([1, 2, 5].find((step) => step * power >= value) ?? 10) * power;

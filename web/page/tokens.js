@@ -102,7 +102,7 @@ export function inBits(bits) {
 }
 
 /** A large number in few digits. @param {number} value */
-export function compact(value) {
+function compact(value) {
   return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(value);
 }
 

@@ -108,7 +108,7 @@ const forgotten = new FinalizationRegistry((/** @type {{asker: Asker, id: number
   asker.ask("dispose", { memory: id }).catch(() => {});
 });
 
-export class WorkerModel {
+class WorkerModel {
   /**
    * @param {Asker} asker @param {() => Promise<void>} end
    * @param {{spec: any, identity: string, sampling: any, facts: import("../../index.js").Facts}} told
