@@ -1,4 +1,4 @@
-"""Streams on Ray Serve: one of two replicas is killed in the middle of 100 streams; one comes and goes with
+"""Streams on Ray Serve: one of two replicas is killed in the middle of many streams; one comes and goes with
 the load.
 """
 
@@ -10,7 +10,6 @@ import http.client
 import json
 import logging
 import os
-import random
 import signal
 import socket
 import threading
@@ -30,20 +29,11 @@ from xl_export.serve.shared import SharedStreams
 
 ray = pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
-STREAMS, REQUESTS = 100, 6
+STREAMS = 60
 PATIENCE = 120  # seconds that a client asks again
 Talks = dict[str, list[dict[str, Any]]]  # requests or answers of each stream, one after the other
 # Ray leaves sockets to the end of the process, and is warned of its own habits by its libraries.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-
-def requests_of(name: str) -> list[dict[str, Any]]:
-    chance = random.Random(name)
-    made = []
-    for _ in range(REQUESTS):
-        tokens = [chance.randint(0, 20) for _ in range(chance.randint(1, 9))]
-        made.append({"tokens": tokens, "max_tokens": chance.randint(1, 4), "score": True, "seed": 7})
-    return made
 
 
 def alone(bodies: Talks, folder: Path) -> Talks:
@@ -66,12 +56,6 @@ def alone(bodies: Talks, folder: Path) -> Talks:
     answers = asyncio.run(all_of_them())
     replica.stop()
     return answers
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Talks:
-    names = [f"stream-{number}" for number in range(STREAMS)]
-    return alone({name: requests_of(name) for name in names}, tmp_path_factory.mktemp("alone"))
 
 
 @contextlib.contextmanager
@@ -140,36 +124,6 @@ def replicas() -> list[int]:
     return [process for process, name in names.items() if "ray::ServeReplica" in name and is_own(process)]
 
 
-def test_every_stream_goes_on_after_a_replica_was_killed(tmp_path: Path, expected: Talks) -> None:
-    seen_by: dict[str, list[str]] = {name: [] for name in expected}
-    half_done = threading.Barrier(9)
-
-    def talk(names: list[str]) -> None:
-        for turn in range(REQUESTS):
-            if turn == REQUESTS // 2:
-                half_done.wait(PATIENCE)  # and go on while the replica dies
-            for name in names:
-                position = expected[name][turn - 1]["position"] if turn else 0
-                answer, replica = ask(port, name, requests_of(name)[turn] | {"position": position})
-                assert answer == expected[name][turn]  # JSON holds every bit of a float
-                seen_by[name].append(replica)
-
-    with served(tmp_path / "shared", replicas=2) as port, ThreadPoolExecutor(8) as pool:
-        names = list(expected)
-        talks = [pool.submit(talk, names[first::8]) for first in range(8)]
-        half_done.wait(PATIENCE * 2)
-        before = {name: set(seen) for name, seen in seen_by.items()}
-        victim = replicas()[0]
-        time.sleep(0.05)
-        os.kill(victim, signal.SIGKILL)
-        for one in talks:
-            one.result()
-    assert all(len(seen) == 1 for seen in before.values())  # each stream stayed with its replica
-    assert len(set.union(*before.values())) == 2
-    moved = [name for name, seen in seen_by.items() if len(set(seen)) > 1]
-    assert len(moved) > 10
-
-
 class Clients:
     """Threads that go on with streams until they are told to stop; what they asked, and who answered."""
 
@@ -226,6 +180,25 @@ def in_states() -> dict[str, int]:
     from ray import serve
 
     return dict(serve.status().applications["test"].deployments["streams"].replica_states)
+
+
+def test_every_stream_goes_on_after_a_replica_was_killed(tmp_path: Path) -> None:
+    names = [f"stream-{number}" for number in range(STREAMS)]
+    with served(tmp_path / "shared", replicas=2) as port:
+        clients = Clients(port, names)
+        with clients.asking(threads=8, max_tokens=4):
+            wait_until(lambda: all(len(answers) > 1 for answers in clients.answers.values()), "two answers")
+            before = {name: set(seen) for name, seen in clients.replicas.items()}
+            os.kill(replicas()[0], signal.SIGKILL)
+            wait_until(
+                lambda: sum(len(set(seen)) > 1 for seen in clients.replicas.values()) > 10,
+                "streams that move",
+            )
+        for name in names:
+            clients.ask(name, 4)
+    assert all(len(seen) == 1 for seen in before.values())  # each stream stayed with its replica
+    assert len(set.union(*before.values())) == 2
+    assert clients.answers == alone(clients.bodies, tmp_path / "alone")  # JSON holds every bit of a float
 
 
 def test_streams_survive_scaling_up_and_down(tmp_path: Path) -> None:
