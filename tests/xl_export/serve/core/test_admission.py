@@ -155,6 +155,15 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     assert not scheduler.paused_copies._own, "no tenant is remembered for ever"
 
 
+def test_no_row_is_preempted_without_room_for_a_copy(session: Session) -> None:
+    driver = Driver(session, rows=3, state_bytes=1)
+    driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=30), tenant="a") for n in (3, 4, 5)))
+    driver.iterate(2)
+    driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=9), tenant=f"b{n}") for n in (3, 4)))
+    driver.iterate(2)
+    assert (driver.scheduler.preempted, driver.scheduler.preempted_copies.total) == (1, 1)
+
+
 def test_slow_clients_of_one_tenant_leave_room_for_others(session: Session) -> None:
     """Half of the memory for streams that wait for their clients is for others."""
     one_row = sum(array.nbytes for array in session.start(1).tensors.values())

@@ -90,14 +90,15 @@ def test_the_place_at_which_prompts_part_is_kept(tokens: np.ndarray) -> None:
     assert [feed(cache, prompt) for prompt in prompts][2:] == [10 * T, 10 * T]
 
 
-def test_a_prefix_that_was_forgotten_is_put_again(
+def test_prefixes_are_forgotten_unless_they_are_used(
     tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_module, "KNOWN", 2)
     cache = cache_of(1000)
     for at in (0, 8, 16, 24):
         feed(cache, tokens[at : at + 8])
-    assert found(cache, tokens[:8]) == 0
-    feed(cache, tokens[:8])
-    assert found(cache, tokens[:8]) == 8
+        assert found(cache, tokens[:8]) == 8
+    assert found(cache, tokens[8:16]) == 0
+    feed(cache, tokens[8:16])
+    assert found(cache, tokens[8:16]) == 8
     assert cache.num_bytes == 100 * cache.states
