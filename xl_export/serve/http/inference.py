@@ -22,7 +22,7 @@ from xl_export.serve.http.base.body import decoded
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import BINARY, Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.exchange import Exchange, json
+from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.steps import as_numbers
@@ -296,12 +296,10 @@ async def infer(exchange: Exchange, body: InferBody) -> None:
         }
         size = sum(array.nbytes for array in outputs.values())
         head, rest = await aside(size, work.tenant, _encoded, answer, outputs, binary)
+        answered = of_json(head)
         if any(binary.values()):
-            await exchange.document(
-                head + rest, content=BINARY, inference_header_content_length=str(len(head))
-            )
-        else:
-            await exchange.document(head)
+            answered = Response(head + rest, headers={HEADER: str(len(head))}, media_type=BINARY)
+        await exchange.respond(answered)
 
     await exchange.while_connected(run())
 

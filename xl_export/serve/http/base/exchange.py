@@ -188,37 +188,29 @@ class Exchange:
         elif message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
             message = {**message, "headers": [*message["headers"], (b"x-request-id", self.id.encode())]}
+        self.sending = True
         await self._send(message)
+        self.sending = False
+        self.taken += len(message.get("body", b""))
 
     async def respond(self, response: Response) -> None:
-        """Sends a whole answer that is not waited for."""
+        """Sends a whole answer."""
         await response(self.scope, self.receive, self.send)
 
-    async def document(
-        self, body: bytes, status: int = 200, content: str = "application/json", **headers: str
-    ) -> None:
-        """Sends one encoded document, which is the whole answer. headers: more of them, with _ for -."""
-        named = {"content-type": content, "content-length": str(len(body)), **headers}
-        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
-        await self.start(pairs, status)
-        await self._put(body, more=False)
-
-    async def start(self, headers: list[tuple[bytes, bytes]], status: int = 200) -> None:
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Sends the headers of an answer whose parts are sent by `events`, and the last one by `end`."""
-        self.sending = True
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        self.sending = False
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def events(self, data: bytes) -> None:
         """Sends encoded events, and the headers before the first of them."""
         if not self.status:
             self.streams_events = True
             await self.start(EVENTS)
-        await self._put(data, more=True)
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = DONE) -> None:
         """Sends the last events."""
-        await self._put(data, more=False)
+        await self.send({"type": "http.response.body", "body": data})
 
     async def refuse(self, refusal: RefusedError) -> None:
         """Sends a refusal: as the answer, or as the last event of one that has begun. Any other answer that
@@ -230,13 +222,6 @@ class Exchange:
             await self.end(EVENT + refusal.body() + END + DONE)
         else:
             self.cut()
-
-    async def _put(self, data: bytes, *, more: bool) -> None:
-        # The web server's own `send`, because each layer around it costs time for every token.
-        self.sending = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self.sending = False
-        self.taken += len(data)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the work that sends the answer to its end. Cancels it and raises ClientLeftError when the

@@ -17,7 +17,7 @@ from xl_export.serve.http.base.bridge import Inbox, Pass
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.exchange import DONE, END, EVENT, Exchange, event
+from xl_export.serve.http.base.exchange import DONE, END, EVENT, Exchange, event, of_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
@@ -161,7 +161,8 @@ class Completion:
                     shown = plan.prompt_tokens if plan.echo else 0
                     size = size_of(shown + self._drawn, plan.log_probs)
                     document = {**self._facts, "choices": self._best(), "usage": used}
-                    await exchange.document(await aside(size, self._tenant, json_steps, document))
+                    answer = await aside(size, self._tenant, json_steps, document)
+                    await exchange.respond(of_json(answer))
             finally:
                 exchange.note.update(
                     model=self._model.name,

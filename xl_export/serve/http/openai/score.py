@@ -24,7 +24,7 @@ from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.encoding import json_steps, texts_of
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.exchange import Exchange
+from xl_export.serve.http.base.exchange import Exchange, of_json
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
@@ -174,7 +174,7 @@ class Scoring:
                             waiting += self._after(task, answer.state)
         self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
         size = len(self._rows) + (size_of(self._tokens, 0) if self._each else 0)
-        await self._exchange.document(await aside(size, self._tenant, self._answer))
+        await self._exchange.respond(of_json(await aside(size, self._tenant, self._answer)))
 
     def _answer(self) -> Steps[bytes]:
         """The scores of all texts as JSON, one text after the other: with its tokens each may be large."""

@@ -116,7 +116,7 @@ async def step(exchange: Exchange, body: StepBody) -> None:
         document = await work.lasting(work.step(name, body.inputs, body.position))
         size = sum(array.nbytes for array in document["outputs"].values())
         content = await aside(size, work.tenant, step_answer, document)
-        await exchange.document(content, content=SAFETENSORS)
+        await exchange.respond(Response(content, media_type=SAFETENSORS))
 
     await exchange.while_connected(run())
 
@@ -267,7 +267,7 @@ def _found(exchange: Exchange) -> tuple[StreamWork, str]:
 
 async def _answer(exchange: Exchange, work: StreamWork, do: Callable[[], Any], *, status: int = 200) -> None:
     async def run() -> None:
-        await exchange.document(await encoded(await work.lasting(do()), work.tenant), status)
+        await exchange.respond(of_json(await encoded(await work.lasting(do()), work.tenant), status))
 
     await exchange.while_connected(run())
 
