@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from runtimes.base.errors import ConfigError
 from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 
@@ -50,11 +49,6 @@ class Limits:
     body_seconds: float = 60.0
     #: A client that accepted nothing, or next to nothing, for so long is disconnected.
     stalled_seconds: float = 120.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise ConfigError(f"{field.name} is {getattr(self, field.name)}; expected a positive number.")
 
 
 def too_many(what: str) -> Callable[[int, bool], RefusedError]:
