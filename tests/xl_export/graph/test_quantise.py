@@ -1,4 +1,6 @@
-"""Graphs of fewer bits: each is the fp32 graph over rounded weights."""
+"""Graphs of fewer bits: what is stored, and what is never written. test_precision_parity.py has their
+answers.
+"""
 
 from __future__ import annotations
 
@@ -19,60 +21,11 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import Precision
 from runtimes.contract.reference import Reference
 from runtimes.contract.spec import GRAPH
-from runtimes.sessions.onnx_runtime import OrtSession
 from tests.nightly import matrix
-from tests.streams import feed, rows
-from tests.xl_export.graph.rounding import in_blocks, in_columns
-from trainer.run.checkpoint import load_run
+from tests.streams import rows
 from xl_export.artefact import validate
-from xl_export.artefact.export import export, make_spec
-from xl_export.artefact.stored_weights import put_at_stored_values
-from xl_export.artefact.write import finite_arrays
+from xl_export.artefact.export import export
 from xl_export.graph import quantise as presets
-from xl_export.graph.ops import save_model
-from xl_export.graph.step import step_graph
-
-KINDS = ("transformer-xl", "adaptive-softmax", "adaptive-softmax-untied", "shaw", "all-attention-groups")
-KINDS += ("ff-attn", "absolute")
-CUT = [8, 1, 7, 8, 8, 3, 8, 5]
-
-
-@pytest.mark.parametrize(("kind", "bits"), matrix(KINDS, (8, 4, "stored"), together=1))
-def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
-    kind: str, bits: int | str, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
-) -> None:
-    run = load_run(calm_run(kind))
-    spec = make_spec(run, run.config.evaluation, "ring", "onnxruntime", "fp32", "fp32")
-    answers = []
-    for name in ("fp32", "rounded", "reference", "quantised"):
-        model = step_graph(spec, run.config.model, finite_arrays(run.model))
-        if name == "quantised":
-            stored = _lowered(model, bits)
-        elif name == "rounded":
-            stored = _lowered(step_graph(spec, run.config.model, finite_arrays(run.model)), bits)
-            _round(model, stored, bits)
-        elif name == "reference":  # what an export takes for its reference answers
-            lowered = step_graph(spec, run.config.model, finite_arrays(run.model))
-            _lowered(lowered, bits)
-            put_at_stored_values(model, lowered)
-        (tmp_path / name).mkdir()
-        save_model(model, tmp_path / name)
-        session = OrtSession(spec, run.vocab, tmp_path / name / GRAPH)
-        answers.append(feed(session, rows(tokens, 2, sum(CUT)), CUT)[0])
-    exact, rounded, reference, quantised_ = answers
-    assert np.abs(reference - rounded).max() < 2e-5
-    assert any(name.endswith((".values", ".int8")) for name in stored)
-    if bits == "stored":  # the very same numbers, multiplied in another order
-        assert np.abs(quantised_ - rounded).max() < 2e-5
-        assert np.abs(rounded - exact).max() > 1e-3
-        return
-    assert (
-        np.abs(quantised_ - rounded).max() < 0.1 * np.abs(exact).mean()
-    )  # activations are rounded to int8 besides
-    assert np.abs(quantised_ - rounded).mean() < 0.01 * np.abs(exact).mean()
-    if bits == 4:
-        assert np.abs(rounded - exact).mean() > 3 * np.abs(quantised_ - rounded).mean()
-
 
 WRONG = [("a scale", "int4"), ("a column", "int8-stored"), ("a table", "int8")]
 
@@ -104,26 +57,6 @@ def test_weights_with_a_wrong_scale_are_never_written(
         with pytest.raises(ArtefactError, match="with values that are not its own, rounded; nothing was"):
             export(calm_run("transformer-xl"), tmp_path / "artefact", precision=precision)
     assert list(tmp_path.iterdir()) == []
-
-
-def _lowered(model: ir.Model, bits: int | str) -> set[str]:
-    """Lowers the matrices of a graph, and returns the names of its constants."""
-    if isinstance(bits, int):
-        presets.quantise(model, bits)
-    else:
-        presets.store_matrices_in_bytes(model)
-    return set(model.graph.initializers)
-
-
-def _round(model: ir.Model, stored: set[str], bits: int | str) -> None:
-    """Puts each constant that is stored in fewer bits at the values that these stand for."""
-    for name, value in model.graph.initializers.items():
-        turned = bool({f"{name}.values", f"{name}.int8"} & stored)
-        if turned or {f"{name}.columns.values", f"{name}.columns.int8"} & stored:
-            array = value.const_value.numpy()  # type: ignore[union-attr]
-            matrix = array.T if turned else array
-            matrix = in_blocks(matrix, bits) if isinstance(bits, int) else in_columns(matrix)
-            value.const_value = ir.tensor(np.ascontiguousarray(matrix.T if turned else matrix), name=name)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,6 @@ def test_large_tensors_are_stored_once_in_the_external_file(artefact: Path) -> N
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        (MemoryRule(mem_len=16, segment=8), 17),
         (MemoryRule(mem_len=16, segment=8, mask="full"), 24),
         (MemoryRule(mem_len=16, segment=8, clamp_len=5), 6),
     ],

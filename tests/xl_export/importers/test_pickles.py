@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import pickle
 import types
@@ -131,33 +130,6 @@ def test_tensors_of_every_type_and_stride_are_read(tmp_path: Path) -> None:
         assert (
             ours["transposed"].untyped_storage().data_ptr() == ours["sliced"].untyped_storage().data_ptr()
         )  # as in the file
-
-
-def test_state_dicts_optimizers_and_modules_are_read(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4), torch.nn.Embedding(5, 4)
-    )
-    optimizer = torch.optim.Adam(model[:3].parameters())
-    model[:3](torch.randn(2, 3)).sum().backward()
-    optimizer.step()
-    content = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "args": argparse.Namespace(n_layer=3),
-    }
-    torch.save(content, tmp_path / "file.pt")
-    ours = read_pickle(tmp_path / "file.pt")
-    for part in ("model", "optimizer"):
-        assert_same(ours[part], as_plain(content[part]))
-    assert ours["args"].name == "argparse.Namespace"
-    assert ours["args"].state == {"n_layer": 3}
-    torch.save(model, tmp_path / "model.pt")
-    ours = read_pickle(tmp_path / "model.pt")
-    assert ours.name == "torch.nn.modules.container.Sequential"
-    layer = ours.state["_modules"]["0"]
-    assert layer.name == "torch.nn.modules.linear.Linear"
-    assert torch.equal(layer.state["_parameters"]["weight"], model[0].weight)
-    assert layer.state["in_features"] == 3
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -15,7 +15,6 @@ from onnxruntime.tools.mobile_helpers.usability_checker import check_coreml_part
 
 from runtimes import check, open_session
 from runtimes.base.errors import UserError
-from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import FORMS, Form
@@ -29,8 +28,6 @@ from xl_export.tracing.steps import OwnStep
 pytestmark = pytest.mark.usefixtures("fast_traces")
 T = 8
 CUT = [T, 1, 7, T, T, 3] * 2
-# A large vocabulary, and heads that see no context.
-SCORED = [("adaptive-softmax", "hidden"), ("head-split", "shift")]
 
 
 def compare(run: Path, form: str, tokens: np.ndarray, folder: Path) -> Path:
@@ -73,23 +70,6 @@ def test_engines_of_phones_accept_a_graph_of_fixed_sizes(
     graph = onnx.shape_inference.infer_shapes(onnx.load(artefact / "optimised.onnx"))
     found = check_coreml_partitions(graph, True, "coreml_supported_mlprogram_ops.md")
     assert found.num_supported_nodes >= share * found.num_nodes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), SCORED, ids=str)
-def test_a_traced_run_equals_the_written_graph_and_pytorch(
-    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
-) -> None:
-    run = make_run(**ARCHITECTURES[name], layers=1)
-    session = open_session(compare(run, form, tokens, tmp_path))
-    assert session.spec is not None
-    inputs, targets = tokens[None, :T], tokens[None, 1 : T + 1].copy()
-    targets[0, 2] = -1  # not wanted
-    scores = [each.score(inputs, targets, each.start(1))[0] for each in (open_session(run), session)]
-    assert np.abs(scores[0] - scores[1]).max() < 1e-4
-    assert scores[1][0, 2] == 0
-    names = [fact.name for fact in session.spec.inputs]
-    assert ("targets" in names, "logit_rows" in names) == (session.spec.model.selective,) * 2
 
 
 @pytest.mark.slow
@@ -196,14 +176,6 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
         xl("export", run, "--out", tmp_path / "b", *trace, "--target", "tensorrt", "--attention-as", "node"),
         "--attention-as is for a graph that is written",
     )
-
-
-@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
-def test_quantised_weights_are_refused_in_a_trace_for_tensorrt(
-    precision: Precision, run: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=f"precision is {precision}, and a traced step for TensorRT has"):
-        export(run, tmp_path / "a", exporter="trace", target="tensorrt", precision=precision)
 
 
 @pytest.mark.slow

@@ -15,14 +15,11 @@ from torch import nn
 
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory
 from runtimes.base.errors import DivergedError, MissingPackageError, UserError
-from runtimes.contract.precision import Precision
 from runtimes.contract.reference import load_reference
-from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, WEIGHTS, load_spec
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
-from xl_export.artefact import traced as traced_module
 from xl_export.serve.core.trial import refuse_unserved
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
@@ -70,22 +67,6 @@ def test_a_padded_vocabulary_is_legal_without_its_ids(module_artefact: Callable[
     assert evaluate(session, VOCAB.encode(TEXT)).bits_per_token < 20
     with pytest.raises(DivergedError, match=r"\(id 255\) the probability zero"):
         evaluate(session, np.array([1, 255, 1]))
-
-
-@pytest.mark.slow  # one more trace in each precision; `measure` and the reference are what differs
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-stored"])
-def test_a_padded_vocabulary_is_measured_in_fewer_bits(precision: Precision, tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes(TEXT)
-    options = {"vocab": VOCAB, "rule": RULE, "precision": precision}
-    artefact = trace(modules.Padded(), tmp_path / "a", text=path, **options)  # type: ignore[arg-type]
-    measured = load_spec(artefact).measured
-    assert measured is not None
-    assert 0 <= measured.kl_nats < 0.1
-    assert check(artefact).passed
-    path.write_bytes(b"a\xff" + TEXT)
-    with pytest.raises(UserError, match="a token that the model gives the probability zero"):
-        trace(modules.Padded(), tmp_path / "b", text=path, **options)  # type: ignore[arg-type]
 
 
 def test_the_graph_has_standard_operators_and_nothing_of_this_machine(traced: dict[str, Path]) -> None:
@@ -205,15 +186,6 @@ def test_parts_of_a_rule_that_a_module_does_not_know_are_refused(tmp_path: Path)
         (name,) = options
         with pytest.raises(UserError, match=f"{name} is .*, and a module that is traced decides this itself"):
             trace(modules.Base(), tmp_path / "a", vocab=VOCAB, rule=dataclasses.replace(RULE, **options))
-
-
-def test_a_module_that_is_too_large_is_refused_before_it_is_fed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(traced_module, "check_module", lambda *_: pytest.fail("it was fed"))
-    rule = MemoryRule(mem_len=modules.M, segment=1 << 22)
-    with pytest.raises(UserError, match="give a smaller --mem-len or --segment"):
-        trace(modules.Base(), tmp_path / "a", vocab=VOCAB, rule=rule)
 
 
 def test_without_onnxscript_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
