@@ -109,68 +109,72 @@ def tokens_per_second(config: TrainConfig) -> float:
 
 
 def plan(
-    text: str,
     *,
+    text: str | None = None,
+    data: str | None = None,
     minutes: float,
     vocab: str | None = None,
     max_size: int | None = None,
     steps: int | None = None,
     device: Device = "cpu",
 ) -> tuple[TrainConfig, str]:
-    """A configuration for a text file, and a paragraph on what it is and what to expect.
+    """A configuration for a text file or a dataset, and a paragraph on what it is and what to expect.
 
-    vocab, max_size, steps: the user's choice in place of the plan's.
+    vocab, max_size, steps: the user's choice in place of the plan's. A dataset has its own vocabulary.
     """
-    num_bytes, sample = _beginning(text)
-    row = next(row for row in reversed(TEXTS) if num_bytes >= row.num_bytes)
-    vocab = vocab or _vocab(num_bytes, sample)
-    if vocab in ("subword", "word"):  # learned later, from the whole text
-        size = max_size or row.subwords
-        bytes_per_token = row.bytes_per_token
+    limits: int | None = None  # of a vocabulary that is learned later, from the whole text
+    is_text = True
+    if data is not None:
+        dataset = open_dataset(data)
+        tokens = len(dataset.train)
+        row = next(row for row in reversed(TEXTS) if tokens >= TRAINED * row.num_bytes / row.bytes_per_token)
+        size = dataset.vocab.size
+        is_text = dataset.vocab.kind != "ids"
+        about = f"{data} has {tokens:,} tokens for training and a vocabulary of {size:,}. The plan: "
     else:
-        known = build_vocab(vocab, lambda: [sample], lambda: [sample])
-        size = known.size
-        bytes_per_token = _bytes_per_token(known, sample)
-    limits = max_size if vocab == "word" else size if vocab == "subword" else None
-    config, model, limit = _chosen(
-        row,
-        vocab_size=size,
-        at_most=limits is not None,
-        tokens=int(TRAINED * num_bytes / bytes_per_token),
-        minutes=minutes,
-        steps=steps,
-        device=device,
+        assert text is not None
+        num_bytes, sample = _beginning(text)
+        row = next(row for row in reversed(TEXTS) if num_bytes >= row.num_bytes)
+        vocab = vocab or _vocab(num_bytes, sample)
+        if vocab in ("subword", "word"):
+            size = max_size or row.subwords
+            bytes_per_token = row.bytes_per_token
+            limits = size if vocab == "subword" else max_size
+        else:
+            known = build_vocab(vocab, lambda: [sample], lambda: [sample])
+            size = known.size
+            bytes_per_token = _bytes_per_token(known, sample)
+        tokens = int(TRAINED * num_bytes / bytes_per_token)
+        about = f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; "
+    most = row.passes * tokens
+    for choice in SIZES[row.largest :: -1]:
+        config = _recipe(choice, row, vocab_size=max(2, size), device=device)
+        rate = 0.0 if steps else tokens_per_second(config)
+        trained = rate * 60 * minutes * SHARE
+        # Either the time is enough for all useful passes over the text, or for enough tokens.
+        if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
+            break
+    timed = _timed(config, steps=steps, tokens=min(trained, most), minutes=minutes)
+    up_to = "" if limits is None else "up to "
+    sentences = [
+        f"{about}{choice.layers} layers of {choice.d_model}, {up_to}{count_parameters(config.model):,} "
+        f"parameters, dropout {config.model.dropout:g}; {_time(timed, rate)}, about "
+        f"{_total(timed) / max(1, tokens):.2g} passes."
+    ]
+    if is_text:
+        sentences.append(_expected(timed, row))
+    if not steps:
+        more_time = "More time would help (--minutes)."
+        sentences.append(more_time if trained < most else "More data would help more than more time.")
+    chosen = dataclasses.replace(
+        timed,
+        text=text,
+        data=data,
+        vocab=vocab or TrainConfig.vocab,
+        max_size=limits,
+        model=dataclasses.replace(timed.model, vocab_size=0),  # the text or the dataset decides it
     )
-    return dataclasses.replace(config, text=text, vocab=vocab, max_size=limits), (
-        f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; {model}. "
-        f"{_expected(config, row)} {limit}".rstrip()
-    )
-
-
-def plan_data(
-    data: str,
-    *,
-    minutes: float,
-    steps: int | None = None,
-    device: Device = "cpu",
-) -> tuple[TrainConfig, str]:
-    """A configuration for a dataset, and a paragraph on it, as `plan` returns them for a text."""
-    dataset = open_dataset(data)
-    tokens = len(dataset.train)
-    row = next(row for row in reversed(TEXTS) if tokens >= TRAINED * row.num_bytes / row.bytes_per_token)
-    config, model, limit = _chosen(
-        row,
-        vocab_size=dataset.vocab.size,
-        tokens=tokens,
-        minutes=minutes,
-        steps=steps,
-        device=device,
-    )
-    expected = "" if dataset.vocab.kind == "ids" else f" {_expected(config, row)}"
-    return dataclasses.replace(config, data=data), (
-        f"{data} has {tokens:,} tokens for training and a vocabulary of {dataset.vocab.size:,}. The plan: "
-        f"{model}.{expected} {limit}".rstrip()
-    )
+    return chosen, " ".join(sentences)
 
 
 def plan_tuning(
@@ -220,44 +224,6 @@ def plan_tuning(
         f"{config.optimizer.lr:.2g} ({TUNING_RATE:g} of the run's) after a warm-up of "
         f"{config.schedule.warmup_steps} steps. The optimiser starts fresh."
     )
-
-
-def _chosen(
-    row: Text,
-    *,
-    vocab_size: int,
-    at_most: bool = False,
-    tokens: int,
-    minutes: float,
-    steps: int | None,
-    device: Device,
-) -> tuple[TrainConfig, str, str]:
-    """A configuration for so many tokens, without what they are read from, and two parts of its
-    paragraph: the model with its training, and what would make it better.
-
-    at_most: whether the vocabulary may become smaller.
-    """
-    most = row.passes * tokens
-    for choice in SIZES[row.largest :: -1]:
-        config = _recipe(choice, row, vocab_size=max(2, vocab_size), device=device)
-        rate = 0.0 if steps else tokens_per_second(config)
-        trained = rate * 60 * minutes * SHARE
-        # Either the time is enough for all useful passes over the text, or for enough tokens.
-        if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
-            break
-    timed = _timed(config, steps=steps, tokens=min(trained, most), minutes=minutes)
-    parameters = count_parameters(config.model)
-    passes = _total(timed) / max(1, tokens)
-    model = (
-        f"{choice.layers} layers of {choice.d_model}, {'up to ' * at_most}{parameters:,} parameters, dropout "
-        f"{config.model.dropout:g}; {_time(timed, rate)}, about {passes:.2g} passes"
-    )
-    limit = "More data would help more than more time."
-    if trained < most:
-        limit = "More time would help (--minutes)."
-    # The text or the dataset decides the size of the vocabulary.
-    timed = dataclasses.replace(timed, model=dataclasses.replace(timed.model, vocab_size=0))
-    return timed, model, "" if steps else limit
 
 
 def _total(config: TrainConfig) -> int:

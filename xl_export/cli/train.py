@@ -251,19 +251,16 @@ def _planned(
 ) -> TrainConfig:
     """The configuration that is chosen for a text, a dataset or fine-tuning; prints a paragraph on it."""
     from trainer.training.loop import refuse_existing_run
-    from trainer.training.plan import plan, plan_data, plan_tuning
+    from trainer.training.plan import plan, plan_tuning
 
     sources = [Path(changes[name]) for name in ("text", "data") if name in changes]
     refuse_existing_run(out, force=force, sources=sources)  # before the speed is measured
-    given = {name: changes[name] for name in ("steps", "device") if name in changes}
+    names = ("text", "data", "steps", "device", *(("vocab", "max_size") if "text" in changes else ()))
+    given = {name: changes[name] for name in names if name in changes}
     if from_run is not None:
-        where = {name: changes[name] for name in ("text", "data") if name in changes}
-        config, paragraph = plan_tuning(from_run, minutes=minutes, **where, **given)
-    elif "data" in changes:
-        config, paragraph = plan_data(changes["data"], minutes=minutes, **given)
+        config, paragraph = plan_tuning(from_run, minutes=minutes, **given)
     else:
-        chosen = {name: changes[name] for name in ("vocab", "max_size") if name in changes}
-        config, paragraph = plan(changes["text"], minutes=minutes, **chosen, **given)
+        config, paragraph = plan(minutes=minutes, **given)
     click.echo(paragraph)
     return config
 

@@ -92,7 +92,14 @@ def test_a_missing_or_cut_file_is_refused(name: str, dataset: Path) -> None:
         open_dataset(dataset)
 
 
-@pytest.mark.parametrize("at", [0, 5, -1])
+def test_an_altered_vocabulary_is_refused(dataset: Path) -> None:
+    path = dataset / "vocab.json"
+    path.write_text(path.read_text().replace("banknote", "BANKNOTE"))
+    with pytest.raises(ArtefactError, match=r"vocab\.json was altered"):
+        open_dataset(dataset)
+
+
+@pytest.mark.parametrize("at", [0, -1])
 def test_an_id_outside_the_vocabulary_is_refused(
     at: int, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

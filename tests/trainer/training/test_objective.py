@@ -48,14 +48,6 @@ def outputs_of(model: LanguageModel, tokens: Tensor) -> list[Tensor]:
     return model.layers(tokens, model.start(3, RULE), torch.zeros(3, dtype=torch.int64), RULE)[0]
 
 
-def test_the_plain_objective_is_the_mean_cross_entropy() -> None:
-    model = build()
-    objective, nats, tokens, targets = loss_of(model)
-    logits = model(tokens, model.start(3, RULE), torch.zeros(3, dtype=torch.int64), RULE)[0]
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
-    assert objective.item() == nats == pytest.approx(expected)
-
-
 def test_the_half_objective_counts_the_second_half_of_the_segment() -> None:
     model = build(objective=ObjectiveConfig(half=True))
     objective, nats, tokens, targets = loss_of(model)

@@ -14,8 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from runtimes.base.errors import ConfigError, UserError
-from runtimes.base.files import write_json
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from tests.nightly import every
 from tests.trainer.training.ranks import in_ranks
@@ -28,21 +26,6 @@ from trainer.training.parallel import Ranks
 Make = Callable[..., TrainConfig]
 
 
-def test_processes_with_different_configurations_are_refused(make_config: Make, tmp_path: Path) -> None:
-    """As on two machines of which one has an older file; without torchrun, which gives all of them the same
-    arguments.
-    """
-    commands: list[list[object]] = []
-    for rank in (0, 1):
-        write_json(tmp_path / f"{rank}.json", to_json(make_config(lr=0.01 * (1 + rank))))
-        commands.append(["train", tmp_path / f"{rank}.json", "--out", tmp_path / "run"])
-    first, second = in_ranks(tmp_path, commands)
-    assert 0 not in (first.code, second.code)
-    assert first.errors.startswith("Error: the processes of this run have different configurations or texts")
-    assert second.errors == ""
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_gpu_that_is_not_there_is_one_sentence(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +33,17 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     with pytest.raises(ConfigError, match=r"PyTorch sees 0 GPUs for process 1 .* give --device cpu, or"):
         train(make_config(device="cuda"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_different_configurations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two machines of which one has an older file."""
+
+    def gathered(values: list[str], own: str) -> None:
+        values[:] = [own, "another"]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    with pytest.raises(ConfigError, match="the processes of this run have different configurations or texts"):
+        Ranks(count=2).agree("configurations or texts", "one")
 
 
 def test_what_all_processes_find_is_said_by_the_first() -> None:

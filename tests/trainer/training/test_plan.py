@@ -25,7 +25,7 @@ from trainer.run.config import TrainConfig
 from trainer.training import loop
 from trainer.training import plan as planning
 from trainer.training.loop import resume, train
-from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_data, plan_tuning
+from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_tuning
 
 Make = Callable[..., TrainConfig]
 
@@ -46,7 +46,7 @@ def test_more_time_and_more_text_make_larger_models(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(planning, "tokens_per_second", lambda config: 1e10 / count_parameters(config.model))
 
     def parameters(num_bytes: int, minutes: float) -> int:
-        config, _ = plan(written(tmp_path, num_bytes), minutes=minutes)
+        config, _ = plan(text=written(tmp_path, num_bytes), minutes=minutes)
         return config.model.layers * config.model.d_model**2
 
     table = [[parameters(size, minutes) for minutes in (1, 20, 480)] for size in (20_000, 200_000, 5_000_000)]
@@ -56,7 +56,7 @@ def test_more_time_and_more_text_make_larger_models(tmp_path: Path, monkeypatch:
 
 def test_steps_fit_the_time(tmp_path: Path, speed: Callable[[float], None]) -> None:
     speed(1000)
-    config, paragraph = plan(written(tmp_path, 5_000_000), minutes=20)
+    config, paragraph = plan(text=written(tmp_path, 5_000_000), minutes=20)
     trained = config.steps * config.batch * config.training.segment
     assert trained == pytest.approx(1000 * 60 * 20 * SHARE, rel=0.05)
     assert 0 < config.schedule.warmup_steps < config.steps
@@ -67,7 +67,7 @@ def test_steps_fit_the_time(tmp_path: Path, speed: Callable[[float], None]) -> N
 
 def test_a_small_text_is_not_read_for_ever(tmp_path: Path, speed: Callable[[float], None]) -> None:
     speed(1e6)
-    config, paragraph = plan(written(tmp_path, 100_000), minutes=600)
+    config, paragraph = plan(text=written(tmp_path, 100_000), minutes=600)
     tokens = 0.9 * 100_000 / TEXTS[1].bytes_per_token
     assert config.steps * config.batch * config.training.segment <= TEXTS[1].passes * tokens
     assert "More data would help" in paragraph
@@ -89,7 +89,7 @@ def test_text_and_library_decide_the_vocabulary(
     speed(1000)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: library or None)
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    assert plan(str(tmp_path / "text.txt"), minutes=1)[0].vocab == vocab
+    assert plan(text=str(tmp_path / "text.txt"), minutes=1)[0].vocab == vocab
 
 
 def test_train_plans_a_text_without_a_configuration(
@@ -113,7 +113,7 @@ def test_a_dataset_is_planned_by_its_tokens(
     vocab = ids_vocab(372, names=None, end_of_document=None)
     files = OwnFiles(train=[tmp_path / "ids.npy"])
     prepare_ids(files, tmp_path / "data", vocab=vocab, progress=False)
-    config, paragraph = plan_data(str(tmp_path / "data"), minutes=600)
+    config, paragraph = plan(data=str(tmp_path / "data"), minutes=600)
     assert (config.data, config.text) == (str(tmp_path / "data"), None)
     assert config.model.d_model == SIZES[largest].d_model
     assert "a vocabulary of 372. The plan: " in paragraph

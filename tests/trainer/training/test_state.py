@@ -223,23 +223,6 @@ def test_progress_is_the_share_of_the_steps_done(
     assert seen == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
 
 
-def test_penalties_are_descended_and_not_reported(
-    make_config: Make, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, tokens_BN = started(make_config())
-    punished, _ = started(make_config())
-    forward, weight = Objective.forward, punished.model.vocabulary.table["0"]
-
-    def with_penalty(*arguments: Any, **options: Any) -> Any:
-        objective, *rest = forward(*arguments, **options)
-        return objective + weight.square().sum(), *rest
-
-    plain_loss = losses(plain, tokens_BN, 1)
-    monkeypatch.setattr(Objective, "forward", with_penalty)
-    assert losses(punished, tokens_BN, 1) == plain_loss
-    assert not torch.equal(punished.model.vocabulary.table["0"], plain.model.vocabulary.table["0"])
-
-
 def test_pytorch_still_keeps_the_loss_scale_there() -> None:
     """The one private part of PyTorch that training needs; another place needs another snapshot.py."""
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
