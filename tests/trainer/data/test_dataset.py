@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.errors import ArtefactError
 from runtimes.base.files import write_json
 from runtimes.base.sealed import write_sealed
 from tests.trainer.data.corpus_files import PTB, make_source
@@ -72,13 +72,6 @@ def test_lanes_of_a_map_stay_a_map(dataset: Path) -> None:
     assert np.array_equal(tokens_BN.ravel(), train[: tokens_BN.size])
 
 
-def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ArtefactError, match=r"is not a dataset: it has no data\.json; make one with `xl-export prepare"
-    ):
-        open_dataset(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["train.bin", "vocab.json"])
 def test_a_missing_or_cut_file_is_refused(name: str, dataset: Path) -> None:
     whole = (dataset / name).read_bytes()
@@ -123,13 +116,6 @@ def test_a_changed_record_is_refused(change: dict[str, Any], match: str, dataset
     with pytest.raises(ArtefactError, match=match) as caught:
         open_dataset(dataset)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"digest": []}'])
-def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None:
-    (dataset / "data.json").write_bytes(content)
-    with pytest.raises(UserError):
-        open_dataset(dataset)
 
 
 @pytest.mark.parametrize(

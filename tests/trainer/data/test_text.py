@@ -37,11 +37,6 @@ def test_splits_cover_the_text_exactly_on_whole_characters(
         assert 0 <= end - len(data) * percent // 100 <= 3  # moved on to the next character, no further
 
 
-def test_splits_of_ascii_are_exactly_90_5_5(tmp_path: Path) -> None:
-    splits = split(tmp_path, bytes(range(100)) * 2, as_bytes=True)
-    assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [180, 10, 10]
-
-
 def test_continuation_bytes_are_still_split(tmp_path: Path) -> None:
     splits = split(tmp_path, b"\x80" * 1000, as_bytes=True)
     assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [903, 50, 47]

@@ -53,23 +53,10 @@ def test_no_distance_beyond_the_longest_has_a_weight(share: float, ramp: int, ma
     assert mask[longest] > 0 or (mask[longest - 1] <= 1 / ramp + 1e-5)
 
 
-def test_the_penalty_is_the_coefficient_times_the_mean_span() -> None:
-    module = build([0.1, 0.5, 0.0], penalty=0.25)
-    assert module.penalty().item() == pytest.approx(0.25 * 100 * 0.2)
-    module.penalty().backward()
-    assert module.share.grad.tolist() == pytest.approx([0.25 * 100 / 3] * 3)
-
-
 def test_spans_are_clamped_to_the_maximum_and_to_zero() -> None:
     module = build([-0.5, 0.5, 1.5])
     module.constrain()
     assert module.share.tolist() == [0.0, 0.5, 1.0]
-
-
-def test_spans_start_as_configured() -> None:
-    module = AdaptiveSpan(ModelConfig(**SIZES, span=SpanConfig(maximum=10, initial=0.25)))
-    module.reset_parameters()
-    assert module.share.tolist() == [0.25] * 3
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,9 @@ def test_every_key_can_be_set() -> None:
     ("assignment", "expected"),
     [
         ("optimizer.lr=3e-4", 3e-4),
-        ("optimizer.lr=1", 1.0),
         ("optimizer.kind=adamw", "adamw"),
         ('optimizer.kind="adamw"', "adamw"),
-        ("optimizer.betas=[0.8, 0.9]", (0.8, 0.9)),
         ("model.pre_norm=true", True),
-        ("vocab=byte", "byte"),
         ("text=2024", "2024"),  # a path
         ("text=a=b.txt", "a=b.txt"),
         ("text=null", None),

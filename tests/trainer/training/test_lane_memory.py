@@ -36,17 +36,6 @@ def test_pieces_read_as_one_memory(B: int, mem_len: int) -> None:
             assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in whole)
 
 
-def test_to_read_a_part_copies_no_more_than_the_part() -> None:
-    first = torch.zeros(1, 100, 4)
-    memory = LaneMemory([first])
-    for _ in range(3):
-        memory.add([torch.ones(1, 10, 4)], 100)
-        assert memory.last([25])[0].untyped_storage().nbytes() == 25 * 4 * 4
-    oldest = memory._pieces[0][0]
-    assert oldest.shape[1] == 70
-    assert oldest.untyped_storage().data_ptr() == first.untyped_storage().data_ptr(), "it was copied"
-
-
 def test_the_memory_is_kept_in_fp32() -> None:
     memory = LaneMemory([torch.zeros(1, 4, 2)])
     memory.add([torch.ones(1, 2, 2, dtype=torch.bfloat16)], 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig
-from trainer.training import span_lengths
 from trainer.training.snapshot import Writer, save
-from trainer.training.span_lengths import SpanLengths, length_for
+from trainer.training.span_lengths import length_for
 from trainer.training.state import Training
 
 SPAN = 300  # the longest span; of 64 tokens that are dropped together it has four and a rest
@@ -99,18 +97,6 @@ def test_spans_grow_no_faster_than_the_bound(kind: str, clip: float) -> None:
             assert grown <= lengths.grown[0] * (1 + 1e-4) + 1e-5
             closest = max(closest, grown / lengths.grown[0])
     assert closest > 0.5, "the bound says little"
-
-
-def test_spans_are_read_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = dataclasses.replace(config("adam"), optimizer=OptimizerConfig(lr=1e-3))
-    training = Training.start(small)
-    reads: list[int] = []
-    read: Callable[[SpanLengths], None] = SpanLengths._read
-    monkeypatch.setattr(SpanLengths, "_read", lambda self: (reads.append(training.step), read(self))[1])
-    tokens_BN = torch.randint(0, 11, (2, 1000)).numpy()
-    for _ in range(30):
-        training.advance(tokens_BN)
-    assert 1 <= len(reads) <= 30 * 8 * 1e-3 * SPAN / span_lengths.ROOM + 1
 
 
 def test_spans_are_read_anew_after_a_checkpoint(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from trainer.model.model import LanguageModel
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation, best
 from trainer.run.session import TorchSession
-from trainer.training import validation
 from trainer.training.parallel import Ranks
 from trainer.training.validation import average_start, decays, out_of_patience, validate
 
@@ -93,25 +91,6 @@ class Share(Ranks):
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
-
-
-def test_validation_memory_is_as_short_as_the_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    options, lengths, done = SIZES | ARCHITECTURES["adaptive-span"] | {"vocab_size": 90}, set(), []
-    rule = options.pop("rule")
-    model = random_model(ModelConfig(**options))
-    config = TrainConfig(model=model.config, training=rule, evaluation=rule, batch=4, accumulate=2)
-    step = validation.ProjectedModel.step
-
-    def spy(self: Any, tokens: torch.Tensor, memory: list[torch.Tensor], positions: torch.Tensor) -> Any:
-        lengths.update(tensor.shape[2] for tensor in memory)
-        return step(self, tokens, memory, positions)
-
-    monkeypatch.setattr(validation.ProjectedModel, "step", spy)
-    validate(model, config, np.arange(81) % 90, progress=done.append)
-    assert done == [16, 32, 40, 56, 72, 80]
-    longest = max(distance for heads in model.longest_distances() for distance in heads)
-    assert lengths == {longest}
-    assert longest < rule.mem_len
 
 
 def test_the_best_is_the_first_of_the_lowest() -> None:
