@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,11 +219,10 @@ def generate_command(
     )
     if as_json:
         _print_json(pieces, given, session.vocab)
-    elif show_ids:
-        _print_texts(_as_ids(pieces), [_ids_line(session.vocab, prompt) for prompt in given])
     else:
         _print_texts(
-            ((piece.row, piece.text) for piece in pieces), [_shown(session.vocab, prompt) for prompt in given]
+            ((piece.row, f" {piece.token}" if show_ids else piece.text) for piece in pieces),
+            [_shown(session.vocab, prompt, show_ids) for prompt in given],
         )
     if save_to and memory:
         save_memory(memory, save_to)
@@ -242,20 +241,12 @@ def _print_found(
 ) -> None:
     """Prints the best continuation of each prompt, or all as JSON, a line each; `rank` is 0 for the best."""
     if not as_json:
-        write = _ids_line if show_ids else _shown
         pieces = (" ".join(["", *map(str, best.ids)]) if show_ids else best.text for best, *_ in found)
-        _print_texts(enumerate(pieces), [write(vocab, prompt) for prompt in prompts])
+        _print_texts(enumerate(pieces), [_shown(vocab, prompt, show_ids) for prompt in prompts])
         return
     for row, (prompt, continuations) in enumerate(zip(prompts, found, strict=True)):
         for rank, each in enumerate(continuations):
-            finished = {
-                "row": row,
-                "rank": rank,
-                "prompt": prompt if isinstance(prompt, str) else None,
-                "prompt_ids": encode_prompt(vocab, prompt, what="the prompt").tolist(),
-                **to_json(each),
-            }
-            click.echo(json.dumps(finished))
+            click.echo(json.dumps({"row": row, "rank": rank, **_given(vocab, prompt), **to_json(each)}))
 
 
 def _print_texts(pieces: Iterable[tuple[int, str]], texts: list[str]) -> None:
@@ -284,11 +275,9 @@ def _print_json(pieces: Iterable[Piece], prompts: Sequence[Prompt], vocab: Vocab
         ids[piece.row].append(piece.token)
         click.echo(json.dumps({"row": piece.row, "token": piece.token, "text": piece.text}))
         if piece.ended is not None:
-            prompt = prompts[piece.row]
             finished = {
                 "row": piece.row,
-                "prompt": prompt if isinstance(prompt, str) else None,
-                "prompt_ids": encode_prompt(vocab, prompt, what="the prompt").tolist(),
+                **_given(vocab, prompts[piece.row]),
                 "text": "".join(texts[piece.row]),
                 "ids": ids[piece.row],
                 "ended": piece.ended,
@@ -296,16 +285,15 @@ def _print_json(pieces: Iterable[Piece], prompts: Sequence[Prompt], vocab: Vocab
             click.echo(json.dumps(finished))
 
 
-def _as_ids(pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-    return ((piece.row, f" {piece.token}") for piece in pieces)
+def _given(vocab: Vocab, prompt: Prompt) -> dict[str, Any]:
+    """A prompt for JSON."""
+    ids = encode_prompt(vocab, prompt, what="the prompt")
+    return {"prompt": prompt if isinstance(prompt, str) else None, "prompt_ids": ids.tolist()}
 
 
-def _ids_line(vocab: Vocab, prompt: Prompt) -> str:
-    return " ".join(map(str, encode_prompt(vocab, prompt, what="the prompt").tolist()))
-
-
-def _shown(vocab: Vocab, prompt: Prompt) -> str:
-    """The text of a prompt. Each word of a vocabulary of words brings the blank before it."""
-    if not isinstance(prompt, str):
-        return decode(vocab, encode_prompt(vocab, prompt, what="the prompt"))
-    return prompt.rstrip(" ") if vocab.kind in ("word", "ids") else prompt
+def _shown(vocab: Vocab, prompt: Prompt, as_ids: bool) -> str:
+    """A prompt as text or ids. Each word of a vocabulary of words brings the blank before it."""
+    if isinstance(prompt, str) and not as_ids:
+        return prompt.rstrip(" ") if vocab.kind in ("word", "ids") else prompt
+    ids = encode_prompt(vocab, prompt, what="the prompt")
+    return " ".join(map(str, ids.tolist())) if as_ids else decode(vocab, ids)

@@ -17,7 +17,6 @@ from runtimes.tasks.text_rows import TextToScore
 Format = Literal["lines", "jsonl"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS = ("id", "text", "ids", "context", "group", "score")
-NUMPY = b"\x93NUMPY"  # with which a .npy file begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +42,17 @@ def read_lines(
 
     Raises TextError with the number of the line for one that is not UTF-8 or not of this form.
     """
-    texts = text_lines(_without_arrays(lines, name, first), name, line=first)
-    numbered: Iterator[tuple[int, str]] = enumerate(texts, first)
+    numbered: Iterator[tuple[int, str]] = enumerate(text_lines(lines, name, line=first), first)
     if form is None:
-        form, numbered = _told_by_first(numbered)
+        head = []
+        for pair in numbered:
+            head.append(pair)
+            if pair[1].strip():
+                break
+        form = form_of(head[-1][1].strip()) if head else "lines"
+        numbered = itertools.chain(head, numbered)
     for number, text in numbered:
-        place = _place(number, name)
+        place = f"line {number} of {name}" if name else f"line {number}"
         if form == "lines":
             yield Line(place=place, value=text, form=form)
         elif text.strip():
@@ -89,40 +93,6 @@ def field_of_text(data: dict[str, Any], place: str) -> str | list[int]:
     if "ids" in data and not is_id_list(data["ids"]):
         raise TextError(f"{place} has ids that are no list of token ids; write a list such as [3, 1, 4].")
     return text_or_ids(data.get("text", data.get("ids")), place)
-
-
-def _place(number: int, name: str) -> str:
-    return f"line {number} of {name}" if name else f"line {number}"
-
-
-def _without_arrays(lines: Iterable[bytes], name: str, first: int) -> Iterator[bytes]:
-    """The lines; raises TextError for one with which a `.npy` file begins."""
-    for number, line in enumerate(lines, first):
-        if line.startswith(NUMPY):
-            raise TextError(
-                f"{_place(number, name)} begins a .npy file and no text; write lines with lists of ids, or "
-                "score the file as one stream: `xl-export eval ARTEFACT --text FILE --ids --losses "
-                "losses.csv`."
-            )
-        yield line
-
-
-def _told_by_first(numbered: Iterator[tuple[int, str]]) -> tuple[Format, Iterator[tuple[int, str]]]:
-    """The form of the first line that is not empty, and all lines."""
-    empty: list[tuple[str, int]] = []  # the empty lines before it, with how often each was repeated
-    for number, line in numbered:
-        if text := line.strip():
-            return form_of(text), itertools.chain(_repeated(empty), [(number, line)], numbered)
-        if empty and empty[-1][0] == line:
-            empty[-1] = (line, empty[-1][1] + 1)
-        else:
-            empty.append((line, 1))
-    return "lines", _repeated(empty)
-
-
-def _repeated(runs: Iterable[tuple[str, int]]) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers. runs: each line with how often it comes one after the other."""
-    return enumerate((line for line, times in runs for _ in range(times)), 1)
 
 
 def form_of(line: str) -> Format:

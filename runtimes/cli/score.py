@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import click
 
-from runtimes.base.errors import UserError
 from runtimes.base.files import open_file, reading
 from runtimes.base.progress import Progress
 from runtimes.base.text import byte_lines
@@ -36,9 +35,6 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
     required=True,
     type=click.Path(path_type=Path, allow_dash=True),
     help="The file of texts, such as lines.txt, or - for standard input.",
-)
-@click.option(
-    "--text", hidden=True, expose_value=False, is_eager=True, callback=lambda *given: _no_text(given[2])
 )
 @click.option(
     "--format",
@@ -119,14 +115,6 @@ def score_command(
         for result in results:
             click.echo(line_of(result, session.vocab, each=each, as_json=as_json))
     click.echo("\n".join(totals.lines(time.perf_counter() - began)), err=True)
-
-
-def _no_text(given: str | None) -> None:
-    if given is not None:
-        raise UserError(
-            f"score has no option --text; give --input {given} for one text a line, or `xl-export eval` with "
-            "--text for one long text."
-        )
 
 
 class Totals:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from runtimes.contract.engine import NAMES, Flavour
 from runtimes.sessions.open import open_session
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.tasks.check import check
+from xl_export.cli.options import extended
 from xl_export.demo.shipped import find_shipped
 
 REPORT = "please report this line with the output of `xl-export devices`"
@@ -150,39 +149,28 @@ def _engine(flavour: Flavour) -> tuple[bool | None, str]:
     return report.passed, f"{sentence}{'' if report.passed else f'; {REPORT}'}."
 
 
-def _with_try(edge: click.Command) -> click.Command:
-    """A copy of the command of the edge that takes `--try`."""
-    list_them = edge.callback
-    assert list_them is not None
-
-    def chosen(as_json: bool, attempt: bool) -> None:
-        if not attempt:
-            list_them(as_json)
-            return
-        found = []
-        for trial in trials():
-            found.append(trial)
-            if not as_json:
-                show({}, [trial.line], as_json=False)
-        if as_json:
-            show({"trials": [to_json(trial) for trial in found]}, [], as_json=True)
-        if any(trial.passed is False for trial in found):
-            raise SystemExit(1)
-
-    wrapped = copy.copy(edge)
-    option: Any = click.Option(
-        ["--try", "attempt"],
-        is_flag=True,
-        help="Compute on the first NVIDIA GPU, in about a minute.",
-    )
-    wrapped.params, wrapped.callback = [*edge.params, option], chosen
-    wrapped.help = f"{inspect.cleandoc(edge.help or '')}\n\n{TRY}"
-    return wrapped
+def try_devices(as_json: bool, attempt: bool) -> None:
+    """Prints each trial as it ends."""
+    found = []
+    for trial in trials():
+        found.append(trial)
+        if not as_json:
+            show({}, [trial.line], as_json=False)
+    if as_json:
+        show({"trials": [to_json(trial) for trial in found]}, [], as_json=True)
+    if any(trial.passed is False for trial in found):
+        raise SystemExit(1)
 
 
-TRY = (
+devices_command = extended(
+    devices_at_the_edge,
+    [
+        click.Option(
+            ["--try", "attempt"], is_flag=True, help="Compute on the first NVIDIA GPU, in about a minute."
+        )
+    ],
+    try_devices,
     "With --try the first NVIDIA GPU computes: the kernels of plugin engines, a model of examples/ on cuda "
     "and, if TensorRT is installed, a small engine. Each trial prints one line, with what to do if it "
-    "failed. The exit code is 1 if one failed, otherwise 0."
+    "failed. The exit code is 1 if one failed, otherwise 0.",
 )
-devices_command = _with_try(devices_at_the_edge)

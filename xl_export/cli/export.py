@@ -114,7 +114,6 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     "kernels for it. operators is ONNX Attention, for which TensorRT has fused kernels; its sums are in "
     "float16 too.",
 )
-@click.option("--attention", type=click.Choice(get_args(Attention)), hidden=True)  # the name in version 0.1
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
@@ -165,7 +164,6 @@ def export_command(
     memory: Form | None,
     target: Target,
     attention_as: str | None,
-    attention: Attention | None,
     precision: Precision | None,
     memory_precision: MemoryPrecision | None,
     text: Path | None,
@@ -196,7 +194,7 @@ def export_command(
         from xl_export.artefact.export import export
         from xl_export.artefact.validate import FailingCheckWarning
         from xl_export.deployment.model_repository import model_folder, write_model, write_session
-    attention = ATTENTION_AS[attention_as] if attention_as else attention
+    attention = ATTENTION_AS[attention_as] if attention_as else None
     if attention and target != "tensorrt":
         raise UserError("--attention-as is for --target tensorrt; leave it out, or give both.")
     if attention and exporter == "trace":

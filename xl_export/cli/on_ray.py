@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from runtimes.cli.eval import eval_command as eval_at_the_edge
 from runtimes.cli.eval import score_text
 from runtimes.cli.score import score_command as score_at_the_edge
 from runtimes.sessions.open import describe
+from xl_export.cli.options import extended
 
 SHARED: list[click.Parameter] = [
     click.Option(
@@ -53,30 +51,6 @@ SCORE_ONLY: list[click.Parameter] = [
     ),
     click.Option(["--force"], is_flag=True, help="Replace the file of --out if it exists."),
 ]
-
-
-def with_ray(
-    command: click.Command, more: list[click.Parameter], run: Callable[..., None], note: str
-) -> click.Command:
-    """A copy of a command of the edge that takes `--ray`, and then calls `run` with all options."""
-    edge = command.callback
-    assert edge is not None
-
-    def chosen(**options: Any) -> None:
-        if options["ray"] is not None:
-            run(**options)
-            return
-        own = {param.name for param in command.params}
-        if given := [name for name, value in options.items() if name not in own and value]:
-            raise UserError(f"--{given[0]} is for --ray; leave it out, or give --ray local.")
-        edge(**{name: value for name, value in options.items() if name in own})
-
-    wrapped = copy.copy(command)
-    wrapped.params = [*command.params, *SHARED, *more]
-    wrapped.callback = chosen
-    # The text keeps the indent of its source, which click removes only if every line has it.
-    wrapped.help = f"{inspect.cleandoc(command.help or '')}\n\n{note}"
-    return wrapped
 
 
 def _score(
@@ -167,17 +141,17 @@ def _eval(*, ray: str, actors: int | None, work: Path | None, **options: Any) ->
         score_text(**options, measure=measure)
 
 
-score_command = with_ray(
+score_command = extended(
     score_at_the_edge,
-    SCORE_ONLY,
+    [*SHARED, *SCORE_ONLY],
     _score,
     "With --ray the input may also be a URL or a glob, of files of lines or of Parquet, and every line goes "
     "to the file of --out, in the order of the files' names. The numbers do not depend on the number of "
     "actors.",
 )
-eval_command = with_ray(
+eval_command = extended(
     eval_at_the_edge,
-    [],
+    SHARED,
     _eval,
     "With --ray the lanes are scored by actors; give at least four for each of them.",
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+
+from runtimes.base.errors import UserError
 
 # The packages that the steps of this folder import when they run.
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")
@@ -32,3 +38,32 @@ triton_backend_option = click.option(
     "each step. python runs a session of this project in the server, which writes the memory in place; the "
     "server's Python then needs NumPy, ONNX Runtime, click and this package.",
 )
+
+
+def extended(
+    command: click.Command, options: Sequence[click.Parameter], run: Callable[..., None], note: str
+) -> click.Command:
+    """A copy of a command of the edge with further options; if the first is given, `run` gets all of them.
+
+    note: the last paragraph of its help.
+    """
+    edge = command.callback
+    assert edge is not None
+    switch = options[0]
+    assert switch.name is not None
+
+    def chosen(**values: Any) -> None:
+        if values[switch.name]:
+            run(**values)
+            return
+        own = {param.name for param in command.params}
+        if given := [name for name, value in values.items() if name not in own and value]:
+            raise UserError(f"--{given[0]} is for {switch.opts[0]}; leave it out, or give both.")
+        edge(**{name: value for name, value in values.items() if name in own})
+
+    wrapped = copy.copy(command)
+    wrapped.params = [*command.params, *options]
+    wrapped.callback = chosen
+    # The text keeps the indent of its source, which click removes only if every line has it.
+    wrapped.help = f"{inspect.cleandoc(command.help or '')}\n\n{note}"
+    return wrapped

@@ -13,7 +13,6 @@ from tests.commands import refused, xl
 FILES: dict[str, bytes] = {
     "some.txt": b"The class of the class",
     "empty.txt": b"",
-    "one.txt": b"a",
     "latin.txt": b"caf\xe9 au lait",
     "chinese.txt": "ab一".encode(),
     "abc.txt": b"abc",
@@ -35,7 +34,6 @@ FILES: dict[str, bytes] = {
         )
     },
 }
-LONG = "long" * 200
 EVAL, GENERATE = ("eval", "RING", "--text"), ("generate", "RING", "--tokens", 3)
 PROMPT = (*GENERATE, "--prompt", "a")
 COMMANDS = (
@@ -55,8 +53,6 @@ TABLE: dict[str, list[Row]] = {
         (("--vresion",), ("no option --vresion", "--version was probably meant")),
         (("eval", "x"), ("--text is missing; expected the text to score: a text file such as RUN/",)),
         (("check",), ("missing argument 'PATH'", "`xl-export check --help`")),
-        (("check", "x", "y"), ("unexpected extra argument (y)",)),
-        (("score", "RUN", "--text", "a.txt"), ("no option --text; give --input a.txt for one text a line",)),
     ],
     "numbers": [
         (("check", "x", "--threads", 0), ("Error: --threads is 0; expected a whole number from 1 to 1024.",)),
@@ -75,7 +71,7 @@ TABLE: dict[str, list[Row]] = {
             ("score", "x", "--input", "-", "--weight", "a"),
             ("Error: --weight is 'a'; expected a number.",),
         ),
-        (("train", "--processes", "two"), ("Error: --processes is 'two'; expected a whole number.",)),
+        (("train", "--processes", "two"), ("Error: --processes is 'two'; expected a whole number of at",)),
         (
             ("prepare", "vocab", "--size", 1.5),
             ("Error: --size is '1.5'; expected a whole number from 2 to 16777216.",),
@@ -84,7 +80,6 @@ TABLE: dict[str, list[Row]] = {
     "folders": [
         *(((name, "absent", *more), ("absent",)) for name, *more in COMMANDS),
         *(((name, ".", *more), ()) for name, *more in COMMANDS),
-        *(((name, LONG, *more), ()) for name, *more in COMMANDS),
         (("check", "RUN"), ("is a run", "xl-export export")),
     ],
     "eval": [
@@ -93,7 +88,6 @@ TABLE: dict[str, list[Row]] = {
             for kind in ("RING", "RUN")
             for file, options, words in (
                 ("empty.txt", (), ("fewer than 2 tokens",)),
-                ("one.txt", (), ("fewer than 2 tokens",)),
                 ("latin.txt", (), ("latin.txt is not UTF-8 (byte 0xe9)", "Latin-1")),
                 ("chinese.txt", (), ("'一'", "character 3")),
                 ("abc.txt", ("--lanes", 3), ("Error: --lanes is 3", "1 to 2")),
@@ -112,7 +106,6 @@ TABLE: dict[str, list[Row]] = {
             for options, words in (
                 (("--mem-len", "x"), ("--mem-len is 'x'", "64,128,256")),
                 (("--segment", "0"), ("--segment is '0'", "from 1 on")),
-                (("--clamp-len", "-1"), ("--clamp-len is '-1'",)),
                 (("--mem-len", "99999999"), ("mem_len is 99999999",)),
                 (("--segment", "1:900:1", "--mem-len", "1,2"), ("1,800 settings",)),
                 (("--mem-len", "16777216", "--lanes", 9000), ("GiB",)),
@@ -136,20 +129,16 @@ TABLE: dict[str, list[Row]] = {
     "generate": [
         ((*GENERATE, "--prompt", ""), ("encodes to no tokens; give at least one symbol.",)),
         ((*GENERATE, "--prompt", "一"), ("'一'",)),
-        ((*GENERATE, "--prompt", "\udcff"), ("character 1",)),
         (GENERATE, ("no prompt was given", "--prompts FILE")),
         ((*GENERATE, "--prompt-ids", "1,x"), ("--prompt-ids is '1,x'", "such as 12,7,99")),
         ((*GENERATE, "--prompt-ids", "99999"), ("the prompt has the token id 99999", "0 to")),
-        ((*GENERATE, "--prompt-ids", "1" * 5000), ("--prompt-ids is '1111", "such as 12,7,99")),
         ((*GENERATE, "--prompts", "absent.txt"), ("absent.txt", "No such file")),
         ((*GENERATE, "--prompts", "outside.jsonl"), ("line 3 of outside.jsonl", "has the token id 99999")),
         ((*GENERATE, "--prompts", "symbol.jsonl"), ("line 3 of symbol.jsonl", "is not among the")),
         ((*GENERATE, "--prompts", "comma.jsonl"), ("line 1 of", "--format lines")),
-        ((*GENERATE, "--prompts", "comma.jsonl", "--format", "other"), ("lines", "jsonl")),
         *(((*GENERATE, "--prompts", file), ("line 2 of",)) for file in FILES if file.startswith("line-")),
         ((*PROMPT, "--stop", ""), ("stop string is empty",)),
         ((*PROMPT, "--temperature", "nan"), ("Error: --temperature is nan",)),
-        ((*PROMPT, "--temperature", -1), ("Error: --temperature is -1",)),
         ((*PROMPT, "--top-p", 0), ("Error: --top-p is 0",)),
         ((*PROMPT, "--save-memory", "/dev/null/memory.npz"), ("cannot be a file to save memory in",)),
         ((*PROMPT, "--load-memory", "absent.npz"), ("absent.npz could not be read",)),

@@ -10,22 +10,18 @@ import os
 import shutil
 import subprocess
 import sys
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from runtimes import Session, TextScore, open_session, score_texts
-from runtimes.base.errors import TextError, UserError
+from runtimes.base.errors import TextError
 from runtimes.base.files import write_json
 from runtimes.base.text import byte_lines
 from runtimes.cli.lines import read_texts
 from runtimes.contract.vocabulary import CharVocab
-from runtimes.tasks.n_best import best_of_groups
 from runtimes.tasks.text_rows import TextToScore
 from tests.commands import refused
 from xl_export.cli.main import main
@@ -74,12 +70,6 @@ def test_lines_are_scored_in_order(words: Path, session: Session, tmp_path: Path
         f"{nats / math.log(2) / predicted:.4f} bits per character, "
         f"{nats / math.log(2) / predicted:.4f} bits per byte"
     )
-
-
-def test_totals_leave_out_what_is_not_known(words: Path, artefacts: dict[str, Path]) -> None:
-    assert "bits per" not in score(words, "[2, 3, 4]").stderr
-    assert len(score(words, "a").stderr.splitlines()) == 1  # nothing was predicted
-    assert "unknown" not in score(artefacts["ring"], "It is").stderr
 
 
 def test_json_lines_have_every_form_and_field(words: Path, session: Session) -> None:
@@ -149,39 +139,6 @@ def test_the_best_of_each_group(words: Path, session: Session) -> None:
     assert plain[1].startswith("2\t0.0000\t")
 
 
-def test_of_equal_texts_the_first_is_best(session: Session) -> None:
-    texts = [TextToScore(text="a b", group=1, score=0, id=name) for name in "xyz"]
-    (group,) = best_of_groups(score_texts(session, texts, bos=True), weight=0)
-    assert group.best.id == "x"
-
-
-def groups_of(session: Session, *names: Any) -> list[Any]:
-    texts = [TextToScore(text="a b", group=name, score=0) for name in names]
-    return [best.group for best in best_of_groups(score_texts(session, texts, bos=True), weight=1)]
-
-
-def test_groups_are_distinguished_by_their_json(session: Session) -> None:
-    assert [json.dumps(group) for group in groups_of(session, 1, True, 1.0, "1")] == [
-        "1",
-        "true",
-        "1.0",
-        '"1"',
-    ]
-    assert groups_of(session, {"a": 1, "b": 2}, {"b": 2, "a": 1}) == [{"a": 1, "b": 2}]
-    for group in (np.int64(3), {1: "a", "b": 2}, {3}):
-        with pytest.raises(UserError, match=r"text 1 has the group .* cannot be written as JSON"):
-            groups_of(session, group)
-
-
-def test_the_groups_that_are_remembered_are_bounded(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtimes.tasks.n_best.REMEMBERED", 2)
-    assert groups_of(session, 1, 2, 3, 1) == [1, 2, 3, 1]
-    with pytest.raises(UserError, match="text 3 is of group 1, which ended before"):
-        groups_of(session, 1, 2, 1)
-
-
 def test_n_best_lists_require_a_score_for_the_first_token(words: Path) -> None:
     """Without it an empty hypothesis and one of a single token would cost nothing."""
     rows = nbest(("u", 0, "a b c"), ("u", 0, "a"))
@@ -207,26 +164,16 @@ def test_n_best_lists_that_are_refused(rows: list, words_of_error: str, words: P
     assert len(result.stdout.splitlines()) == (2 if len(rows) == 3 else 0)
 
 
-def test_a_weight_is_finite() -> None:
-    with pytest.raises(UserError, match="weight is nan"):
-        list(best_of_groups([], weight=float("nan")))
-
-
 @pytest.mark.parametrize(
     ("line", "error"),
     [
         (b"{", "line 2 is not JSON"),
         (b"3", "line 2 is neither a text nor a list of token ids"),
-        (b"[1, true]", "line 2 is neither"),
         (b'{"text": "a", "ids": [1]}', "line 2 has both text and ids"),
-        (b'{"context": "a"}', "line 2 has neither text nor ids"),
-        (b'{"text": [1]}', "line 2 has a text that is no string"),
         (b'{"text": "a", "txt": 1}', "line 2 has the field 'txt'"),
-        (b'{"text": "a", "score": "1"}', "line 2 has the score '1'"),
         (b'{"text": "a", "score": NaN}', "line 2 has the score nan"),
         (b'{"text": "a", "context": 0}', "the context of line 2 is neither"),
         (b'{"text": "\xff"}', "line 2 is not UTF-8 (byte 0xff) but probably Latin-1"),
-        (b"\x93NUMPY\x01", "line 2 begins a .npy file and no text; write lines with lists of ids, or score"),
         (b'{"ids": [99999]}', "line 2 has the token id 99999"),
         (b'{"text": "\\ud800"}', "line 2 has half of a surrogate pair"),
         (b"[" * 100_000, "line 2 is not JSON"),
@@ -240,20 +187,6 @@ def test_a_bad_line_ends_after_the_results_before_it(line: bytes, error: str, wo
     assert message.startswith(f"Error: {error}")
     assert message.endswith(".")
     assert len(result.stdout.splitlines()) == 1
-
-
-def test_a_bad_line_is_named_with_its_file_and_number(words: Path, tmp_path: Path) -> None:
-    file = tmp_path / "some.jsonl"
-    for line, error in (
-        ('{"ids": [1 2]}', "is not JSON (Expecting ',' delimiter at character 12); write every line as JSON"),
-        ("3", "is neither a text nor a list of token ids"),
-        ('{"ids": [99999]}', "has the token id 99999"),
-    ):
-        file.write_text('{"text": "a b"}\n' + line)
-        result = score(words, "", source=file)
-        assert result.exit_code == 2
-        assert result.stderr.startswith(f"Error: line 2 of {file} {error}")
-        assert result.stderr.count("line 1") == 0
 
 
 def test_the_first_line_decides_and_format_overrides(words: Path) -> None:
@@ -275,21 +208,12 @@ def test_the_first_line_decides_and_format_overrides(words: Path) -> None:
     assert "line 1" not in score(words, "[a]\n", "--format", "lines").stderr
 
 
-def test_a_line_has_a_limit_and_empty_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_a_limit_and_empty_lines_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtimes.base.text.LONGEST_LINE", 8)
     assert list(byte_lines(io.BytesIO(b"1234567\n12345678"), "")) == [b"1234567\n", b"12345678"]
     with pytest.raises(TextError, match="line 2 of f has more than 8 bytes; give each text a line"):
         list(byte_lines(io.BytesIO(b"\n" + b"1" * 9), "f"))
 
-    def empty(count: int, rest: bytes) -> Iterator[bytes]:
-        yield from itertools.repeat(b"\n", count)
-        yield rest
-
-    tracemalloc.start()
-    texts = read_texts(empty(20_000, b"[1]"))
-    assert next(texts) == TextToScore(text=[1], place="line 20001")
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
     assert [text.text for text in read_texts([b"\n", b"\n", b" \r\n", b"a"])] == ["", "", " ", "a"]
 
 

@@ -210,7 +210,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("abc\n")
     score, evaluate = ("score", ARTEFACT, "--input", text), ("eval", ARTEFACT, "--text", text)
-    refused(xl(*score, "--out", tmp_path / "out"), "--out is for --ray; leave it out, or give --ray local")
+    refused(xl(*score, "--out", tmp_path / "out"), "--out is for --ray; leave it out")
     refused(xl(*score, "--ray", "local"), "give --out FILE")
     refused(xl(*score, "--ray", "local", "--out", text), "exists already; give another --out, or --force")
     refused(xl(*score, "--ray", "local", "--out", tmp_path / "out", "--weight", 1), "--weight needs")

@@ -10,9 +10,9 @@ from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.group import Subgroup
-from runtimes.cli.options import json_option, show
+from runtimes.cli.options import show
 from trainer.run.choices import SHORT_NAMES, CorpusName
-from xl_export.cli.prepare.own import text_command, tokens_command, vocab_command
+from xl_export.cli.prepare.own import out_options, text_command, tokens_command, vocab_command
 
 # What a user reads of each corpus.
 ABOUT: dict[CorpusName, str] = {
@@ -59,50 +59,37 @@ def corpus_command(name: CorpusName) -> click.Command:
         "single file. A single file may be compressed with gzip, bz2 or xz.",
     )
     @click.option(
-        "--out",
-        required=True,
-        type=click.Path(path_type=Path),
-        help="The folder to write, such as data.",
-    )
-    @click.option(
         "--download",
         "fetch",
         is_flag=True,
         help="Download the published archive to the path given as --from, if there is no file yet.",
     )
     @click.option("--unverified", is_flag=True, help="Accept files that differ from the published ones.")
-    @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset.")
-    @json_option
+    @out_options
     def command(source: Path, out: Path, fetch: bool, unverified: bool, force: bool, as_json: bool) -> None:
-        _prepare(name, source, out, fetch=fetch, unverified=unverified, force=force, as_json=as_json)
+        with needs("train", "tqdm"):
+            from trainer.data.corpora import CORPORA
+            from trainer.data.dataset import DATA
+            from trainer.data.download import download
+            from trainer.data.prepare import prepare
+
+        refuse_existing(out, force=force, marker=DATA, sources=[source])
+        if not source.exists() and not fetch:
+            raise UserError(
+                f"{source} does not exist; give the archive, folder or file of {name}, or download it to "
+                "there with --download."
+            )
+        if not source.exists():
+            corpus = CORPORA[name]
+            download(corpus.urls, source, corpus.archive, max_bytes=corpus.max_bytes)
+        facts = prepare(name, source, out, force=force, unverified=unverified)
+        counts = ", ".join(f"{split} {count:,}" for split, count in facts.tokens.items())
+        origin = "as published" if facts.published else "not the published files"
+        line = f"{out} is ready: {name}, {origin}; tokens {counts}; vocabulary {facts.vocab_size:,}"
+        document = {"dataset": str(out), "identity": facts.identity, **to_json(facts)}
+        show(document, [line], as_json=as_json)
 
     return command
-
-
-def _prepare(
-    name: CorpusName, source: Path, out: Path, *, fetch: bool, unverified: bool, force: bool, as_json: bool
-) -> None:
-    with needs("train", "tqdm"):
-        from trainer.data.corpora import CORPORA
-        from trainer.data.dataset import DATA
-        from trainer.data.download import download
-        from trainer.data.prepare import prepare
-
-    refuse_existing(out, force=force, marker=DATA, sources=[source])
-    if not source.exists() and not fetch:
-        raise UserError(
-            f"{source} does not exist; give the archive, folder or file of {name}, or download it to there "
-            "with --download."
-        )
-    if not source.exists():
-        corpus = CORPORA[name]
-        download(corpus.urls, source, corpus.archive, max_bytes=corpus.max_bytes)
-    facts = prepare(name, source, out, force=force, unverified=unverified)
-    counts = ", ".join(f"{split} {count:,}" for split, count in facts.tokens.items())
-    origin = "as published" if facts.published else "not the published files"
-    line = f"{out} is ready: {name}, {origin}; tokens {counts}; vocabulary {facts.vocab_size:,}"
-    document = {"dataset": str(out), "identity": facts.identity, **to_json(facts)}
-    show(document, [line], as_json=as_json)
 
 
 for command in (text_command, tokens_command, vocab_command):

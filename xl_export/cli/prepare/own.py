@@ -57,7 +57,7 @@ def _part_options(command: Command) -> Command:
     return command
 
 
-def _out_options(command: Command) -> Command:
+def out_options(command: Command) -> Command:
     for option in (
         json_option,
         click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset."),
@@ -89,7 +89,7 @@ def _out_options(command: Command) -> Command:
 @click.option(
     "--names", type=PATH, help="A file with a name for each token: one name a line, or a JSON list of names."
 )
-@_out_options
+@out_options
 def tokens_command(
     train: tuple[Path, ...],
     valid: tuple[Path, ...],
@@ -133,7 +133,7 @@ def tokens_command(
     type=click.IntRange(2, 1 << 24),
     help="The most tokens of a vocabulary of words or subwords.",
 )
-@_out_options
+@out_options
 def text_command(
     train: tuple[Path, ...],
     valid: tuple[Path, ...],
