@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-import tomllib
 from click.testing import CliRunner
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from benchmarks import gpu_report as module
 from benchmarks import private
 from benchmarks.__main__ import main
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.cases.on_gpu.sides import matching
-from benchmarks.gpu_report import PARTS, PYTEST, Part, gpu_report
+from benchmarks.gpu_report import PARTS, Part, gpu_report
 from benchmarks.private import Scrubber
 from runtimes.base.errors import UserError
 
@@ -199,77 +194,6 @@ def test_a_login_number_is_not_scrubbed_from_figures() -> None:
     environment = {"XDG_SESSION_ID": "1234", "XDG_SESSION_CLASS": "user", "WEB_SESSION": "c00k1e"}
     scrub = private.scrubber({}, environment=environment)
     assert scrub("3.1234e-05 nats for each user, c00k1e") == "3.1234e-05 nats for each user, <environment>"
-
-
-# What the development environment has instead of packages for a GPU.
-IN_PLACE_OF = {"onnxruntime-gpu": "onnxruntime", "tensorrt": "tensorrt-cu13-bindings"}
-EVERYWHERE = {"pip", "setuptools", "xl-export"}
-
-
-def documented() -> list[Requirement]:
-    """What the first line of the guide installs; the project as its own requirements."""
-    line = next(line for line in GUIDE.read_text("utf-8").splitlines() if line.startswith("$ pip install"))
-    project, *others = shlex.split(line)[3:]
-    facts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = re.fullmatch(r"\.\[(.+)\]", project)
-    assert extras is not None, line
-    lists = [facts["dependencies"], *(facts["optional-dependencies"][name] for name in extras[1].split(","))]
-    return [Requirement(text) for text in [*others, *(text for each in lists for text in each)]]
-
-
-def installed_by(requirements: list[Requirement]) -> set[str]:
-    """The packages installed here that these requirements bring, themselves included."""
-    found, todo = set(EVERYWHERE), list(requirements)
-    while todo:
-        asked = todo.pop()
-        name = canonicalize_name(asked.name)
-        name = canonicalize_name(IN_PLACE_OF.get(name, name))
-        extras = ("", *asked.extras)
-        if name in found or (asked.marker and not any(asked.marker.evaluate({"extra": e}) for e in extras)):
-            continue
-        try:
-            needed = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        found.add(name)
-        for each in map(Requirement, needed):
-            if each.marker is None or each.marker.evaluate({"extra": ""}):
-                todo.append(each)
-    return found
-
-
-def missing_modules() -> list[str]:
-    """The modules of the development environment that the documented installation does not bring."""
-    brought = installed_by(documented())
-    return sorted(
-        module
-        for module, names in metadata.packages_distributions().items()
-        if not any(canonicalize_name(name) in brought for name in names)
-    )
-
-
-def collected(folder: Path, words: list[str], missing: list[str]) -> subprocess.CompletedProcess[str]:
-    """What pytest collects without these modules."""
-    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT)))
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins are among the modules
-    command = [sys.executable, "-m", "pytest", *words, "--collect-only", "-q", "-q"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.slow  # pytest collects all tests without the packages that the guide does not install
-def test_tests_for_a_gpu_need_only_the_documented_packages(tmp_path: Path) -> None:
-    missing = missing_modules()
-    assert {"hypothesis", "pytest_timeout", "httpx", "yaml", "matplotlib"} <= set(missing)
-    assert not {"torch", "onnx", "onnxruntime", "triton", "pytest", "numpy"} & set(missing)
-    done = collected(tmp_path, ["tests/gpu", *PYTEST], missing)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    names = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert names == {f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
-    assert not re.search(r"^\S+::\S* \S", done.stdout, re.MULTILINE), (
-        "a crash is found by names without spaces"
-    )
 
 
 def test_the_report_runs_every_gpu_test() -> None:

@@ -21,7 +21,7 @@ import click
 import pytest
 
 from benchmarks.__main__ import main as benchmarks_main
-from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
+from tests.docs.pages import PAGES, ROOT, blocks, difference
 from tests.once import made_once
 from xl_export.cli.main import main as xl_export_main
 
@@ -31,7 +31,6 @@ RUNS = [
 ]
 # Any artefact will do for these. The others wait for the tutorial's training and run nightly.
 QUICK = ("README.md", "docs/index.md", "docs/guides/install.md", "docs/guides/sizing.md")
-SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
 
 
 def link_sources(folder: Path) -> None:
@@ -66,12 +65,6 @@ def test_commands_and_snippets_print_what_the_page_shows(
         shutil.copytree(request.getfixturevalue("after_tutorial"), folder, symlinks=True)
     if page != TUTORIAL:  # it ran, and its outputs were compared, for the folder of the others
         run_page(page, folder)
-
-
-@pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.name)
-def test_blocks_that_are_not_run_say_why(block: Block) -> None:
-    assert block.reason
-    pytest.skip(f"{block.name} is not run: {block.reason}")
 
 
 def run_page(page: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from perform import PAUSE, slices
-from scheme import END, IDS, NAMES, TICKS, Note, Score, decode, encode, events
+from scheme import IDS, NAMES, TICKS, Note, Score, decode, encode, events
 
 LINE = (
     "4/4 key-1 4 S65 A60 T57 B53 | S69 A65 T60 B53 .& B52 2 fermata S67 A64 T60 B48 3 S- A- T- B- "
@@ -46,7 +46,7 @@ def random_score(draw: np.random.Generator) -> Score:
     return Score(beats=beats, sharps=sharps, ticks=ticks, notes=notes, bars=lines, fermatas=fermatas)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_scores_come_back(seed: int) -> None:
     score = random_score(np.random.default_rng(seed))
     assert decode(encode(score)) == score
@@ -73,16 +73,3 @@ def test_pieces_are_parted_by_silence_and_nothing_sounds_on() -> None:
     assert [piece.ticks for piece in music] == [4, PAUSE, 4, 4]
     assert [piece.first for piece in music] == [True, False, True, False]
     assert [piece.beats for piece in music if piece.first] == [4, 3]
-
-
-def test_a_fermata_holds_its_beat() -> None:
-    names = "4/4 key+0 | S70 2 fermata S72 3 S71 end"
-    lengths = [piece.seconds for piece in slices(events([IDS[name] for name in names.split()]), tempo=60)]
-    assert lengths[0] == lengths[2] == 1.0
-    assert lengths[1] > 1.5
-
-
-def test_names_are_one_word_each_and_the_end_is_known() -> None:
-    assert len(set(NAMES)) == len(NAMES)
-    assert all(name.split() == [name] for name in NAMES)
-    assert NAMES[IDS[END]] == "end"

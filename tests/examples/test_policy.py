@@ -107,6 +107,7 @@ def test_without_memory_the_pole_falls() -> None:
     assert max(len(each) for each in play(forget=True)) < 100
 
 
+@pytest.mark.slow  # it traces a policy
 def test_a_toy_run_exports_a_policy_with_pytorch_s_actions(
     train: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -91,27 +90,6 @@ def test_stories_of_a_book_are_its_prose_in_one_style():
     ]
     assert second == ['"Where is it?" asked the old cafe-keeper of A. "Down there," he said, "where it was."']
     assert found[0].text.startswith("The Fox and the Geese\nOnce there was")
-
-
-def test_begin_and_end_cut_a_book():
-    filler = "\n\n".join(
-        "They went on and on until they came to the sea, and rested there." for _ in range(12)
-    )
-    book = f"THE END\n\n{filler}\n\nTHE SEA\n\n{filler}\n\nNOTES\n\n{filler}"
-    assert [story.title for story in clean.stories(book, begin="THE SEA", end="NOTES")] == ["The Sea"]
-    with pytest.raises(ValueError, match="no line 'THE SKY'"):
-        clean.stories(book, begin="THE SKY")
-
-
-def test_sources_are_named_by_commit_and_hash():
-    sources = prepare.sources()
-    assert len({source.name for source in sources}) == len(sources)
-    assert {source.part for source in sources} == set(prepare.PARTS)
-    for source in sources:
-        assert re.fullmatch(
-            r"https://raw\.githubusercontent\.com/GITenberg/[^/]+/[0-9a-f]{40}/\d+(-0|-8)?\.txt", source.url
-        )
-        assert re.fullmatch(r"[0-9a-f]{64}", source.sha256)
 
 
 def test_another_book_is_refused_and_parts_hold_the_same_stories(tmp_path):

@@ -17,7 +17,6 @@ from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks import generate as generation
 from tests.commands import json_of, refused, xl
-from tests.nightly import every
 from tests.runtimes.tasks.references import read_reference, write_reference
 
 KINDS = ("ring", "torch")
@@ -178,13 +177,6 @@ def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_fi
     refused(xl("check", artefact), "missing")
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write: /proc")
-def test_an_unwritable_memory_file_is_refused_before_generating(artefacts: dict[str, Path]) -> None:
-    ended = xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", "/proc/m.npz")
-    refused(ended, "/proc/m.npz could not be written")
-    assert ended.stdout == ""
-
-
 def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
     saved = tmp_path / "memory.safetensors"
     assert (
@@ -201,13 +193,9 @@ def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_p
     )
 
 
-@pytest.mark.parametrize("command", every(4, ["generate", "check", "eval", "info"]))
-def test_a_full_output_device_ends_in_one_sentence(
-    command: str, artefacts: dict[str, Path], text_file: Path
-) -> None:
-    options = {"eval": ["--text", text_file], "generate": ["--prompt", "a", "--tokens", "5"]}.get(command, [])
+def test_a_full_output_device_ends_in_one_sentence(artefacts: dict[str, Path]) -> None:
     with open("/dev/full", "w") as full:
-        arguments = [Path(sys.executable).with_name("xl-export"), command, artefacts["ring"], *options]
+        arguments = [Path(sys.executable).with_name("xl-export"), "info", artefacts["ring"]]
         ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=280)
     assert (
         ended.stderr
@@ -248,8 +236,3 @@ def test_generate_shows_each_piece_as_it_comes(
     monkeypatch.setattr(generation.Draw, "__call__", spy)
     result = xl("generate", artefacts["ring"], "--prompt", "The ", "--tokens", 6)
     assert shown == [result.stdout[: 4 + count] for count in range(6)]
-
-
-def test_summaries_of_the_commands_are_whole_sentences() -> None:
-    listed = xl("--help").stdout.split("Start:")[1]
-    assert "..." not in listed

@@ -93,14 +93,6 @@ def test_a_sweep_prints_the_figures_of_each_setting(run: Path, text_file: Path) 
     ]
 
 
-def test_an_artefact_sweeps_segments_and_nothing_else(artefacts: dict[str, Path], text_file: Path) -> None:
-    document = json_of(
-        xl("eval", artefacts["ring"], "--text", text_file, "--segment", "1:8:3", "--mem-len", 16, "--json")
-    )
-    assert [row["segment"] for row in document["rows"]] == [1, 4, 7]
-    assert np.ptp([row["nats"] for row in document["rows"]]) < 0.01
-
-
 def test_characters_and_words_have_their_own_figures(
     run: Path, word_run: Path, text: str, text_file: Path
 ) -> None:

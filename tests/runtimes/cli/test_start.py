@@ -202,17 +202,3 @@ def test_a_script_beside_a_file_called_trainer_traces_modules(script: str, tmp_p
     (tmp_path / "script.py").write_text(script)
     ended = python("script.py", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-
-
-def test_a_script_beside_a_file_called_trainer_opens_no_run(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").write_text("")
-    (tmp_path / "script.py").write_text(f"import runtimes\nruntimes.open_session({str(run)!r})\n")
-    ended = python("script.py", folder=tmp_path)
-    assert "rename a file or folder of the name trainer" in ended.stderr.splitlines()[-1]
-
-
-def test_the_command_line_works_where_nothing_is_shadowed(tmp_path: Path) -> None:
-    (
-        tmp_path / "runtimes"
-    ).mkdir()  # a folder without Python files hides no package that is installed or on the path
-    assert python("-m", "xl_export", "--version", folder=tmp_path).returncode == 0

@@ -17,7 +17,7 @@ from matplotlib import image
 
 from runtimes.base.files import read_npz
 from runtimes.contract.rule import MemoryRule
-from tests.architectures import ALL_ATTENTION, ARCHITECTURES, SPAN
+from tests.architectures import ALL_ATTENTION, SPAN
 from tests.commands import refused, xl
 from tests.nightly import every
 from tests.xl_export.figures.test_attention import assert_picture
@@ -119,15 +119,6 @@ def test_figure_7_is_left_out_with_a_sentence(
     assert shares is None or np.shape(shares) == (2, 2)
 
 
-def test_bytes_are_written_as_characters_or_hexadecimal(make_run: MakeRun, tmp_path: Path) -> None:
-    from runtimes.contract.vocabulary import ByteVocab, WordVocab
-    from xl_export.cli.attention import _symbol
-
-    assert [_symbol(ByteVocab(), token) for token in (65, 32, 10, 0xC3, 0xA9)] == ["A", "␣", "↵", "c3", "a9"]
-    words = WordVocab.build("one two\n")
-    assert [_symbol(words, token) for token in range(4)] == ["<unk>", "↵", "one", "two"]
-
-
 def test_existing_folders_are_kept_unless_forced(
     undrawn: None, run: Path, text_file: Path, tmp_path: Path
 ) -> None:
@@ -167,19 +158,6 @@ def test_the_memory_that_is_looked_at_can_be_chosen(
         np.testing.assert_array_equal(arrays["average"], seen.average)
 
 
-@pytest.mark.parametrize(
-    "name", every(4, ["all-attention-groups", "per-layer", "absolute-from-segment-end", "head-split"])
-)
-def test_another_memory_serves_other_architectures(
-    name: str, undrawn: None, make_run: MakeRun, text_file: Path, tmp_path: Path
-) -> None:
-    run = make_run(**ARCHITECTURES[name])
-    result = xl(
-        "attention", run, "--text", text_file, "--out", tmp_path / "pictures", "--tokens", 60, "--mem-len", 5
-    )
-    assert result.exit_code == 0, result.output
-
-
 def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_path: Path) -> None:
     from xl_export.artefact.export import export
 
@@ -204,17 +182,6 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     assert image.imread(tmp_path / "spans.png").shape[:2] == (720, 1350)
     info = xl("info", export(span_run, tmp_path / "artefact"), "--json")
     assert json.loads(info.stdout)["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
-
-
-def test_a_picture_of_spans_is_replaced_only_with_force(span_run: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "spans.png"
-    kept.write_bytes(b"kept")
-    refused(
-        xl("spans", span_run, "--out", kept), "exists already; give another --out, or --force to replace it"
-    )
-    assert kept.read_bytes() == b"kept"
-    assert xl("spans", span_run, "--out", kept, "--force").exit_code == 0
-    assert kept.read_bytes().startswith(b"\x89PNG")
 
 
 def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_path: Path) -> None:

@@ -85,13 +85,6 @@ def test_a_run_keeps_its_tokenizer(chain: Callable[..., Any], tmp_path: Path, te
     assert "is finished already" in resumed.stdout
 
 
-def test_words_of_a_run_are_limited_by_count_and_size(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.txt").write_text(text[:20_000], encoding="utf-8")
-    options = ["--text", tmp_path / "a.txt", "--steps", "1", "--vocab", "word", "--min-count", "2"]
-    assert xl("train", "tiny", *options, "--max-size", "50", "--out", tmp_path / "run").exit_code == 0
-    assert load_vocab(tmp_path / "run" / "vocab.json").size == 50
-
-
 def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[..., Any]) -> None:
     made = chain("ids")
     config = json.loads((made.run / "config.json").read_text()) | {"corpus": "enwik8", "data": None}
@@ -139,11 +132,3 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     exported = xl("export", tmp_path / "run", "--out", tmp_path / "artefact", "--force")
     assert exported.exit_code == 0, exported.output
     assert f"Warning: {concern}" in exported.stderr
-
-
-def test_prepare_vocab_says_what_it_made(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some text " * 50)
-    words = ["--kind", "word", "--text", tmp_path / "a.txt", "--out", tmp_path / "words.json"]
-    assert json_of(xl("prepare", "vocab", *words, "--json"))["special"] == {"unknown": 0, "end_of_line": 1}
-    assert json_of(xl("prepare", "vocab", *words, "--max-size", 3, "--force", "--json"))["size"] == 3
-    assert "wt103" not in xl("prepare", "--help").stdout

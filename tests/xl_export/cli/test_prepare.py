@@ -111,19 +111,6 @@ def test_a_download_that_is_there_is_not_fetched_again(
         monkeypatch.setattr("trainer.data.download.download", lambda *_, **__: pytest.fail("fetched again"))
 
 
-def test_no_torch_is_needed(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "in", "penn-treebank", "zip")
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxruntime', 'safetensors']));"
-        "from xl_export.cli.main import main; main()"
-    )
-    options = f"prepare penn-treebank --from {source} --out {tmp_path}/out --unverified"
-    command = [sys.executable, "-c", code, *options.split()]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == ""
-
-
 @pytest.mark.parametrize(
     ("sent", "code"), every(3, [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 )
@@ -141,14 +128,3 @@ def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path
     assert process.returncode == code
     assert b"Traceback" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-
-
-@pytest.mark.parametrize("command", [(), ("prepare",), ("eval",), ("score",)])
-def test_help_texts_have_no_gaps_and_no_summary_is_cut(command: tuple[str, ...]) -> None:
-    helped = xl(*command, "--help").stdout
-    about, _, listed = helped.partition("\nOptions:")
-    assert "..." not in listed.partition("\nCommands:")[2]
-    if command in (("eval",), ("score",)):  # to which --ray adds a paragraph
-        lines = about.splitlines()[2:]
-        assert "With --ray" in about
-        assert not [line for line in lines if line.startswith("   ") or "  " in line.strip()]

@@ -24,14 +24,6 @@ def test_a_configuration_is_printed_with_its_changes(tmp_path: Path) -> None:
     assert xl("train", "--show", tmp_path / "mine.json").stdout == shown.stdout
 
 
-def test_a_run_keeps_what_was_set(tmp_path: Path) -> None:
-    done = xl("train", "tiny", *CHANGES, "--steps", 1, "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.output
-    config = json.loads((tmp_path / "run/config.json").read_text())
-    assert config["optimizer"]["weight_decay"] == 0.1
-    assert config["model"]["d_model"] == 16
-
-
 def test_every_process_is_given_what_was_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[list[str]] = []
 

@@ -37,15 +37,6 @@ def redness(pixels: np.ndarray) -> float:
     return float(((pixels[..., 0] > 0.3) & (pixels[..., 1] < 0.5 * pixels[..., 0])).mean())
 
 
-@pytest.mark.parametrize(
-    ("L", "H", "R", "persistent"), every(3, [(2, 3, 17, True), (1, 1, 1, False), (16, 10, 641, False)])
-)
-def test_figure_5(L: int, H: int, R: int, persistent: bool, tmp_path: Path) -> None:
-    shares = np.full((L, H), 0.5) if persistent else None
-    pictures.draw_average(tmp_path / "5.png", weights(L, H, R), shares, title="any $ettings$")
-    assert_picture(tmp_path / "5.png", at_least=(500, 1600))
-
-
 def test_figure_5_is_darker_where_weights_are_higher(tmp_path: Path) -> None:
     near, far = (
         np.geomspace(first, last, 40)[None, None].repeat(4, 1) for first, last in ((1, 1e-4), (1e-4, 1))
@@ -57,35 +48,6 @@ def test_figure_5_is_darker_where_weights_are_higher(tmp_path: Path) -> None:
         halves.append(pixels[:, :600].mean() - pixels[:, -600:].mean())
     assert halves[0] < -0.3
     assert halves[1] > 0.3
-
-
-def test_a_head_without_any_weight_is_drawn(tmp_path: Path) -> None:
-    average = weights(2, 2, 9)
-    average[0, 1] = 0
-    pictures.draw_average(tmp_path / "some.png", average, None, title="x")
-    pictures.draw_average(tmp_path / "none.png", np.zeros((1, 1, 3)), None, title="x")
-    assert_picture(tmp_path / "some.png")
-
-
-@pytest.mark.parametrize(("L", "H", "R"), every(2, [(3, 14, 33), (1, 1, 1)]))
-def test_figure_7(L: int, H: int, R: int, tmp_path: Path) -> None:
-    pictures.draw_terms(tmp_path / "7.png", {name: weights(L, H, R) for name in "abd"}, title="x")
-    assert_picture(tmp_path / "7.png", at_least=(500, 2200))
-
-
-@pytest.mark.parametrize(("targets", "R"), every(3, [(16, 17), (1, 1), (3, 1200)]))
-def test_figure_6(targets: int, R: int, tmp_path: Path) -> None:
-    drawn, symbols = weights(targets, R), ["a"] * (R - 1 + targets)
-    pictures.draw_stretch(
-        tmp_path / "6.png",
-        drawn,
-        np.ones_like(drawn, bool),
-        drawn > 1,
-        symbols,
-        first=R,
-        title="layer 0, head 0",
-    )
-    assert_picture(tmp_path / "6.png", at_least=(190, 1500))
 
 
 def test_figure_6_shows_marked_cells_in_red_and_no_others(tmp_path: Path) -> None:
@@ -123,19 +85,6 @@ def test_any_symbol_can_be_drawn_without_a_warning(tmp_path: Path) -> None:
         title="$x$ and $",
     )
     assert_picture(tmp_path / "6.png", at_least=(200, 1500))
-
-
-def test_blanks_and_missing_glyphs_are_shown_by_signs() -> None:
-    shown = [
-        pictures.legible(text)
-        for text in (" ", "\n", "\t", "a b", "中", "\x07", "é", "twelve chars", "thirteen char")
-    ]
-    assert shown == ["␣", "↵", "→", "a␣b", "4E2D", "7", "é", "twelve␣chars", "thirteen␣ch…"]
-
-
-def test_cells_by_distance_come_under_their_token() -> None:
-    grid = pictures.by_column(np.array([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]]))
-    np.testing.assert_array_equal(grid, [[0.2, 0.3, 0.5, np.nan], [np.nan, 0.0, 0.4, 0.6]])
 
 
 @pytest.mark.parametrize(("L", "H"), every(2, [(26, 4), (1, 1)]))
