@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.machine import BUSY, HostClock, commit, history_folder, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
-from runtimes.base.files import writing
+from runtimes.base.files import refuse_unwritable, writing
 from runtimes.base.records import to_json
 
 STOLEN = 0.01  # the share of steal time from which on a note tells of it; nothing is refused
@@ -118,17 +117,19 @@ def begin(
 ) -> Result:
     """A result with the machine and its limits recorded. file: of the history; the case's own by default.
 
-    Raises UserError where the history file cannot be written, before anything is measured.
+    Raises UserError if the history file cannot be written, before anything is measured.
     """
-    file = _writable(file or history_folder() / f"{case}.jsonl")
-    machine = _machine_at_first()
+    file = file or history_folder() / f"{case}.jsonl"
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    refuse_unwritable(file, option="--history")
     return Result(
         case=case,
         config=config,
         threads=threads,
         file=file,
+        machine=_machine_at_first(),
         limits=measure_limits(threads),
-        machine=machine,
         versions=versions(),
         engine=engine,
         precision=precision,
@@ -145,28 +146,7 @@ def append(path: Path, document: dict[str, Any]) -> None:
     """Adds one line to a history file, whole or not at all."""
     line = (json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n").encode()
     # There is one unbuffered write, so that a kill cannot come between two halves of a line.
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as stream:
-            _write_whole(stream, line)
-
-
-def _write_whole(stream: io.FileIO, line: bytes) -> None:
-    """Writes the line at the end of the file, or raises OSError and leaves the file as it was."""
-    if (written := stream.write(line)) < len(line):
-        os.ftruncate(stream.fileno(), stream.tell() - written)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _writable(path: Path) -> Path:
-    """The same path, if a line can be added to the file there; no file and no folder is left behind."""
-    missing = [folder for folder in path.parents if not folder.exists()]
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-        for folder in missing:
-            folder.rmdir()
-    return path
+    with writing(path), path.open("ab", buffering=0) as stream:
+        if (written := stream.write(line)) < len(line):  # the disk is full
+            os.ftruncate(stream.fileno(), stream.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import atomic_file, refuse_unwritable
+from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 
 FACTS = ("case", "config", "threads", "precision", "time", "commit")  # the first columns of every CSV file
 
 
 def check_csv(path: Path, *, force: bool = False) -> None:
-    """Raises UserError, before anything is measured, where the CSV file cannot or must not be written."""
+    """Raises UserError, before anything is measured, if the CSV file cannot or must not be written."""
     refuse_unwritable(path, option="--csv", suffixes=(".csv",))
-    refuse_other_file(path, is_own=_is_own_csv, option="--csv", force=force)
+    refuse_other_file(path, start=",".join(FACTS).encode(), option="--csv", force=force)
 
 
-def refuse_other_file(path: Path, *, is_own: Callable[[Path], bool], option: str, force: bool) -> None:
-    """Raises UserError where `path` exists and is not a file that `python -m benchmarks` wrote; `force`
-    allows it.
-
-    is_own: whether a regular file was written by this command. Anything but a regular file is always refused.
+def refuse_other_file(path: Path, *, start: bytes, option: str, force: bool) -> None:
+    """Raises UserError if `path` exists and does not have what `python -m benchmarks` writes near its start;
+    `force` allows it.
     """
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise UserError(f"{option} is {path}, which is not a regular file; give another file name.")
-    if not force and not is_own(path):
+    if path.exists() and not force and start not in read_bytes(path)[:1024]:
         raise UserError(
             f"{path} exists and was not written by `python -m benchmarks {option}`; give another file name, "
             "or --force to replace it."
@@ -52,13 +46,6 @@ def write_csv(path: Path, documents: Sequence[dict[str, Any]]) -> None:
         writer = csv.DictWriter(stream, columns)
         writer.writeheader()
         writer.writerows(lines)
-
-
-def _is_own_csv(path: Path) -> bool:
-    """Whether the file begins with the columns that `write_csv` always writes first."""
-    start = ",".join(FACTS).encode()
-    with open(path, "rb") as stream:
-        return stream.read(len(start)) == start
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

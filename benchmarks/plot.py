@@ -25,7 +25,7 @@ SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it
 def check_plot(path: Path, *, force: bool = False) -> None:
     """Raises UserError, before anything is measured, where the picture cannot or must not be written."""
     check_picture(path, "--plot")
-    refuse_other_file(path, is_own=_is_own_picture, option="--plot", force=force)
+    refuse_other_file(path, start=f"Software\0{SOFTWARE}".encode(), option="--plot", force=force)
 
 
 Draw = Callable[[Any, Sequence[Any]], None]  # draws rows into a figure of matplotlib
@@ -39,13 +39,6 @@ def plot(path: Path, draw: Draw, rows: Sequence[Any], *, title: str) -> None:
     for axes in figure.axes:
         plain_axes(axes, legend=bool(axes.get_legend_handles_labels()[0]))
     save_figure(figure, path, software=SOFTWARE)
-
-
-def _is_own_picture(path: Path) -> bool:
-    """Whether the file is a PNG that `plot` wrote, by the text that PNG files carry before their pixels."""
-    with open(path, "rb") as stream:
-        head = stream.read(1024)
-    return head.startswith(b"\x89PNG") and b"Software\x00" + SOFTWARE.encode() in head
 
 
 def draw_lines(x: str, lines: Mapping[str, str], xlabel: str, *, log: bool = False) -> Draw:

@@ -1,7 +1,8 @@
 """The sides of the case web: each computes single tokens of one artefact, with one thread.
 
-A side has streams, which have names. `feed` brings a stream on by a number of tokens, and `times` brings it
-on one by one and returns the milliseconds of each.
+A side has streams, which have names. `difference` is the largest from the artefact's reference, in nats, and
+raises ArtefactError beyond its limits. `feed` reads a number of tokens, and `times` reads them one by one and
+returns the milliseconds of each.
 """
 
 from __future__ import annotations
@@ -12,31 +13,18 @@ import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.memory import Memory
 from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.check import check
 
 ROOT = Path(__file__).resolve().parents[1]
 WEB = ROOT / "web"
 CPP = ROOT / "cpp"
-
-
-class Side(Protocol):
-    def difference(self) -> float:
-        """The largest difference from the artefact's reference, in nats; raises ArtefactError beyond its
-        limits.
-        """
-        ...
-
-    def feed(self, stream: str, count: int) -> None: ...
-
-    def times(self, stream: str, count: int) -> list[float]: ...
-
-    def close(self) -> None: ...
 
 
 class NodeSide:
@@ -93,8 +81,6 @@ class PythonSide:
         self._streams: dict[str, Memory] = {}
 
     def difference(self) -> float:
-        from runtimes.tasks.check import check
-
         report = check(self._artefact, threads=1)
         if not report.passed:
             raise ArtefactError(f"{report.sentence}; please report this.")
@@ -118,7 +104,7 @@ class PythonSide:
         return found
 
     def close(self) -> None:
-        self._streams.clear()
+        pass
 
 
 class CppSide:
@@ -158,6 +144,9 @@ class CppSide:
 
     def close(self) -> None:
         pass
+
+
+Side = NodeSide | PythonSide | CppSide
 
 
 def compiled(name: str, folder: Path) -> Path:

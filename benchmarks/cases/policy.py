@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -119,16 +118,11 @@ class _Layer(nn.Module):
         return self.after(x, query, key, value, mask), key, value
 
 
-class Side(Protocol):
-    """One stream of steps."""
-
-    def times(self, steps: int) -> tuple[list[float], int]:
-        """Milliseconds of each of the next steps at `HZ`, and how many were late."""
-        ...
-
-
 class _Here:
-    """A side in this process. step: answers one observation [12] with logits [4]."""
+    """A side in this process. step: answers one observation [12] with logits [4].
+
+    times: milliseconds of each of the next steps at `HZ`, and how many were late; so for `_Cpp`.
+    """
 
     def __init__(self, step: Callable[[np.ndarray], np.ndarray]) -> None:
         self.step = step
@@ -205,7 +199,7 @@ def run(job: Job) -> list[Row]:
         job.progress("tracing the policy and comparing all sides with PyTorch")
         rule = xl_export.MemoryRule(mem_len=M, segment=1)
         artefact = xl_export.trace(policy, job.folder / "artefact", rule=rule, rows=1)
-        sides: dict[str, Side] = {}
+        sides: dict[str, _Here | _Cpp] = {}
         differences = _compared(policy, artefact, M)
         sides["artefact, Python"] = _Here(_artefact_step(artefact))
         if has_cpp():
@@ -231,7 +225,7 @@ def run(job: Job) -> list[Row]:
     ]
 
 
-def _in_turns(sides: dict[str, Side], steps: int) -> dict[str, tuple[list[float], int]]:
+def _in_turns(sides: dict[str, _Here | _Cpp], steps: int) -> dict[str, tuple[list[float], int]]:
     """The milliseconds of each side's steps, and how many were late; the sides take turns."""
     found: dict[str, tuple[list[float], int]] = {side: ([], 0) for side in sides}
     active = dict(sides)

@@ -52,35 +52,29 @@ class Outcome:
     mean_span: float | None = None
 
 
-def code_folder(project: str, folder: Path) -> Path:
-    """The folder with the project's modules, in a checkout of it; raises ConfigError for any other folder."""
-    marker, _ = PROJECTS[project]
-    found = next((at for at in (folder, folder / "pytorch") if (at / marker).is_file()), None)
-    if found is None:
-        raise ConfigError(
-            f"{folder} has no {marker}; give the folder of a checkout of {project}, whose address is in "
-            "`benchmarks/references/__init__.py`."
-        )
-    return found.resolve()
-
-
 REFERENCE_HELP = (
     "A folder with the public code of Transformer-XL or adaptive-span, which is trained too; may be repeated."
 )
 
 
 def code_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    """The folder with the code of each reference; raises ConfigError for a folder that holds none."""
+    """The folder with the modules of each reference; raises ConfigError for a folder that has none."""
     found: dict[str, Path] = {}
     for folder in folders:
-        for project in PROJECTS:
-            try:
-                found[project] = code_folder(project, folder)
-                break
-            except ConfigError as error:
-                problem = error
-        else:
-            raise problem
+        places = [folder, folder / "pytorch"]
+        here = {
+            project: at.resolve()
+            for project, (marker, _) in PROJECTS.items()
+            for at in places
+            if (at / marker).is_file()
+        }
+        if not here:
+            markers = " or ".join(marker for marker, _ in PROJECTS.values())
+            raise ConfigError(
+                f"{folder} has no {markers}; give the folder of a checkout, whose address is in "
+                "`benchmarks/references/__init__.py`."
+            )
+        found |= here
     return found
 
 
