@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.cases.on_gpu.rates import Rates
@@ -72,13 +71,6 @@ def test_pytorch_and_training_are_compared_and_timed(work: Path, monkeypatch: py
     monkeypatch.setattr(gpu.torch_sides, "LOSS_TOLERANCES", {"none": -1.0})
     (row,) = gpu.measure("training-fp32", TINY, work, 2)
     assert "differs from the CPU" in row.problem
-
-
-@pytest.mark.slow  # a process that imports PyTorch
-def test_a_side_is_a_process(work: Path) -> None:
-    (row,) = gpu.in_process("rates", CONFIGS["small"], work, None)
-    assert row.side == "rates"
-    assert torch.cuda.is_available() or "CUDA" in row.problem
 
 
 def test_the_crash_of_a_side_is_a_row(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -31,12 +30,6 @@ def test_sides_take_turns(monkeypatch):
     times = take_turns(sides, repeats=5, warmup=1, turns=2)
     assert "".join(order) == "-aaa-bbb-aaaa-bbbb"  # a rest, one warm-up call, then 2 and 3 timed ones
     assert [times[name].repeats for name in "ab"] == [5, 5]
-
-
-def test_fewer_repeats_than_turns():
-    calls: list[int] = []
-    assert take_turns({"a": lambda: calls.append(1)}, repeats=1, warmup=1, turns=3)["a"].repeats == 1
-    assert len(calls) == 2  # no turn without a timed call warms up
 
 
 def test_timing_reports_median_and_extremes(clock):
@@ -95,19 +88,6 @@ def test_limits_are_rates(tiny, clock, monkeypatch):
         == limits.compute_milliseconds(limits.multiply_adds)
         == 1000
     )
-
-
-def test_the_buffer_is_twice_the_caches(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(machine, "CACHES", tmp_path)
-    assert machine.cache_bytes() == 0  # a system that does not tell
-    for index, size in enumerate(("48K\n", "3M\n", "none\n")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}/size").write_text(size)
-    assert machine.cache_bytes() == 3 << 20
-    for caches, expected in ((3 << 20, 6 << 20), (0, 1 << 20)):
-        monkeypatch.setattr(measure, "cache_bytes", lambda caches=caches: caches)
-        with contextlib.closing(measure.Reader(2)) as reader:
-            assert sum(part.nbytes for part in reader._parts) == expected
 
 
 def test_machine_facts_are_plain_and_name_no_host_or_path():

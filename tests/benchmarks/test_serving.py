@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases.serving import baseline_server, llama, parts, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, baseline_prompt, window
+from benchmarks.cases.serving import baseline_server, parts, serve
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, window
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.cases.serving.wire import LoadError
 from benchmarks.configs import CONFIGS, BenchmarkConfig
@@ -30,7 +30,6 @@ from benchmarks.runs import History
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.session import Session
 from tests.benchmarks.shown import a_run, in_documents, on_terminal
-from trainer.model.config import ModelConfig
 from xl_export.serve.http.base import models
 
 SIZES = Sizes(
@@ -95,12 +94,6 @@ def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) 
     first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
     assert [at for at, _ in session.fed[-(last - first) :]] == [[at, at] for at in range(first, last)]
     assert min(at for positions, _ in session.fed for at in positions) >= 0
-
-
-def test_a_prompt_is_fed_once_and_in_pieces() -> None:
-    session = Recorder()
-    baseline_prompt(cast(Session, session), [4, 0, 1, 3, 2, 0], 2)
-    assert session.fed == [([0], [4]), ([2], [1]), ([4], [2])]
 
 
 def test_rounds_of_the_loop_are_those_of_a_server() -> None:
@@ -216,13 +209,6 @@ def test_the_table_shows_targets_and_what_was_skipped() -> None:
     history = History((a_run("serve", rows, config="small"),))
     assert table("serve", history)[2:5] == written[2:5]  # those with a target
     assert table("serve", History(())) == [NOTHING]
-
-
-def test_a_llama_has_about_as_many_bytes() -> None:
-    model = ModelConfig(layers=6, d_model=256, heads=4, head_dim=64, d_ff=1024, vocab_size=256)
-    width = llama.feed_forward_width(model, 20_000_000)
-    words = 6 * (4 * 256 * 256 + 3 * 256 * width) + 2 * 259 * 256
-    assert 4 * words == pytest.approx(20_000_000, rel=0.02)
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], (2, 7)), (["--threads", "2"], (2, 2))])

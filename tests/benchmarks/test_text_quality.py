@@ -72,14 +72,6 @@ def test_all_predictors_are_scored_on_the_same_bytes(teller, tmp_path):
     assert f"test.txt {hashes['test.txt'][:12]}…" in note
 
 
-def test_ngrams_are_as_large_as_all_their_arrays():
-    tokens = {"train": np.arange(40) % 7, "test": np.arange(9) % 7}
-    row = text_quality._of_ngrams(tokens, 9, vocab_size=7)
-    # 8 bytes for each gram, count, context, total and freed probability, and 4 discounts an order. The text
-    # repeats itself, so every order has 7 n-grams, and as many contexts but for the unigrams.
-    assert row.size_bytes == 8 * (5 * 14 + 4 * 21 + 1 * 3 + 5 * 4)
-
-
 def test_a_missing_artefact_comes_with_its_command(tmp_path, monkeypatch):
     monkeypatch.setattr(text_quality, "find_shipped", lambda artefact: None)
     with pytest.raises(

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from runtimes.base.files import read_npz, write_json
 from runtimes.contract.vocabulary import CharVocab
 from tests.commands import json_of, refused, xl
-from xl_export.cli.main import main
 
 COMPUTED_BY_PYTORCH = {"computed_by": "PyTorch", "kernel": None}
 
@@ -142,11 +140,3 @@ def test_token_ids_score_as_their_text(
     np.save(tmp_path / "some.npy", tokens[:400].astype(np.uint8))
     from_ids = json_of(xl("eval", run, "--text", tmp_path / "some.npy", "--ids", "--json"))
     assert without_speed(from_ids) == without_speed(json_of(xl("eval", run, "--text", text_file, "--json")))
-
-
-def test_a_text_is_read_from_standard_input(run: Path, text_file: Path) -> None:
-    options = ["eval", str(run), "--json", "--text"]
-    piped = CliRunner().invoke(main, [*options, "-"], input=text_file.read_bytes())
-    assert json_of(piped)["nats"] == json_of(xl(*options, text_file))["nats"]
-    strange = CliRunner().invoke(main, [*options, "-"], input="\u2603".encode())
-    refused(strange, "standard input: '\u2603', character 1 of the text", "is not among")

@@ -63,17 +63,6 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
     assert json.loads(stopped.splitlines()[-1])["ended"] == "stop"
 
 
-def test_text_in_quotation_marks_is_a_text_and_format_decides(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    folder, file = artefacts["ring"], tmp_path / "prompts"
-    for content, options in (('"Hello," she said', ()), ('"Hello"', ("--format", "lines"))):
-        file.write_text(content)
-        expected = xl("generate", folder, "--prompt", content, *GREEDY).stdout
-        assert expected.startswith(content)
-        assert xl("generate", folder, "--prompts", file, *options, *GREEDY).stdout == expected
-
-
 def test_searches_print_the_best_and_as_json_all(artefacts: dict[str, Path]) -> None:
     for options in (["--beams", "3"], ["--best-of", "3", "--seed", "2"]):
         command = ["generate", artefacts["ring"], "--prompt", "The ", "--tokens", "8", *options]

@@ -4,7 +4,6 @@ mistake.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -134,28 +133,6 @@ def test_existing_folders_are_kept_unless_forced(
     refused(xl(*options), "exists already", "--force")
     assert xl(*options, "--force").exit_code == 0
     assert (out / "attention.json").read_text() != "earlier"
-
-
-def test_the_memory_that_is_looked_at_can_be_chosen(
-    undrawn: None, run: Path, text_file: Path, tmp_path: Path
-) -> None:
-    opened = load_run(run)
-    tokens = opened.vocab.encode(text_file.read_bytes())[:100]
-    for mem_len in (0, 5, 40):
-        out = tmp_path / f"pictures-{mem_len}"
-        options = f"--text {text_file} --out {out} --tokens 100 --mem-len {mem_len} --json"
-        result = xl(f"attention {run} {options}")
-        facts = json.loads(result.stdout)
-        assert (facts["rule"]["mem_len"], facts["rule"]["segment"], facts["positions"]) == (
-            mem_len,
-            8,
-            100 - mem_len,
-        )
-        rule = dataclasses.replace(opened.config.evaluation, mem_len=mem_len)
-        seen = observe(opened.model.eval(), tokens, rule, stretch=range(84, 100))
-        arrays = read_npz(out / "attention.npz")
-        assert arrays["average"].shape[-1] == mem_len + 1
-        np.testing.assert_array_equal(arrays["average"], seen.average)
 
 
 def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_path: Path) -> None:

@@ -8,15 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runtimes.contract.vocabulary import load_vocab
 from tests.commands import json_of, xl
 from trainer.data.dataset import open_dataset
-from trainer.data.source import load_source
 from trainer.data.text import load_splits
-from trainer.run.config import TrainConfig
 
 KINDS = ("ids", "subword")
 
@@ -97,13 +94,6 @@ def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[.
     (tmp_path / "both.json").write_text(json.dumps(both))
     result = xl("train", tmp_path / "both.json", "--out", tmp_path / "other")
     assert "Warning: vocab is byte in" in result.stderr
-
-
-def test_the_test_part_is_mapped_into_memory(chain: Callable[..., Any]) -> None:
-    made = chain("ids")
-    source = load_source(TrainConfig.load(made.run / "config.json"))
-    assert isinstance(source.files["test.npy"], np.memmap)
-    assert np.load(made.run / "test.npy").tolist() == source.files["test.npy"].tolist()
 
 
 def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str) -> None:
