@@ -1,6 +1,6 @@
-"""Opening or exporting once in a new process, which shows the seconds and the memory of this work alone.
+"""Opening once in a new process, which shows the seconds and the memory of this work alone.
 
-`python -m benchmarks.child WHAT ARGUMENT…` prints one line of JSON. The memory comes from /proc of Linux, and
+`python -m benchmarks.child THREADS PATH` prints one line of JSON. The memory comes from /proc of Linux, and
 is null on other systems.
 """
 
@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ from runtimes.base.errors import ArtefactError
 STATUS = Path("/proc/self/status")
 
 
-def in_child(what: str, *arguments: object, threads: int) -> dict[str, Any]:
-    """The report of a new process about `open` or `export`; raises ArtefactError where the process fails."""
-    command = [sys.executable, "-m", "benchmarks.child", what, str(threads), *map(str, arguments)]
+def open_in_child(path: Path, *, threads: int) -> dict[str, Any]:
+    """The report of a new process; raises ArtefactError if the process fails."""
+    command = [sys.executable, "-m", "benchmarks.child", str(threads), str(path)]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise ArtefactError(
-            f"{what} failed in a new process ({lines[-1] if lines else done.returncode}); please report this."
+            f"{path} could not be opened in a new process ({lines[-1] if lines else done.returncode}); "
+            "please report this."
         )
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
@@ -52,39 +52,17 @@ def measure_open(threads: int, path: str) -> dict[str, Any]:
         "open": opened - imported,
         "first_token": ready - opened,
         "memory_bytes": sum(array.nbytes for array in memory.tensors.values()),
-        **_resident(),
+        "resident_bytes": _resident(),
     }
 
 
-def measure_export(threads: int, run: str, out: str, form: str) -> dict[str, Any]:
-    """Seconds of an export, which includes the comparison with PyTorch; bytes of the process after it."""
-    import torch
-
-    import xl_export
-
-    torch.set_num_threads(threads)
-    began = time.perf_counter()
-    xl_export.export(run, out, memory=form)
-    return {"seconds": time.perf_counter() - began, **_resident()}
-
-
-def _resident() -> dict[str, int | None]:
-    """resident_bytes of now, and peak_bytes (VmHWM, since ru_maxrss includes the parent process)."""
+def _resident() -> int | None:
+    """Bytes of this process now."""
     if not STATUS.is_file():
-        return {"resident_bytes": None, "peak_bytes": None}
+        return None
     fields = dict(line.split(":", 1) for line in STATUS.read_text(encoding="utf-8").splitlines())
-    return {
-        name: int(fields[key].split()[0]) * 1024
-        for name, key in (("resident_bytes", "VmRSS"), ("peak_bytes", "VmHWM"))
-    }
-
-
-def main(arguments: Sequence[object]) -> str:
-    """The report of WHAT, the number of threads, and further arguments, as one line of JSON."""
-    what, threads, *others = map(str, arguments)
-    report = measure_open if what == "open" else measure_export
-    return json.dumps(report(int(threads), *others))
+    return int(fields["VmRSS"].split()[0]) * 1024
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1:]))
+    print(json.dumps(measure_open(int(sys.argv[1]), sys.argv[2])))

@@ -22,7 +22,6 @@ NAMES = {
     "overhead": "overhead.CASE",
     "score": "score.CASE",
     "load": "load.CASE",
-    "export": "export.CASE",
     "policy": "policy.CASE",
     "training": "training.CASE",
     "autocast-loss": "learning.autocast_loss.CASE",

@@ -23,7 +23,7 @@ from benchmarks.case import (
     repeats_option,
     words,
 )
-from benchmarks.child import in_child
+from benchmarks.child import open_in_child
 from benchmarks.measure import Timing
 from benchmarks.models import random_artefact, random_run
 from runtimes.contract.spec import WEIGHTS
@@ -57,7 +57,7 @@ def run(job: Job) -> Iterator[Row]:
     reports: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, folder in sides.items():
-            reports[side].append(in_child("open", folder, threads=job.threads))
+            reports[side].append(open_in_child(folder, threads=job.threads))
     for side, of_side in reports.items():
         resident = [report["resident_bytes"] for report in of_side]
         yield Row(

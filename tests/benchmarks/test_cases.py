@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from benchmarks import child
 from benchmarks.__main__ import main
 from benchmarks.baselines import growing
-from benchmarks.cases import CASES, export, growing_cache, latency, load, policy, score, steps
+from benchmarks.cases import CASES, growing_cache, latency, load, policy, score, steps
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing
@@ -203,28 +203,16 @@ def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytes
             rows_of(name, tiny)
 
 
-@pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
-def children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where load and export do their work: in new processes as users do, or faster in this process."""
-    if request.param == "here":
-        for case in (load, export):
-            monkeypatch.setattr(
-                case,
-                "in_child",
-                lambda what, *given, threads: json.loads(child.main([what, threads, *given])),
-            )
-
-
-def test_load_and_export_measure_both_sides(tiny: BenchmarkConfig, tmp_path: Path, children: None) -> None:
+def test_load_measures_both_sides(
+    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = lambda folder, threads: child.measure_open(threads, str(folder))  # noqa: E731
+    monkeypatch.setattr(load, "open_in_child", here)
     (opened,) = measured(tmp_path, "load", "--repeats", 1)
-    _, exported = measured(tmp_path, "export")
     assert [row["side"] for row in opened["rows"]] == ["artefact", "run in PyTorch"]
-    assert [row["form"] for row in exported["rows"]] == ["ring", "shift"]
     for row in opened["rows"]:
         assert row["open"]["median"] > 0
         assert row["resident_bytes"] > row["needed_bytes"]
-    for row in exported["rows"]:
-        assert row["peak_bytes"] > row["weight_bytes"]
 
 
 def test_training_compares_with_the_naive_attention_first(
