@@ -11,7 +11,7 @@ import os
 import sys
 from types import ModuleType
 
-from runtimes.base.errors import absent, broken_error
+from runtimes.base.errors import MissingPackageError, absent, broken_error, install
 
 # What a user has set stays as it is.
 DEFAULTS = {
@@ -80,15 +80,18 @@ def start_command() -> None:
 def load_onnxruntime() -> ModuleType:
     """The package onnxruntime, imported after `prepare_libraries`. In a command, its own log is silent.
 
-    Raises ImportError if it is not installed, and MissingPackageError if it is installed and cannot be
-    loaded, as when a library of the system is too old for it.
+    Raises MissingPackageError if it is not installed, or cannot be loaded, as when a library of the system is
+    too old for it.
     """
     prepare_libraries()
     try:
         import onnxruntime
     except (ImportError, OSError) as error:
         if absent(error) == "onnxruntime":
-            raise
+            raise MissingPackageError(
+                f"ONNX Runtime is not installed; run {install('cpu')}, or with [gpu] on a machine with an "
+                "NVIDIA GPU."
+            ) from error
         raise broken_error("onnxruntime", error, install="run `pip install -U onnxruntime`") from error
 
     if _in_command:  # its allocator, for one, logs to the logger of the process, not to the session's

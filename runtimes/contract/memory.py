@@ -374,10 +374,8 @@ def refuse_part(memory: Memory) -> None:
 
 def refuse_batch(batch: int, *, row_bytes: int) -> None:
     """Raises StreamError where no memory can have so many rows of so many bytes."""
-    if not isinstance(batch, int | np.integer):
-        raise StreamError(f"batch is {batch!r:.40}; expected a whole number from 1 to {MAX_BATCH}.")
-    if not 1 <= batch <= MAX_BATCH:
-        raise StreamError(f"batch is {batch}; expected 1 to {MAX_BATCH} rows.")
+    if not isinstance(batch, int | np.integer) or not 1 <= batch <= MAX_BATCH:
+        raise StreamError(f"batch is {batch!r:.40}; expected a whole number of rows from 1 to {MAX_BATCH}.")
     refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", mend="use a smaller batch")
 
 

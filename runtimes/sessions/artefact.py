@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.errors import ArtefactError, MissingPackageError, UserError
 from runtimes.base.logits import differences, output_differences
 from runtimes.base.progress import say_once
 from runtimes.base.startup import load_onnxruntime
@@ -112,7 +112,7 @@ def _refuse_wrong_outputs(session: Session, reference: StepReference, spec: Spec
 def _has_cuda() -> bool:
     try:
         ort = load_onnxruntime()
-    except ImportError:  # `OrtSession` says what to install
+    except MissingPackageError:  # `OrtSession` says what to install
         return False
     return PROVIDERS[BEST.kind].name in ort.get_available_providers()
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line, install
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
 from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
@@ -317,13 +317,7 @@ def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
 
 def import_onnxruntime(spec: Spec) -> Any:
     """The module `onnxruntime`; raises MissingPackageError unless it computes the artefact's operators."""
-    try:
-        onnxruntime = load_onnxruntime()
-    except ImportError as error:
-        raise MissingPackageError(
-            f"ONNX Runtime is not installed; run {install('cpu')}, or with [gpu] on a machine with an NVIDIA "
-            "GPU."
-        ) from error
+    onnxruntime = load_onnxruntime()
     major, minor, *_ = onnxruntime.__version__.split(".")
     oldest = OLDEST_24 if spec.opset >= 24 else OLDEST
     if (int(major), int(minor)) < oldest:

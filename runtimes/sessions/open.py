@@ -40,10 +40,8 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
     device that is unknown or that does not compute such a folder, and MissingPackageError for one that cannot
     be used here.
     """
-    if threads is not None and not isinstance(threads, int | np.integer):
+    if threads is not None and not (isinstance(threads, int | np.integer) and 1 <= threads <= MAX_THREADS):
         raise StreamError(f"threads is {threads!r:.40}; expected a whole number from 1 to {MAX_THREADS}.")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
     folder = Path(path)
     chosen = Device.parse(device)
     session_class = class_for(folder)

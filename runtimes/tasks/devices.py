@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Literal
 
 from runtimes.base.errors import MissingPackageError, UserError, first_line, install
 from runtimes.base.machine import available_cpus
@@ -73,24 +73,14 @@ def _report(device: Kind, computes: Folders, ask: Callable[[], str]) -> DeviceRe
         return DeviceReport(device=device, computes=computes, usable=False, sentence=str(error))
 
 
-def _onnxruntime() -> Any:
-    try:
-        return load_onnxruntime()
-    except ImportError as error:
-        raise MissingPackageError(
-            f"ONNX Runtime is not installed; run {install('cpu')}, or with [gpu] on a machine with an NVIDIA "
-            "GPU."
-        ) from error
-
-
 def _onnxruntime_on_cpu() -> str:
-    ort = _onnxruntime()
+    ort = load_onnxruntime()
     operator = "with" if fused_cpu.built() else "without"
     return f"ONNX Runtime {ort.__version__} on {available_cpus()} CPUs, {operator} the fused operator."
 
 
 def _provider(kind: Kind) -> str:
-    ort = _onnxruntime()
+    ort = load_onnxruntime()
     provider = PROVIDERS[kind]
     if fault := provider.fault(ort):
         raise MissingPackageError(f"{fault}.")

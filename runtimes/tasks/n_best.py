@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +37,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
     """
     if not math.isfinite(weight):
         raise UserError(f"weight is {weight}; expected a finite number.")
-    seen = _Seen()
+    seen = dict[int, None]()  # the last groups in order: a number for each, so that their memory is bounded
     best: BestText | None = None
     name = ""
     for score in scores:
@@ -61,33 +60,17 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
             continue
         if best is not None:
             yield best
-        if not seen.add(name):
+        if hash(name) in seen:
             raise UserError(
                 f"{place} is of group {source.group!r:.80}, which ended before; sort the texts so that those "
                 "of a group stand together."
             )
+        if len(seen) == REMEMBERED:
+            del seen[next(iter(seen))]
+        seen[hash(name)] = None
         best = BestText(group=source.group, total=total, best=score, texts=1)
     if best is not None:
         yield best
-
-
-class _Seen:
-    """The last REMEMBERED groups: a number for each, and not its name, so that their memory is bounded."""
-
-    def __init__(self) -> None:
-        self._numbers: set[int] = set()
-        self._order: deque[int] = deque()
-
-    def add(self, name: str) -> bool:
-        """Adds a group; False where it is there already."""
-        number = hash(name)
-        if number in self._numbers:
-            return False
-        if len(self._order) == REMEMBERED:
-            self._numbers.remove(self._order.popleft())
-        self._numbers.add(number)
-        self._order.append(number)
-        return True
 
 
 def _canonical(group: Any, place: str) -> str:

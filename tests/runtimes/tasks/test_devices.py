@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import OF_ARTEFACTS
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
@@ -40,11 +41,9 @@ def described(
 def test_without_onnx_runtime_everything_is_listed_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def absent() -> Any:
-        raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
-
     described(monkeypatch, ABSENT)
-    monkeypatch.setattr(devices, "load_onnxruntime", absent)
+    monkeypatch.setattr(devices, "load_onnxruntime", load_onnxruntime)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     found = [report for report in list_devices() if report.computes == "artefacts"]
     assert {report.device for report in found} == set(OF_ARTEFACTS)
     for report in found:
