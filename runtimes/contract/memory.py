@@ -203,7 +203,7 @@ class Memory:
         for name, array in held.items:  # a loop, because it is faster than built-in functions after a step
             if tensors.get(name) is not array:
                 return False
-        return self.whole is None or self.whole.holds(held.whole)
+        return self.whole is None or (held.whole is not None and self.whole.holds(held.whole))
 
     def store(self, tensors: dict[str, np.ndarray]) -> None:
         """Makes these arrays the memory's tensors; a part copies them into the arrays of its whole."""

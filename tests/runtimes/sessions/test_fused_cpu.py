@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtimes import check, open_session
-from runtimes.base.errors import ConfigError, MissingPackageError, UserError
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, UserError
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
@@ -75,7 +75,7 @@ def test_it_equals_the_standard_operators(
     sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact")
-    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment]
     compare(artefact, rows(tokens, 3, sum(cut)), cut)
 
 
@@ -112,7 +112,7 @@ def test_memory_may_be_of_halves_or_bytes(
     graph = onnx.load(artefact / FUSED, load_external_data=False).graph
     over = f"Over{'Bytes' if memory == 'int8' else 'Halves'}"
     assert any(node.op_type.endswith(over) for node in graph.node)
-    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment]
     compare(
         artefact, rows(tokens, 3, sum(cut)), cut, tolerance=2e-3
     )  # a key on the edge between two halves or bytes may go either way
@@ -141,7 +141,7 @@ def test_tables_and_persistent_vectors_may_be_of_halves_or_bytes(
     graph = onnx.load(artefact / FUSED, load_external_data=False).graph
     nodes = [node for node in graph.node if node.op_type == "RingRelativeLayer"]
     assert all(node.input[i].endswith(kind) for node in nodes for i in (4, 13, 14))
-    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment]
     compare(artefact, rows(tokens, 3, sum(cut)), cut)
 
 
@@ -286,3 +286,74 @@ def test_a_library_that_cannot_be_loaded_is_named(
         MissingPackageError, match=r"the fused operator .*other\.so could not be loaded .* delete it"
     ):
         open_session(artefacts["ring"])
+
+
+# Altered graphs are refused with a sentence, before anything is read elsewhere.
+
+
+def test_a_table_without_rows_is_refused(
+    artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "altered"
+    shutil.copytree(artefacts["ring"], folder)
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    name = next(node for node in model.graph.node if node.op_type == "RingRelativeLayer").input[4]
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    heads, width, _ = tensor.dims
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros((heads, width, 0), np.float32), name))
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match="do not fit together"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("heads", 3),
+        ("mem_len", 1 << 40),
+        ("mem_len", 17),
+        ("query_at", 90),
+        ("key_at", -1),
+        ("value_at", 1 << 62),
+    ],
+)
+def test_a_graph_that_would_read_elsewhere_is_refused(
+    attribute: str, value: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "altered"
+    shutil.copytree(artefacts["ring"], folder)
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "RingRelativeLayer")
+    next(a for a in node.attribute if a.name == attribute).i = value
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match=r"could not (be loaded|run)"):
+        one_step(folder)
+
+
+@pytest.mark.parametrize(("dropped", "given"), [(1, 2), (2, 3), (3, 17), (4, 18)])
+def test_a_graph_without_its_ring_outputs_is_refused(
+    dropped: int,
+    given: int,
+    artefacts: dict[str, Path],
+    in_bytes: Path,
+    reseal: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """Outputs 3 and 4 are the scales of a ring of bytes."""
+    folder = Path(shutil.copytree(artefacts["ring"] if dropped < 3 else in_bytes, tmp_path / "altered"))
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type.startswith("RingRelativeLayer"))
+    past = node.input[given]
+    model.graph.node.append(onnx.helper.make_node("Identity", [past], [node.output[dropped]]))
+    node.output[dropped] = ""
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match="could not run"):
+        one_step(folder)
+
+
+def one_step(folder: Path) -> None:
+    session = OrtSession.open(folder, kernel="fused")
+    session.step(np.zeros((1, 8), np.int64), session.start(1))
