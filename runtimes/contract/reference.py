@@ -242,8 +242,15 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
     Raises ArtefactError if anything does not fit.
     """
     path = folder / REFERENCE
-    arrays = _read_arrays(path, _contents(folder, spec))
-    reference = Reference(**arrays)
+    contents = _contents(folder, spec)
+    document = _document(ReferenceFile, path, contents)
+    reference = Reference(
+        tokens=_listed(path, document.tokens, np.int64),
+        segments=_listed(path, document.segments, np.int64),
+        restarts=_listed(path, document.restarts, bool),
+        log_probs=_array(path, "log_probs", document.log_probs, contents),
+        last=_array(path, "last", document.last, contents),
+    )
     batch, length = reference.log_probs.shape if reference.log_probs.ndim == 2 else (0, 0)
     expected = {
         "tokens": ("int64", (batch, length + 1)),
@@ -252,7 +259,7 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
         "log_probs": ("float32", (batch, length)),
         "last": ("float32", (batch, spec.model.vocab_size)),
     }
-    found = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    found = {name: (array.dtype.name, array.shape) for name, array in vars(reference).items()}
     fits = (
         found == expected
         and reference.log_probs.size
@@ -265,19 +272,6 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
     if not (are_log_probs(reference.log_probs) and are_log_probs(reference.last)):
         raise ArtefactError(f"{path} has answers that are not log-probabilities; export the artefact again.")
     return reference
-
-
-def _read_arrays(path: Path, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-    """The arrays in `reference.json` and `reference.bin` of a language model."""
-    document = _document(ReferenceFile, path, contents)
-    arrays = {
-        "tokens": _listed(path, document.tokens, np.int64),
-        "segments": _listed(path, document.segments, np.int64),
-        "restarts": _listed(path, document.restarts, bool),
-    }
-    for name, stored in (("log_probs", document.log_probs), ("last", document.last)):
-        arrays[name] = _array(path, name, stored, contents)
-    return arrays
 
 
 def _listed(path: Path, values: object, dtype: type) -> np.ndarray:
