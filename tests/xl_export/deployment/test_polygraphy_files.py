@@ -48,6 +48,7 @@ def run_tool(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_tool_itself_finds_the_same_answers(files: Path) -> None:
     line = (files / COMMANDS).read_text().splitlines()[0]
     told = run_tool(files, line)
