@@ -151,16 +151,15 @@ def _find(exchange: Exchange) -> Endpoint:
     """
     path = exchange.path
     method = "GET" if exchange.method == "HEAD" else exchange.method
-    methods = set()
+    found = [(each, match) for each in ENDPOINTS if (match := each.pattern.fullmatch(path))]
+    for each, match in found:
+        if each.method == method:
+            exchange.params = match.groupdict()
+            return each
     known = "other"  # requests are counted by the path of an endpoint, so that strangers cannot add paths
-    for each in ENDPOINTS:
-        if match := each.pattern.fullmatch(path):
-            if each.method == method:
-                exchange.params = match.groupdict()
-                return each
-            methods.add(each.method)
-            known = each.path
-    if methods:
+    if found:
+        known = min((each.path for each, _ in found), key=lambda path: "{" in path)
+        methods = {each.method for each, _ in found if each.path == known}
         allowed = sorted(methods | ({"HEAD"} if "GET" in methods else set()))
         sentence = f"{path} does not answer {method}; send {' or '.join(allowed)}."
         refusal = RefusedError(sentence, status=405, allow=", ".join(allowed))
