@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -82,12 +81,8 @@ def _meant(names: list[str], depth: int, record: type) -> str | None:
 
 def _record(hint: Any) -> type | None:
     """The dataclass that a type is, or is where it is not null."""
-    choices = (hint, *typing.get_args(hint)) if _is_optional(hint) else (hint,)
+    choices = (hint, *typing.get_args(hint))
     return next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)  # type: ignore[return-value]
-
-
-def _is_optional(hint: Any) -> bool:
-    return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def _parsed(text: str, hint: Any, *, where: str) -> Any:

@@ -67,7 +67,8 @@ def launch(command: Sequence[str], processes: int) -> None:
             )
             if failure.exitcode == 2:  # it has said on standard error why it ended
                 raise SystemExit(2) from None
-            name = _name(failure.exitcode)
+            code = failure.exitcode
+            name = signal.Signals(-code).name if code < 0 else f"an error (exit code {code})"
             raise UserError(
                 f"process {failure.local_rank + 1} of {processes} was ended by {name}; the last checkpoint "
                 "is kept: continue with `xl-export train --resume RUN`, on any number of processes."
@@ -98,7 +99,8 @@ def reporting() -> Iterator[None]:
         elif isinstance(error, LostError):
             time.sleep(SETTLE)  # a consequence: the launcher names the lost process, once it has seen its end
         elif folder is not None and isinstance(found, UserError):
-            _report(folder, found)
+            name = f"{int(os.environ.get('RANK', '0')):06}"
+            Path(folder, name).write_text(str(found), encoding="utf-8")
         code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "code", 2)
         if isinstance(code, int) and code:
             _end(code)
@@ -114,15 +116,6 @@ def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _report(folder: str, error: UserError) -> None:
-    name = f"{int(os.environ.get('RANK', '0')):06}"
-    Path(folder, name).write_text(str(error), encoding="utf-8")
-
-
-def _name(exit_code: int) -> str:
-    return signal.Signals(-exit_code).name if exit_code < 0 else f"an error (exit code {exit_code})"
 
 
 @contextmanager

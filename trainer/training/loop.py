@@ -30,7 +30,7 @@ from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, with_vocab_size
 from trainer.model.model import parameter_shapes as sizes
-from trainer.run.checkpoint import RUN_FILES, TEST, load_run, matching_vocab, refuse_no_run
+from trainer.run.checkpoint import RUN_FILES, load_run, matching_vocab, refuse_no_run
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
@@ -41,8 +41,6 @@ from trainer.training.reporting.sample import sample_text
 from trainer.training.snapshot import Writer, best_weights, facts_of, mend, restore, save, snapshot, write
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
-
-__all__ = ["METRICS", "TEST", "config_of", "resume", "train"]
 
 
 def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress: bool = True) -> Path:

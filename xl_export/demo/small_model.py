@@ -18,8 +18,9 @@ from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.generate import generate
+from trainer.run.checkpoint import TEST
 from trainer.run.config import TrainConfig
-from trainer.training.loop import TEST, train
+from trainer.training.loop import train
 from xl_export.artefact.export import export
 from xl_export.demo.shipped import WIDTH, echo_title
 
