@@ -75,7 +75,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(
 ) -> None:
     config = make_config(steps=12, **changes)
     run = stopped(config, stop)
-    assert state(run)[1]["step"] == stop // config.checkpoint_every * config.checkpoint_every
+    regular = stop // config.checkpoint_every * config.checkpoint_every
+    assert regular <= state(run)[1]["step"] <= stop, "a better validation is a checkpoint too"
     torch.manual_seed(99)  # another process would not have this one's random state
     assert_same_run(resume(run, progress=False), trained(config))
 
