@@ -6,6 +6,7 @@ import io
 import os
 import resource
 import stat
+import struct
 import tracemalloc
 import zipfile
 import zlib
@@ -200,6 +201,9 @@ def test_truncated_prefixed_and_foreign_files_are_refused(tmp_path: Path) -> Non
     data = archive(tmp_path / "whole.npz", npy(ARRAY), npy(ARRAY), method=zipfile.ZIP_DEFLATED).read_bytes()
     foreign = [data[:size] for size in range(0, len(data), 7)]
     foreign += [npy(ARRAY), npy(ARRAY) + data, b"\x80\x04" + data, b"x" * 100, zlib.compress(data)]
+    stored = archive(tmp_path / "stored.npz", npy(ARRAY)).read_bytes()
+    foreign += [stored.replace(struct.pack("<f", 7), struct.pack("<f", 8))]  # its checksum is wrong
+    foreign += [archive(tmp_path / "odd.npz", npy(ARRAY), method=zipfile.ZIP_LZMA).read_bytes()]
     for number, content in enumerate(foreign):
         path = tmp_path / f"{number}.npz"
         path.write_bytes(content)
