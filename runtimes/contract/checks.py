@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from runtimes.contract.memory import (
     DeviceTensor,
     Memory,
     refuse_batch,
-    refuse_no_memory,
 )
 from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.session import Session
@@ -239,12 +237,6 @@ def value_outside(values: np.ndarray, least: int, most: int) -> int | None:
     """One of some integers that is not from `least` to `most`; None if all are."""
     lowest, highest = value_range(values)
     return highest if highest > most else lowest if lowest < least else None
-
-
-def memory_in_use(memory: Memory) -> AbstractContextManager[None]:
-    """`Memory.in_use` of what the caller gave; raises StreamError where that is no memory at all."""
-    refuse_no_memory(memory)
-    return memory.in_use()
 
 
 def load_memory(path: Path | str, session: Session) -> Memory:

@@ -23,14 +23,13 @@ from runtimes.contract.checks import (
     checked_targets,
     checked_tokens,
     last_fed,
-    memory_in_use,
     new_memory,
     refuse_after_fork,
     tokens_by_name,
     value_outside,
     value_range,
 )
-from runtimes.contract.memory import MAX_POSITION, Memory
+from runtimes.contract.memory import MAX_POSITION, Memory, refuse_no_memory
 from runtimes.contract.promises import refuse_apart, refuse_unpromised
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
@@ -194,7 +193,8 @@ class GraphSession(ABC):
         given: inputs by name. The logits of a language model are [B, T, V] of all positions, [B, V] of each
         row's last one, or [0, V].
         """
-        with memory_in_use(memory):
+        refuse_no_memory(memory)
+        with memory.in_use():
             step: Step | None = memory.step
             if step is None or lengths is not None or not step.repeats(self, given, memory, logits_of):
                 step = self._new_step(given, memory, lengths, logits_of)

@@ -22,13 +22,12 @@ from runtimes.contract.checks import (
     checked_targets,
     checked_tokens,
     last_fed,
-    memory_in_use,
     new_memory,
     refuse_after_fork,
     tokens_by_name,
 )
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
-from runtimes.contract.memory import Memory
+from runtimes.contract.memory import Memory, refuse_no_memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.tensors import TensorSpec, row_bytes, state_tensors
@@ -253,7 +252,8 @@ class TorchSession:
         """The last layer's output [B, T, D], NaN for padding, and the memory after the segment."""
         import torch
 
-        with memory_in_use(memory):
+        refuse_no_memory(memory)
+        with memory.in_use():
             tokens = checked_tokens(self, tokens, memory)
             refuse_after_fork(self._process)
             lengths = checked_lengths(lengths, tokens)
