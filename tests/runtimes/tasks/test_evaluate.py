@@ -150,3 +150,17 @@ def test_log_probabilities_are_stable_for_large_logits() -> None:
     logits = np.array([[[1000.0, 0.0, -1000.0]]], np.float32)
     assert log_sum_exp(logits)[0, 0] == 1000.0
     assert log_probability(logits, np.array([[1]]))[0, 0] == -1000.0
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_one_token_has_the_bits_that_it_has_among_others() -> None:
+    chance = np.random.default_rng(0)
+    for size in (1, 2, 140, 2560):
+        logits = (chance.normal(size=(3, 20, size)) * 9).astype(np.float32)
+        targets = chance.integers(-1, size, (3, 20))
+        for row, value in enumerate((np.nan, np.inf, -np.inf)):
+            logits[row, :2, 0] = value
+        whole = log_probability(logits, targets)
+        for row, at in np.ndindex(targets.shape):
+            one = log_probability(logits[row : row + 1, at : at + 1], targets[row : row + 1, at : at + 1])
+            np.testing.assert_array_equal(one, whole[row : row + 1, at : at + 1])
