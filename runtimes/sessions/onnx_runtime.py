@@ -40,6 +40,8 @@ COMPUTED_BY: dict[Kernel, str] = {
 }
 ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
 FROM_MEMORY = "add_external_initializers_from_files_in_memory"
+# ONNX Runtime computes with the bytes that it is given for a file; releases before this option copy them.
+WITHOUT_COPY = "session.use_external_initializer_file_buffers_directly"
 FORMAT = "session.load_model_format"
 # Microseconds that a thread of a step waits awake for work. By default it waits so long that, while other
 # processes compute, a step takes longer with two threads than with one.
@@ -56,7 +58,8 @@ class OrtSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over one artefact's step graph.
 
     library: the file of the fused operator, where the graph uses it. contents: of the graph and its weights,
-    by file name, where they were read and verified already; ONNX Runtime copies what it needs of them.
+    by file name, if they were read and verified already. The session keeps the weights and computes with
+    these very bytes.
     """
 
     def __init__(
@@ -158,10 +161,13 @@ class OrtSession(GraphSession):
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
+        options.add_session_config_entry(WITHOUT_COPY, "1")
         if library:
             self._register(options, library)
         try:
-            return load_graph(self._ort, self.spec, graph, contents, options, ON_THE_CPU)
+            session = load_graph(self._ort, self.spec, graph, contents, options, ON_THE_CPU)
+            session.weights = contents.get(WEIGHTS)  # they must live as long as what computes with them
+            return session
         except ArtefactError:
             raise
         except Exception as error:  # ONNX Runtime raises bare classes of its own for every damaged graph
