@@ -17,10 +17,9 @@ from typing import Literal
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.machine import DRIVER_VERSION
 from runtimes.base.sealed import FileFacts, read_sealed, verify_file, write_sealed
-from runtimes.contract.spec import ANSWERS, REFERENCE, SPEC, VOCAB, Spec, read_spec
+from runtimes.contract.spec import ANSWERS, BUILD, REFERENCE, SPEC, VOCAB, Spec, read_spec
 from runtimes.contract.vocabulary import VOCAB_FILES
 
-BUILD = "build.json"
 PLAN = "step.plan"
 SCHEMA = 1
 MAX_AXIS = 1 << 16  # rows, or tokens, in any profile

@@ -52,6 +52,7 @@ from runtimes.contract.vocabulary import VOCAB as VOCAB
 
 SCHEMA = 1
 SPEC = "spec.json"
+BUILD = "build.json"  # next to SPEC in the folder of an engine
 GRAPH = "step.onnx"
 WEIGHTS = "weights.bin"
 REFERENCE = "reference.json"

@@ -13,10 +13,9 @@ from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.device import Device
-from runtimes.contract.engine import BUILD
 from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session, SessionClass
-from runtimes.contract.spec import SPEC
+from runtimes.contract.spec import BUILD, SPEC
 
 # The file that marks a folder's kind, and the class for it. A class is named here and imported only when it
 # is needed.

@@ -12,10 +12,9 @@ from pathlib import Path
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_bytes, read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.contract.engine import BUILD
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_language_model, refuse_ort_format
+from runtimes.contract.spec import BUILD, FUSED, SPEC, VOCAB, Spec, load_language_model, refuse_ort_format
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
 from runtimes.tasks.check import check

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -163,6 +162,8 @@ def _compiler() -> list[str]:
 
 
 def _compile(compiler: list[str], library: Path) -> None:
+    import subprocess  # takes milliseconds, and sessions do not need it
+
     command = [*compiler, *FLAGS, *NATIVE, "-shared", str(FOLDER / SOURCES[0]), "-o", str(library)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -215,11 +216,8 @@ def _fault(path: Path) -> str | None:
 
 def _key() -> str:
     """A hash of sources, flags and processor, so that no other version's library is ever loaded."""
-    facts = [
-        platform.machine(),
-        *FLAGS,
-        *NATIVE,
-        listed(),
-        *((FOLDER / name).read_text(encoding="utf-8") for name in SOURCES),
-    ]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:DIGITS]
+    digest = hashlib.sha256(repr([platform.machine(), *FLAGS, *NATIVE, listed()]).encode())
+    for name in SOURCES:
+        content = (FOLDER / name).read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:DIGITS]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from runtimes.base.machine import driver_version
-from runtimes.contract.engine import Gpu
+
+if TYPE_CHECKING:
+    from runtimes.contract.engine import Gpu
 
 LIBRARY = "libcuda.so.1"
 # The driver's numbers for the two parts of a compute capability.
@@ -51,6 +54,8 @@ def ask_driver() -> DriverFacts:
 
 
 def _gpu(cuda: ctypes.CDLL, number: int) -> Gpu:
+    from runtimes.contract.engine import Gpu  # needed only if there is a GPU
+
     device = ctypes.c_int()
     value = ctypes.c_int()
     cuda.cuDeviceGet(ctypes.byref(device), number)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from runtimes.contract.engine import BUILD
+from runtimes.contract.spec import BUILD
 from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.settings import EngineSettings

@@ -14,8 +14,8 @@ import pytest
 
 from runtimes import check
 from runtimes.base.errors import ConfigError
-from runtimes.contract.engine import BUILD, load_engine, save_engine
-from runtimes.contract.spec import GRAPH, load_spec
+from runtimes.contract.engine import load_engine, save_engine
+from runtimes.contract.spec import BUILD, GRAPH, load_spec
 from tests import fake_gpu
 from tests.commands import refused, xl
 from tests.conftest import RULE

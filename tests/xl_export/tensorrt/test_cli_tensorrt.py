@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtimes.contract.engine import BUILD, PLAN, load_engine, side_files
-from runtimes.contract.spec import load_spec
+from runtimes.contract.engine import PLAN, load_engine, side_files
+from runtimes.contract.spec import BUILD, load_spec
 from tests import fake_gpu
 from tests.commands import json_of, refused, xl
 from tests.nightly import every

@@ -20,7 +20,7 @@ from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
-from runtimes.sessions.artefact import refuse_wrong_answers
+from runtimes.sessions.ort_gpu.trial import refuse_wrong_answers
 from tests import host_gpu
 from tests.sealing import sealed
 from tests.steps import observed

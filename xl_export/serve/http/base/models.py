@@ -15,10 +15,9 @@ from pathlib import Path
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.machine import available_cpus
 from runtimes.contract.device import AUTO, CPU, Device
-from runtimes.contract.engine import BUILD
 from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session, is_language_model
-from runtimes.contract.spec import GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
+from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
 from xl_export.serve.core.cache import PrefixCache
