@@ -118,6 +118,7 @@ def test_echo_gives_the_true_log_probabilities_of_the_prompt(
         offsets = [offset for part in found for offset in part.text_offset]
         text = "".join(part.text for part in own)
         assert text.startswith(PROMPT)
+        assert [part.finish_reason for part in own if part.finish_reason] == ["length"]
         assert "".join(tokens) == text
         assert len(tokens) == len(ids) + max_tokens
         assert offsets == list(range(len(text)))  # of characters

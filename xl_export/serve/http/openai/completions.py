@@ -297,9 +297,10 @@ class Completion:
 
     async def _end(self, choice: _Choice, ended: Ended) -> None:
         """The end of a choice, with the text that was held back; raises RefusedError for one cut short."""
-        choice.reason = REASONS.get(ended.reason)
-        if choice.reason and not choice.begun:
+        reason = REASONS.get(ended.reason)
+        if reason and not choice.begun:
             await self._begin(choice)
+        choice.reason = reason
         if not self._plan.stream:
             choice.parts.append(ended.text)
         elif choice.reason or ended.text:
