@@ -103,8 +103,9 @@ def refuse_existing_run(out: Path, *, force: bool, sources: Sequence[Path]) -> N
 def _start(
     config: TrainConfig, out: Path, ranks: Ranks, held: ExitStack, *, force: bool, progress: bool
 ) -> None:
-    named = {name: getattr(config, name) for name in ("text", "data", "vocab", "start_from")}
-    paths = {name: Path(path) for name, path in named.items() if path not in (None, *VOCAB_KINDS)}
+    vocab = None if config.vocab in VOCAB_KINDS else config.vocab
+    named = {"text": config.text, "data": config.data, "vocab": vocab, "start_from": config.start_from}
+    paths = {name: Path(path) for name, path in named.items() if path is not None}
     sources = [path for name, path in paths.items() if name != "start_from"]
     ranks.on_first(lambda: refuse_existing_run(out, force=force, sources=sources))
     if config.data is not None:

@@ -130,8 +130,8 @@ def test_a_run_with_a_relative_text_resumes_from_another_folder(
     make_config: Make, tmp_path: Path, plain_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.txt").write_text(plain_text)
-    train_until(make_config(text="own.txt", steps=8), tmp_path / "run", 6)
+    (tmp_path / "word").write_text(plain_text)  # also the name of a kind of vocabulary
+    train_until(make_config(text="word", steps=8), tmp_path / "run", 6)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     resume(tmp_path / "run", progress=False)
