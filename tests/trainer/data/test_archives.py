@@ -222,10 +222,15 @@ REFUSED = {
                 header(size=b"\xff" + b"\xff" * 9 + b"\xfc\x00"),  # minus 1024
                 header(size=b"77777777777\0"),  # 8 GiB
                 header(size=b"\x80" + b"\x7f" * 11),  # more than there is
-                header(size=b"77777777777\0", typeflag=b"x"),  # an extended header that would be read whole
-                header(size=b"77777777777\0", typeflag=b"L"),
             ]
         )
+    },
+    **{
+        f"vast extended header {kind!r}": (  # which would be read whole
+            gzip.compress(header() + header(size=b"77777777777\0", typeflag=kind) + bytes(4096)),
+            "a header of 8589934592 bytes",
+        )
+        for kind in (b"x", b"L")
     },
 }
 
