@@ -315,12 +315,13 @@ class Matrix {
     uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(to.values));
     const int64_t here = std::min(width, columns_ - first);
     const bool in_halves = form_ == NIBBLES;
-    const int64_t together = in_halves ? nibbles::TOGETHER : bytes::TOGETHER;
     // The byte of k and a column.
     const auto place = [&](int64_t k, int64_t c) {
       const int64_t strip = c / (PAIR * LANES), strips = width / (PAIR * LANES);
       const int64_t above = in_halves ? k % 4 / 2 : c / LANES % PAIR;
-      return ((k / together * strips + strip) * LANES + c % LANES) * 4 + k % 2 * 2 + above;
+      // Each by a constant: a division by a variable would take longer than all else here.
+      const int64_t row = in_halves ? k / nibbles::TOGETHER : k / bytes::TOGETHER;
+      return ((row * strips + strip) * LANES + c % LANES) * 4 + k % 2 * 2 + above;
     };
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
       if (form_ == FLOATS) floats[(c / STRIP * padded_ + k) * STRIP + c % STRIP] = number;
