@@ -1,7 +1,7 @@
 """Opening once in a new process, which shows the seconds and the memory of this work alone.
 
-`python -m benchmarks.child THREADS PATH` prints one line of JSON. The memory comes from /proc of Linux, and
-is null on other systems.
+The process runs this file as a program, which prints one line of JSON. The memory comes from /proc of Linux,
+and is null on other systems.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtimes.base.errors import ArtefactError
-
 STATUS = Path("/proc/self/status")
 
 
 def open_in_child(path: Path, *, threads: int) -> dict[str, Any]:
     """The report of a new process; raises ArtefactError if the process fails."""
-    command = [sys.executable, "-m", "benchmarks.child", str(threads), str(path)]
+    from runtimes.base.errors import ArtefactError
+
+    # Not as a module: importing `benchmarks` would import what is to be measured.
+    command = [sys.executable, "-c", Path(__file__).read_text("utf-8"), str(threads), str(path)]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()

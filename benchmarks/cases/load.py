@@ -36,7 +36,7 @@ class Row(CaseRow):
     """One side."""
 
     side: str
-    #: Of the packages.
+    #: Of NumPy, ONNX Runtime and this project, or PyTorch in place of ONNX Runtime.
     imports: Timing
     #: From the call to the session.
     open: Timing
