@@ -189,7 +189,8 @@ def line_of(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: 
     score, group = (result.best, result) if isinstance(result, BestText) else (result, None)
     tokens = _tokens(score, vocab) if each else None
     if as_json:
-        return json.dumps(_document(score, group, tokens), ensure_ascii=False)
+        # An id from Parquet may be a date or a decimal number; it becomes a text.
+        return json.dumps(_document(score, group, tokens), ensure_ascii=False, default=str)
     text = score.source.text
     shown = text.translate(ESCAPES) if isinstance(text, str) else " ".join(map(str, text))
     columns = [f"{score.log_prob:.4f}", str(score.tokens), str(score.unknown), shown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -187,6 +188,17 @@ def test_changed_parquet_files_are_refused(tmp_path: Path) -> None:
     written(["abc", "fed", "abc"])
     with pytest.raises(TextError, match="has changed since the call began"):
         list(texts_of(blocks[0]))
+
+
+def test_a_date_in_parquet_is_an_id_as_text(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = str(tmp_path / "a.parquet")
+    parquet.write_table(arrow.table({"text": ["abc"], "id": [datetime.date(2020, 1, 2)]}), file)
+    options = ScoreOptions(window=WINDOW, as_json=True)
+    work = ScoreBlock(str(ARTEFACT), "cpu", 1, facts_of(str(ARTEFACT), "cpu", 1), asdict(options))
+    [block] = numbered([blocks_of(file, None, 1)])
+    assert json.loads(work(json.dumps(asdict(block))).splitlines()[1])["id"] == "2020-01-02"
 
 
 @pytest.mark.parametrize(
