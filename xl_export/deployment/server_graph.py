@@ -27,7 +27,6 @@ from xl_export.graph.ops import TYPES, Ops, graph_input
 START = "START"  # the control input: 1 for the first request of a sequence
 READ = "past."  # prefix of the names of state inputs
 WRITTEN = "present."  # prefix of the names of state outputs
-POSITION = "position"  # the key of the state that counts tokens
 NUMBER_WIDTH = 4  # digits of layer numbers in keys
 
 

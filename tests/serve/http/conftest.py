@@ -6,7 +6,7 @@ import asyncio
 import io
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -59,9 +59,6 @@ class Running:
         """What a SIGTERM does; nothing where the server has ended."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.web.end)
-
-
-Serving = Callable[..., AbstractContextManager[Running]]
 
 
 @contextmanager
