@@ -176,7 +176,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         )
         prompts.append(found)
         tokens += len(found)
-    # Tokens that are in memory at once: those of prompts as log-probabilities, and what is not streamed.
+    # Tokens in memory at once: prompts with log-probabilities, and choices that are not streamed.
     shown = tokens if echo and log_probs is not None else 0
     drawn = 0 if stream else max_tokens * best_of * len(listed)
     refuse_long_answer(limits, shown + drawn, log_probs, "logprobs" if shown else "max_tokens")
