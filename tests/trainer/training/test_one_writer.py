@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from runtimes.base.lock import LOCK
 from tests.commands import refused, xl
 from tests.trainer.training.runs import train_until
 from trainer.run.config import TrainConfig
+from trainer.training import loop
 from trainer.training.loop import resume, train
+from trainer.training.state import Training
 
 HOLD = """
 import sys, time
@@ -27,7 +30,7 @@ with only_writer(Path(sys.argv[1]), doing="trained"):
 
 
 def test_a_run_in_training_is_neither_resumed_nor_replaced(
-    make_config: Callable[..., TrainConfig], tmp_path: Path
+    make_config: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, run = make_config(steps=20, checkpoint_every=5), tmp_path / "run"
     train_until(config, run, step=10)
@@ -41,7 +44,16 @@ def test_a_run_in_training_is_neither_resumed_nor_replaced(
             train(config, run, force=True, progress=False)
         assert (run / "metrics.jsonl").read_bytes() == metrics
         other.kill()
+    held = []
+    go_on = loop._continue
+
+    def noted(training: Training, out: Path, *rest: Any, **options: Any) -> None:
+        held.append((out / LOCK).is_file())
+        go_on(training, out, *rest, **options)
+
+    monkeypatch.setattr(loop, "_continue", noted)
     resume(run, progress=False)
     assert not (run / LOCK).exists()
     train(config, run, force=True, progress=False)
     assert not (run / LOCK).exists()
+    assert held == [True, True]
