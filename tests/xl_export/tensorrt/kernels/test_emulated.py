@@ -45,16 +45,15 @@ def check(
     assert np.abs(got.answer - naive_answer(case)).max() <= TOLERANCES[case.dtype]
 
 
-def test_tiles_that_no_query_sees_are_not_looked_at() -> None:
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_tiles_that_no_query_sees_are_not_looked_at(name: str) -> None:
     """They are NaN here, as the memory of an earlier text may be."""
-    case = Case(T=1, M=128, R=129, first=(20,))
-    inputs = case.inputs()
-    for name in ("key", "value"):
-        inputs[name][:, :, :64] = np.nan
-    tactic = TILES["token_attention-1x64"]
+    inputs = BEGINNING.inputs()
+    for memory in ("key", "value"):
+        inputs[memory][:, :, :64] = np.nan
     driver: Any = EmulatedDriver(80, multiprocessors=MULTIPROCESSORS)
-    got = run_embedded(driver, inputs, case.attributes, tactic=tactic, join=JOINS[0])
-    assert np.abs(got.answer - naive_answer(case)).max() <= TOLERANCES[case.dtype]
+    got = run_embedded(driver, inputs, BEGINNING.attributes, tactic=TILES[name], join=JOINS[0])
+    assert np.abs(got.answer - naive_answer(BEGINNING)).max() <= TOLERANCES[BEGINNING.dtype]
 
 
 def other_shape(seed: int) -> Case:
