@@ -74,7 +74,7 @@ function joined(points) {
 }
 
 /** Tokens a second of one measurement. @param {Point} point */
-export function rate(point) {
+function rate(point) {
   return ((point.to - point.from) / point.ms) * 1000;
 }
 

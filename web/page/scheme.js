@@ -3,8 +3,8 @@
  * Any sequence of tokens has a meaning, so what a model generates can always be played.
  */
 
-export const VOICES = "SATB";
-export const TICKS = 4; // in a beat; a beat is a quarter note
+const VOICES = "SATB";
+const TICKS = 4; // in a beat; a beat is a quarter note
 // sharps of a key signature; flats are negative
 export const KEYS = Array.from({ length: 12 }, (_, i) => i - 6);
 export const END = "end";

@@ -18,11 +18,11 @@ export const TYPES = {
   int32: { array: Int32Array, onnx: 6, stored: "I32" },
   int64: { array: BigInt64Array, onnx: 7, stored: "I64" },
 };
-export const SCHEMA = 1;
+const SCHEMA = 1;
 export const SPEC = "spec.json";
 export const GRAPH = "step.onnx";
 export const WEIGHTS = "weights.bin";
-export const VOCAB = "vocab.json";
+const VOCAB = "vocab.json";
 export const SAMPLING = "sampling.json";
 const AGAIN = "copy the whole folder again, or export the artefact again";
 const FILE_NAME = /^\w[\w.-]{0,99}$/;

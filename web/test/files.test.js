@@ -52,7 +52,9 @@ test("a named pipe or a device in place of a file is refused", async () => {
 test("a server's failures are told, and bytes are counted", async () => {
   /** @type {Record<string, (response: import("node:http").ServerResponse) => void>} */
   let special = {};
+  const asked = new Set();
   const server = createServer((request, response) => {
+    asked.add(request.headers["cache-control"]);
     const name = String(request.url).split("/").at(-1) ?? "";
     if (special[name]) return special[name](response);
     if (!files[name]) return response.writeHead(404).end();
@@ -72,6 +74,7 @@ test("a server's failures are told, and bytes are counted", async () => {
       "vocab.json",
       "weights.bin",
     ]);
+    assert.deepEqual([...asked], ["max-age=0"]); // a browser then asks whether a kept file is still the same
     await model.close();
     for (const [name, answer, words] of /** @type {[string, (response: any) => void, RegExp][]} */ ([
       [
