@@ -194,7 +194,7 @@ def test_operations_leave_no_descriptor_open(
     before = len(os.listdir("/dev/fd"))
     for _ in range(50):
         all_operations()
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before  # descriptors of other tests may close meanwhile
 
 
 def test_a_commit_survives_a_failing_eviction(
