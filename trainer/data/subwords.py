@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from runtimes.base.errors import ConfigError, UserError, first_line, needs, of_library
 from runtimes.contract.vocabulary import SubwordVocab
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SubwordKind = Literal["bpe", "unigram", "wordpiece", "byte-bpe", "sentencepiece"]
 VocabChoice = SubwordKind | Literal["word"]
-SUBWORD_KINDS: tuple[SubwordKind, ...] = get_args(SubwordKind)
 UNKNOWN, BEGINNING, END, PADDING = SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # the ids 0 to 3
 SUBWORDS = 4096  # tokens of a vocabulary whose size was not given
 LONGEST_SENTENCE = 1 << 14  # bytes; SentencePiece leaves out longer lines

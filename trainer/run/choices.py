@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from runtimes.base.errors import ConfigError
 
 CorpusName = Literal["enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank"]
 
-CORPUS_NAMES: tuple[CorpusName, ...] = get_args(CorpusName)
 # The vocabularies that a text itself gives; any other is a file.
 VOCAB_KINDS = ("byte", "char", "word", "subword")
 VOCAB_SUFFIXES = (".json", ".model")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from trainer.data.dataset import Dataset, open_dataset, write_part
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.data.own_text import Documents, prepare_text
-from trainer.data.subwords import SUBWORD_KINDS, SubwordKind, cut_line, learn_subwords
+from trainer.data.subwords import SubwordKind, cut_line, learn_subwords
 
 SOME = "the cat sat on the mat\nthe dog  sat, too: ééé 😀\n\n the end\n" * 40
 
@@ -234,7 +235,7 @@ def test_a_million_words_come_with_a_warning(
     assert "Warning: the vocabulary has 4 words" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", SUBWORD_KINDS)
+@pytest.mark.parametrize("kind", get_args(SubwordKind))
 def test_learned_subwords_are_deterministic_and_lossless(kind: SubwordKind) -> None:
     lines = SOME.splitlines(keepends=True)
     size = {"unigram": 25, "sentencepiece": 280}.get(kind, 300)

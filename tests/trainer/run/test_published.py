@@ -1,16 +1,15 @@
-"""Every published configuration: its model is built on the meta device and counted, and a small one of its
-kind takes steps.
-"""
+"""Every published configuration has a corpus, and as many parameters as its paper says."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 
 from trainer.data.corpora import CORPORA
 from trainer.model.model import parameter_shapes
-from trainer.run.choices import CORPUS_NAMES
+from trainer.run.choices import CorpusName
 from trainer.run.config import BUILT_IN, TrainConfig, built_in
 
 VOCABULARY = {
@@ -91,5 +90,5 @@ def test_the_rows_of_the_ablations_are_all_there() -> None:
 
 
 def test_each_names_its_corpus() -> None:
-    assert list(CORPUS_NAMES) == list(CORPORA)
+    assert list(get_args(CorpusName)) == list(CORPORA)
     assert all(TrainConfig.load(name).corpus in CORPORA for name in NAMES)
