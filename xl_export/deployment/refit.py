@@ -17,7 +17,6 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
-    BUILD,
     NAMES,
     PLAN,
     EngineFacts,
@@ -28,7 +27,7 @@ from runtimes.contract.engine import (
     side_files,
 )
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
+from runtimes.contract.spec import BUILD, GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import inline_attention, parser_errors, read_model, take_plugins
