@@ -17,7 +17,6 @@ from runtimes.base.machine import NVIDIA_MODULE, driver_version, package_version
 from runtimes.base.progress import say_once
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
-    BUILD,
     NAMES,
     PLAN,
     EngineFacts,
@@ -30,7 +29,7 @@ from runtimes.contract.engine import (
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import GRAPH, Spec, load_language_model, refuse_ort_format
+from runtimes.contract.spec import BUILD, GRAPH, Spec, load_language_model, refuse_ort_format
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt

@@ -19,7 +19,6 @@ from runtimes.base.records import to_json
 from runtimes.base.sealed import read_verified
 from runtimes.contract.device import AUTO, Device, Kind, refuse_for_engine
 from runtimes.contract.engine import (
-    BUILD,
     NAMES,
     PLAN,
     EngineFacts,
@@ -29,7 +28,7 @@ from runtimes.contract.engine import (
 )
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Paths
-from runtimes.contract.spec import VOCAB, Spec
+from runtimes.contract.spec import BUILD, VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession, Positions, Step, run_in_pieces
