@@ -59,6 +59,7 @@ TRAIN = [
     ("train tiny --text {data} --out out", "`xl-export train --data"),
     ("train tiny --text folder --out out", "`xl-export prepare text` … prepare NAME", {"folder/a": ""}),
     ("train tiny --data nosuch --out out", "nosuch does not exist; give a prepared dataset."),
+    ("train tiny --text {trained}/test.npy --out {trained} --force", "which would be replaced and deleted"),
     ("train tiny --data {data} --vocab byte --out out", "--vocab is byte … its own vocabulary"),
     ("train wt103-base --out out", "is for wikitext-103 … xl-export prepare wikitext-103 … --text FILE"),
     ("train enwik8-base --data {ptb} --out out", "ptb is penn-treebank and the configuration is for enwik8"),
