@@ -42,6 +42,7 @@ struct Loaded {
   std::unique_ptr<Vocabulary> vocabulary;  // null of a step that is no language model
   Sampler sampler;  // of sampling.json
   bool fused = false;
+  Bytes weights;  // with which a session on the CPU computes: they are destroyed after it
   ort::Owned<OrtSession> session;
   std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
 };
@@ -211,7 +212,11 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
                                               ort_format ? "ORT" : "ONNX"));
   if (weights) {
     const char* name = "weights.bin";
-    // ONNX Runtime copies what it needs and changes nothing, although its interface asks for plain pointers.
+    // ONNX Runtime changes nothing, although its interface asks for plain pointers. On the CPU it computes
+    // with these bytes; releases before this option copy them.
+    if (options.provider == Provider::cpu)
+      ort::check(ort::api().AddSessionConfigEntry(
+          settings.get(), "session.use_external_initializer_file_buffers_directly", "1"));
     auto* content = const_cast<char*>(reinterpret_cast<const char*>(weights->data()));
     const std::size_t size = weights->size();
     // A small graph holds all its weights itself. ONNX Runtime refuses the null pointer of an empty vector.
@@ -260,9 +265,11 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
   else
     OnnxFile::verify(as_text(contents[graph_name]), graph.string(), outside ? "weights.bin" : "");
   add_signatures(loaded);
+  if (outside) loaded.weights = std::move(contents["weights.bin"]);
   try {
-    loaded.session = make_session(contents[graph_name], outside ? &contents["weights.bin"] : nullptr, options,
-                                  folder, ort_format);
+    loaded.session =
+        make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, ort_format);
+    if (options.provider != Provider::cpu) loaded.weights = Bytes();
     verify_signatures(loaded, graph);
   } catch (const ort::Failure& failure) {
     throw Error(Fault::artefact, graph.string() + " could not be loaded by ONNX Runtime " + ort::version() +
