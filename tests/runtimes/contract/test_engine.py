@@ -13,7 +13,6 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.engine import (
-    BUILD,
     Gpu,
     Profile,
     load_engine,
@@ -21,6 +20,7 @@ from runtimes.contract.engine import (
     refuse_elsewhere,
     save_engine,
 )
+from runtimes.contract.spec import BUILD
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests.fake_gpu import make_engine
