@@ -56,7 +56,8 @@ def test_a_request_that_is_sent_again_feeds_nothing_twice(kept: Running, tokens:
         ("append", {"tokens": tokens[10:15].tolist(), "position": 10}, 15),
         ("continue", {"max_tokens": 3, "ignore_eos": True, "position": 15}, 18),
     ):
-        assert stream.post(what, body)["stream"]["position"] == position
+        done = stream.post(what, body)["stream"]
+        assert (done["position"], done["busy"]) == (position, False)
         again = kept.post(f"{stream.path}/{what}", body)
         assert again.status_code == 409
         error = again.json()["error"]
