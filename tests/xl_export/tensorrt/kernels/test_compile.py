@@ -85,7 +85,8 @@ def test_a_kernel_fits_its_gpu(capability: int, tactic: Tactic, head_dim: int, f
     assert found.shared_bytes <= SHARED_MEMORY
     if tactic.kernel == "segment_attention":
         assert re.search(r"wgmma\.mma_async|mma\.sync", kernel.ptx)
-        assert found.barriers <= {(128, 64): 4, (32, 64): 3}.get((tactic.block_t, tactic.block_j), 2)
+        # Fewer than one means that no loop was found.
+        assert 1 <= found.barriers <= {(128, 64): 4, (32, 64): 3}.get((tactic.block_t, tactic.block_j), 2)
         assert found.spilled <= (16 if head_dim == 64 else 128)
     else:
         assert "ld.global.v4" in kernel.ptx  # 16 bytes for each thread at a time
