@@ -351,7 +351,7 @@ class Machine:
         dtype = UNSIGNED[TYPES[kind].itemsize]
         places = self._places(where, lanes, addresses, dtype.itemsize * count)
         at = (places // dtype.itemsize)[:, None] + np.arange(count)
-        if not (where.written.view(dtype)[at] == int.from_bytes(b"\1" * dtype.itemsize)).all():
+        if not (where.written.view(dtype)[at] == int.from_bytes(b"\1" * dtype.itemsize, "little")).all():
             raise KernelError("a byte that nothing has written, or an asynchronous copy not yet")
         if where is self.shared:
             self.order.reads(lanes, places, dtype.itemsize * count)
@@ -369,7 +369,7 @@ class Machine:
         where.bytes.view(data.dtype)[at] = data
         if (where.bytes.view(data.dtype)[at] != data).any():
             raise KernelError("several threads write different numbers to one place")
-        where.written.view(data.dtype)[at] = int.from_bytes(b"\1" * size)
+        where.written.view(data.dtype)[at] = int.from_bytes(b"\1" * size, "little")
 
     def _places(
         self, where: GlobalMemory | SharedMemory, lanes: np.ndarray, addresses: np.ndarray, size: int
