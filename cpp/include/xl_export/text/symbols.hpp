@@ -168,7 +168,8 @@ class WordVocabulary final : public Vocabulary {
 
   // Decoding puts one blank between the words of a line, so it restores a text but not its white space.
   std::unique_ptr<Decoder> decoder() const override {
-    return std::make_unique<Decoder>([this, at_line_start = true, begun = !start_of_line_](std::size_t token) mutable {
+    return std::make_unique<Decoder>([this, at_line_start = true,
+                                      begun = !start_of_line_](std::size_t token) mutable {
       const std::string& symbol = symbols_.name(token);
       if (!begun && symbol == *start_of_line_) {
         begun = true;
