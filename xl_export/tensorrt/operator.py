@@ -49,10 +49,12 @@ the same in NumPy, `kernels` on the GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-
-import onnx
+from typing import TYPE_CHECKING
 
 from runtimes.contract.rule import MemoryRule
+
+if TYPE_CHECKING:
+    import onnx
 
 DOMAIN = "xl_export"
 NAME = "RelativeAttention"
@@ -138,6 +140,8 @@ def function_body(opset: int, *, ring: bool = False, persistent: bool = True) ->
     ring: whether it is the operator over a ring. persistent: whether nodes may have persistent vectors;
     without them the body is shorter.
     """
+    import onnx  # not at the top, because `devices --try` runs kernels without it
+
     of = SIGNATURES[ring]
     body = _BODY.replace("SCORES", _OWN_SCORES if persistent else _SCORES)
     body = body.replace("ANSWER", _OWN_ANSWER if persistent else _ANSWER)
