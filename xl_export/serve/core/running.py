@@ -286,26 +286,16 @@ class Rows:
         """Copies a row over another one, whose run has left."""
         if source == to:
             return
-        memory = self.memory
+        self.memory.replace([to], self.memory.select([source]))
         self.runs[to] = self.runs[source]
         self.runs[to].row = to
-        for array in memory.tensors.values():
-            array[to] = array[source]
-        memory.positions[to] = memory.positions[source]
-        memory.part(to, to + 1).unsure = memory.part(source, source + 1).unsure
         self.moved += 1
 
     def _exchange(self, one: int, other: int) -> None:
         if one == other:
             return
-        memory = self.memory
+        self.memory.replace([one, other], self.memory.select([other, one]))
         runs = self.runs
-        for array in (memory.positions, *memory.tensors.values()):
-            kept = np.array(array[one])
-            array[one] = array[other]
-            array[other] = kept
-        parts = memory.part(one, one + 1), memory.part(other, other + 1)
-        parts[0].unsure, parts[1].unsure = parts[1].unsure, parts[0].unsure
         runs[one], runs[other] = runs[other], runs[one]
         runs[one].row = one
         runs[other].row = other
