@@ -25,12 +25,10 @@ def shadowed(packages: Sequence[str] = PACKAGES) -> str | None:
             continue
         if spec is None:  # not installed: the import reports it
             continue
-        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-        found = Path(places[0]) if places else ours / package
-        folder = found.parent if found.name == "__init__.py" else found
-        if folder.resolve() != ours / package:
+        found = Path(next(iter(spec.submodule_search_locations or [str(spec.origin)])))
+        if found.resolve() != ours / package:
             return (
-                f"{folder} has the name of xl-export's package {package} and is imported in its place; "
+                f"{found} has the name of xl-export's package {package} and is imported in its place; "
                 "rename it, or run the command xl-export in another folder."
             )
     return None

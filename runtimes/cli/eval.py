@@ -34,7 +34,7 @@ from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep
 text_option = click.option(
     "--text",
     required=True,
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=click.Path(path_type=Path),
     help="The text to score: a text file such as RUN/test.txt, - for standard input, a file of token ids "
     "(see --ids), or a prepared dataset, of which the test part is scored.",
 )

@@ -69,7 +69,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--prompts",
     "prompts_file",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=click.Path(path_type=Path),
     help="Continue each line of this file, or of standard input for -. A line is a text; in a file that "
     'begins with JSON it is a string, a list of ids, {"text": …} or {"ids": […]}.',
 )

@@ -33,7 +33,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
     "--input",
     "source",
     required=True,
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=click.Path(path_type=Path),
     help="The file of texts, such as lines.txt, or - for standard input.",
 )
 @click.option(

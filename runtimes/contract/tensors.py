@@ -108,13 +108,13 @@ def refuse_signature(signature: Signature) -> None:
         raise ConfigError(f"a step has at least one input and one output, and its last input is {POSITIONS}.")
     names = [tensor.name for tensor in (*inputs, *outputs)]
     for tensor in (*inputs[:-1], *outputs):
-        _, *sizes = tensor.shape or ("",)
+        sizes = tensor.shape[1:]
         if not NAME.fullmatch(tensor.name) or names.count(tensor.name) > 1:
             raise ConfigError(
                 f"{tensor.name!r:.60} is not the name of one input or output; expected letters, digits, _ "
                 "and -, and each name once."
             )
-        numbers = sizes[1:] if sizes[:1] == ["tokens"] else sizes
+        numbers = sizes[1:] if sizes[:1] == ("tokens",) else sizes
         sound = len(tensor.shape) <= MAX_AXES and all(
             isinstance(size, int) and 1 <= size <= MAX_SIZE for size in numbers
         )

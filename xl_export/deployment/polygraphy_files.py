@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.memory import Memory
@@ -38,8 +37,6 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     if `out` exists, unless `force` is set, and for a damaged artefact.
     """
     refuse_existing(out, force=force, marker=INPUTS, sources=[artefact])
-    if batch < 1:
-        raise ConfigError(f"--batch is {batch}; expected at least 1.")
     spec = load_language_model(artefact)
     refuse_ort_format(spec, artefact, what="polygraphy")
     session = OrtSession.open(artefact, kernel="standard")

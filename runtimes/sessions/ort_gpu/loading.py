@@ -171,20 +171,19 @@ def elsewhere(session: Any, provider: str, *, refused: bool = False) -> str:
 def of_shapes_elsewhere(session: Any, provider: str) -> str:
     """The nodes that ONNX Runtime keeps on the CPU because they compute shapes, as a part of a sentence.
 
-    For a session for which `elsewhere` is empty. Empty if there are none, or if the release does not report
-    them.
+    For a session for which `elsewhere` is empty. Empty if none are known.
     """
-    if not hasattr(session, TELLS_PLACEMENT):
-        return ""
     here, kinds = _placement(session, provider)
     return _named(here, kinds) if kinds else ""
 
 
 def _placement(session: Any, provider: str) -> tuple[int, Counter[str]]:
-    """How many nodes are on the provider, and how many of each operator on others."""
+    """How many nodes are on the provider, and how many of each operator on others; 0 if ONNX Runtime does not
+    report it.
+    """
     here = 0
     kinds = Counter[str]()
-    for part in session.get_provider_graph_assignment_info():
+    for part in getattr(session, TELLS_PLACEMENT, list)():
         if part.ep_name == provider:
             here += len(part.get_nodes())
         else:

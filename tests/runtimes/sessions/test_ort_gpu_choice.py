@@ -133,6 +133,7 @@ def test_nodes_on_another_device_are_named_with_a_fix(
     assert others.startswith("77 of 77 nodes (Add, And, Attention")
     assert of_shapes_elsewhere(session._session, "CPUExecutionProvider") == ""
     assert of_shapes_elsewhere(session._session, "CUDAExecutionProvider") == others
+    assert of_shapes_elsewhere(object(), "CUDAExecutionProvider") == "", "ONNX Runtime 1.23 names no nodes"
 
     # ONNX Runtime refuses such a graph where CUDA graphs are asked for, and loads it where they are not.
     def refused(self: host_gpu.HostProvider, stream: Stream | None, *, captured: bool) -> dict[str, str]:

@@ -6,7 +6,6 @@ Each step runs one stream, so its outputs never depend on other streams or on th
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError
+from runtimes.base.machine import available_cpus
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import MAX_AXES, row_bytes
@@ -24,7 +24,7 @@ from xl_export.serve.http.base.workers import Workers
 from xl_export.serve.streams.files import StepInputs
 
 Arrays = dict[str, np.ndarray]
-STEPS = Workers("steps", os.cpu_count() or 1)  # of all models
+STEPS = Workers("steps", available_cpus())  # of all models
 
 
 def as_numbers(name: str, given: Any) -> np.ndarray:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+from runtimes.base.machine import available_cpus
 
 Result = TypeVar("Result")
 # A function that may take long is written as a generator: it yields wherever others may have their turn.
@@ -153,7 +154,7 @@ async def on_thread(function: Callable[..., Result], *arguments: object) -> Resu
 SHORT_WORK = Workers("short work")
 LONG_WORK = Workers("long work")
 # For the disk of the stores: a slow one holds up no work on texts, and long texts hold up no stream.
-DISK = Workers("disk", min(32, (os.cpu_count() or 1) + 4))
+DISK = Workers("disk", min(32, available_cpus() + 4))
 
 
 async def aside(
