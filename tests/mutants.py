@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("runtimes/", "trainer/", "xl_export/")
-FEWEST, MOST = 3, 8  # files of tests for one fault
+NEAREST = 12  # files of tests for one fault; the first failure ends the run, so more cost little
 NO_TESTS = 5  # pytest's exit code if all tests of the files are slow
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # a fault may ask for any amount
 
@@ -124,22 +124,24 @@ def choose(seed: int, sources: dict[str, str]) -> tuple[str, str, str]:
 
 
 def nearest_tests(name: str, tests: dict[str, str]) -> list[str]:
-    """Files of tests for a module: those with its name, those that import it, then those of its folder."""
+    """Files of tests for a module: those with its name, those that import it or run its command, also in
+    programs in strings, then those of its folder.
+    """
     path = Path(name)
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     package, _, last = module.rpartition(".")
-    imports = re.compile(rf"^\s*(from|import) {module}\b|^\s*from {package} import .*\b{last}\b", re.M)
+    uses = rf"\b(from|import) {module} *(import|as|;|$)|\bfrom {package} import .*\b{last}\b"
+    if package.endswith(".cli"):
+        uses += rf'|"{last.replace("_", "-")}[" ]'
     ranked = []
     for test, text in tests.items():
         place, folder = Path(test).parent.parts[1:], path.parent.parts
         near = sum(part in folder for part in place) - sum(part not in folder for part in place)
         mirrors = near > 0 and re.match(rf"test_(\w+_)?{path.stem.strip('_')}(_|$)", Path(test).stem)
-        rank = 0 if mirrors else 1 if imports.search(text) else 2
+        rank = 0 if mirrors else 1 if re.search(uses, text, re.M) else 2
         if rank < 2 or near > 0:
             ranked.append((rank, -near, -len(text), test))
-    return [test for index, (rank, *_, test) in enumerate(sorted(ranked)) if rank < 2 or index < FEWEST][
-        :MOST
-    ]
+    return [test for *_, test in sorted(ranked)[:NEAREST]]
 
 
 def first_failure(tree: Path, tests: Sequence[str], limit: float) -> str | None:
@@ -184,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Makes random faults and reports which the tests catch.")
     parser.add_argument("--seeds", type=int, default=150, metavar="N", help="how many (default 150)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default 0)")
-    parser.add_argument("--limit", type=float, default=120, metavar="S", help="seconds of tests for each")
+    parser.add_argument("--limit", type=float, default=300, metavar="S", help="seconds of tests for each")
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
