@@ -106,7 +106,7 @@ def test_a_child_process_inherits_the_decision(fresh: None, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("program", "busy", "found"),
-    [(COMMAND, 0.0, startup.SPINS), ("import trainer; trainer.train", 1.0, "None")],
+    [(COMMAND, 0.0, startup.SPINS), ("import trainer; trainer.TrainConfig; trainer.train", 1.0, "None")],
     ids=["command", "Python"],
 )
 def test_train_decides_it_before_pytorch_loads(busy: float, found: str, program: str, tmp_path: Path) -> None:

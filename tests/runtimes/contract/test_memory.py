@@ -232,6 +232,15 @@ def test_rows_that_are_not_finite_keep_the_memory_unsure(session: Session) -> No
     assert sound.unsure
 
 
+def test_only_rows_that_start_again_are_cleared(session: Session) -> None:
+    memory = numbered(session, 3, first=0)
+    for array in memory.tensors.values():
+        array[0] = np.nan
+    memory.unsure = True
+    memory.clear_restarted_rows()
+    assert held(memory) == [0, 1, 2]
+
+
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_each_row_has_its_own_mark_of_being_unsure(session: Session, tokens: np.ndarray) -> None:
     """A row that overflowed in one part is cleared when it starts again, in another part too. Stepping a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from runtimes import Session, open_session
-from runtimes.contract.spec import SPEC
+from runtimes.contract.spec import SPEC, load_spec
 from tests.serve.http.conftest import Running, running, sources
 from tests.steps import observed
 from xl_export.serve.http import inference
@@ -159,7 +160,7 @@ def test_arrays_may_follow_the_json_as_bytes(server: Running, session: Session) 
     assert asked(server, listed(inputs), parameters={"sequence_id": 1, "sequence_end": True}).is_success
 
 
-def test_the_server_describes_itself_and_its_models(server: Running) -> None:
+def test_the_server_describes_itself_and_its_models(server: Running, policy: Path) -> None:
     assert server.get("/v2/health/live").json() == {"live": True}
     assert server.get("/v2/health/ready").json() == {"ready": True}
     assert "sequence" in server.get("/v2").json()["extensions"]
@@ -171,6 +172,8 @@ def test_the_server_describes_itself_and_its_models(server: Running) -> None:
         {"name": "goal", "datatype": "FP32", "shape": [1, 2]},
     ]
     assert [each["name"] for each in document["outputs"]] == ["action", "worth", "features", "best"]
+    fixed = dataclasses.replace(load_spec(policy), fixed_rows=1)
+    assert inference._tensor(fixed, fixed.inputs[0])["shape"] == [1, fixed.rule.segment, 5]
 
 
 def refused_step(**changed: Any) -> list[dict[str, Any]]:

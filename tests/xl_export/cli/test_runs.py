@@ -66,18 +66,20 @@ def test_the_table_of_runs_begins_with_the_best(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     best = {"step": 7, "validation_bits_per_token": 3.125, "validation_bits_per_byte": 1.125}
     make_run(tmp_path / "b", [best], steps=7)
-    (tmp_path / "c").mkdir()  # no run
+    make_run(tmp_path / "c", [])
+    (tmp_path / "d").mkdir()  # no run
     lines = xl("runs", tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["run", "b", "a"]
+    assert [line.split()[0] for line in lines] == ["run", "b", "a", "c"]
     assert " ".join(lines[1].split()[1:]) == "7 5.22k 224 3.1250 7 1.1250/byte 0.01 - -"
     assert " ".join(lines[2].split()[1:]) == "30 of 400 5.22k 960 2.7500 20 1.2500/byte 0.01 200 1m05s"
-    b, a = json_of(xl("runs", tmp_path, "--json"))["runs"]
+    b, a, c = json_of(xl("runs", tmp_path, "--json"))["runs"]
     assert a["path"] == str(tmp_path / "a")
     assert a["training"] == [[10, 320, 3.0], [20, 640, 2.5]]
     assert a["validations"] == [[20, 640, 2.75], [30, 960, 2.8]]
     assert (a["tokens"], a["planned"], a["seconds"]) == (960, 400, 65.4)
     assert a["parameters"] == count_parameters(TrainConfig.from_json(CONFIG, where="").model)
     assert (b["unit"], b["final_bits"]) == ("byte", None)
+    assert (c["steps"], c["tokens"], c["best_bits"]) == (0, 0, None)
 
 
 def test_validations_of_different_extents_are_not_compared_in_silence(tmp_path: Path) -> None:

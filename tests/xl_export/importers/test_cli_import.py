@@ -116,6 +116,7 @@ def test_a_run_of_ours_comes_back_identical(name: str, make_run: Callable[..., P
     assert xl("import", run, "--out", tmp_path / "copy").exit_code == 0
     for file in ("config.json", "vocab.json", "model.safetensors"):
         assert (tmp_path / "copy" / file).read_bytes() == (run / file).read_bytes(), file
+    assert json.loads((tmp_path / "copy" / "sampling.json").read_text()) == {"top_k": 40}
 
 
 def test_an_import_whose_two_forms_differ_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_a_killed_and_resumed_call_gives_one_process_s_scores(corpus: Path, tmp_
 def test_a_text_is_evaluated_as_by_one_process(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("".join(random.Random(1).choices(" abcdehilmnop", k=3000)))
-    options = ("eval", ARTEFACT, "--text", text, "--lanes", 16)
+    options = ("eval", ARTEFACT, "--text", text, "--lanes", 16, "--segment", 5)
     alone = xl(*options, "--losses", tmp_path / "alone.csv", "--threads", 1)
     assert alone.exit_code == 0, alone.output
     more = ("--actors", 2, "--work", tmp_path / "work", "--losses", tmp_path / "ray.csv")

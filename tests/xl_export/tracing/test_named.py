@@ -325,6 +325,7 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ("inputs", [document["inputs"][0] | {"ids": 3}, *document["inputs"][1:]]),
         ("inputs", [*document["inputs"][:3], *document["inputs"][4:]]),
         ("outputs", []),
+        ("outputs", [document["outputs"][0] | {"shape": ["batch", "tokens", 0]}, *document["outputs"][1:]]),
         ("without", ["nothing"]),
         ("exporter", "graph"),
     ]

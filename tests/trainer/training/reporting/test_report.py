@@ -25,6 +25,7 @@ from trainer.run.session import TorchSession
 from trainer.training.loop import resume, train
 from trainer.training.parallel import Ranks
 from trainer.training.reporting import report as report_module
+from trainer.training.reporting import utilisation
 from trainer.training.reporting.sample import sample_text
 from trainer.training.reporting.utilisation import multiply_adds_per_token, peak_multiply_adds, peak_of
 from trainer.training.schedule import training_rule
@@ -133,7 +134,7 @@ def test_the_peak_of_a_gpu_follows_from_its_name() -> None:
     assert peak_of("Tesla T40", halves=True) is None
 
 
-def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make) -> None:
+def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Ranks()
     assert peak_multiply_adds(make_config(peak_tflops=3.0), Ranks(count=2)) == 3e12
     before = torch.get_rng_state()
@@ -141,6 +142,8 @@ def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make) -> None:
     assert measured is not None
     assert 1e8 < measured < 1e15
     assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(utilisation, "_measured_tflops", {torch.float32: 1.0, torch.bfloat16: 3.0}.get)
+    assert peak_multiply_adds(make_config(peak_tflops=None, autocast="bf16"), alone) == 1.5e12
 
 
 def test_a_share_beyond_a_measured_peak_is_not_recorded(
