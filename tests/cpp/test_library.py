@@ -142,7 +142,7 @@ def test_too_little_memory_is_an_error_like_any_other(
         return changed(folder, tmp_path / name, lambda spec: spec["rule"].update(segment=1 << 18))
 
     started(small, longer(TALES, "long"))
-    sentence = small.refusal("step", stream="a", tokens=[[0] * (1 << 17)])
+    sentence = small.refusal("step", stream="a", tokens=[[0] * (1 << 18)])
     assert "the step needs more memory than this machine has" in sentence
     started(small, longer(artefacts["ring"], "wide"))
     sentence = small.refusal("predict", stream="a", tokens=[[0] * (1 << 16)])
