@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-import tomllib
 import yaml
 
 from xl_export.cli.serve import serve_command
@@ -87,6 +86,7 @@ def test_the_unit_starts_the_command_as_a_user_without_rights() -> None:
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.nvidia"])
 def test_images_name_existing_extras_and_options(name: str) -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
     content = (DEPLOY / name).read_text(encoding="utf-8")
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (extras,) = re.findall(r"\$\{wheel\}\[([\w,]+)\]", content)
