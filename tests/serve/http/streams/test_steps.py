@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.steps import observed
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult, step_body
+from xl_export.serve.http.streams.work import StreamWork
 from xl_export.serve.streams.files import JOURNAL_BYTES
 
 FILE = {"content-type": SAFETENSORS}
@@ -148,6 +150,16 @@ def test_a_step_over_a_websocket_answers_as_over_http(server: Running) -> None:
         answer = json.loads(socket.recv())
     assert (answer["tag"], answer["event"]) == (1, "end")
     assert answer["outputs"] == twin.post("step", {"inputs": inputs})["outputs"]
+
+
+def test_a_step_whose_client_has_left_changes_nothing(server: Running) -> None:
+    stream = created(server)
+    work = StreamWork(server.server.model(None), "", LIMITS)
+    work.leave()
+    step = work.lasting(work.step(stream.name, lists(observed(1, 2, 0))))
+    with pytest.raises(RefusedError):
+        asyncio.run_coroutine_threadsafe(step, server.loop).result(60)
+    assert server.get(stream.path).json()["position"] == 0
 
 
 def test_inputs_that_do_not_fit_leave_the_stream(server: Running) -> None:
