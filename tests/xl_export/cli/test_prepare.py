@@ -21,7 +21,7 @@ from tests.trainer.data.corpus_files import ENWIK8, PUBLISHED, make_source, make
 from trainer.data.corpora import CORPORA
 from trainer.data.dataset import open_dataset
 from trainer.data.published import fingerprint
-from trainer.run.choices import CORPUS_NAMES, SHORT_NAMES
+from trainer.run.choices import SHORT_NAMES
 from xl_export.cli.main import main
 
 
@@ -29,7 +29,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["prepare", *map(str, arguments)])
 
 
-NAMES = dict(zip(CORPUS_NAMES, CORPUS_NAMES, strict=True)) | SHORT_NAMES
+NAMES = {name: name for name in CORPORA} | SHORT_NAMES
 
 
 @pytest.mark.parametrize(("given", "name"), NAMES.items())
