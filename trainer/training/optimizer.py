@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.shard import clip_whole, norms
 
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch updates all weights in one pass; mps was not run
@@ -20,13 +21,22 @@ FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch updates all weights i
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser of the configuration. Its state is complete from the start: step 0 is saved."""
-    settings = config.optimizer
-    if settings.kind == "adagrad":
-        return torch.optim.Adagrad(
-            [{"params": [parameter]} for parameter in model.parameters()],
-            lr=settings.lr,
-            eps=1e-10 if settings.epsilon is None else settings.epsilon,
-        )
+    match config.optimizer.kind:
+        case "adagrad":
+            return _adagrad(config.optimizer, model)
+        case "adam" | "adamw":
+            return _adamw(config.optimizer, model)
+
+
+def _adagrad(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(
+        [{"params": [parameter]} for parameter in model.parameters()],
+        lr=settings.lr,
+        eps=1e-10 if settings.epsilon is None else settings.epsilon,
+    )
+
+
+def _adamw(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     named = list(model.named_parameters())
     kept = [parameter for name, parameter in named if not takes_weight_decay(name, parameter)]
     decayed = [parameter for name, parameter in named if takes_weight_decay(name, parameter)]
