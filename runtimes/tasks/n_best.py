@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
     """
     if not math.isfinite(weight):
         raise UserError(f"weight is {weight}; expected a finite number.")
-    seen = dict[int, None]()  # the last groups in order: a number for each, so that their memory is bounded
+    seen = OrderedDict[int, None]()  # the last groups: a number for each, so that their memory is bounded
     best: BestText | None = None
     name = ""
     for score in scores:
@@ -66,7 +67,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
                 "of a group stand together."
             )
         if len(seen) == REMEMBERED:
-            del seen[next(iter(seen))]
+            seen.popitem(last=False)
         seen[hash(name)] = None
         best = BestText(group=source.group, total=total, best=score, texts=1)
     if best is not None:
