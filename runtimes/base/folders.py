@@ -118,7 +118,9 @@ def refuse_existing(
             "start the command elsewhere, or give another --out."
         )
     if not force:
-        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
+        raise UserError(
+            f"{path} exists already; give another --out, or --force (force=True in Python) to replace it."
+        )
 
 
 def _is_own(name: str, own: Collection[str]) -> bool:
