@@ -49,8 +49,8 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
             return read_zip(stream, size) if magic == ZIP_MAGIC else read_stream(stream, size)
     except PickleError as error:
         raise CheckpointError(
-            f"{path} was not read, and nothing in it was run: the pickle {error}; give a file "
-            "that torch.save or pickle wrote, or copy it again."
+            f"{path} was not read, and nothing in it was run: the pickle {error}; give the file "
+            "that torch.save or pickle wrote, unpacked from its archive, or copy it again."
         ) from error
     except ContainerError as error:
         raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
