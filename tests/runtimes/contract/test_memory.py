@@ -270,7 +270,8 @@ def test_a_session_that_was_forked_is_refused(
 ) -> None:
     """Its threads are not in the copy: without the check a run in PyTorch waits for them for ever."""
     session = sessions[kind]
-    session.step(tokens[None, :8], session.start(1))
+    memory = session.start(1)
+    session.step(tokens[None, :8], memory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that this process has several threads
         child = os.fork()
@@ -278,7 +279,8 @@ def test_a_session_that_was_forked_is_refused(
         try:
             if session.spec is None:  # its other rules share its weights, and its threads
                 session = session.with_rule(dataclasses.replace(session.rule, mem_len=4))
-            session.step(tokens[None, :8], session.start(1))
+                memory = session.start(1)
+            session.step(tokens[None, :8], memory)
             os._exit(1)
         except StreamError as error:
             os._exit(0 if "before the process was forked" in str(error) else 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,17 @@ def test_reused_arrays_change_no_answer(
     bound_anew = answers(session, seed)
     for mine, theirs in zip(reused, bound_anew, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_every_kind_of_step_follows_every_other(artefacts: dict[str, Path]) -> None:
+    session = OrtSession.open(artefacts["ring"], threads=1)
+    token = np.array([[3]])
+    kinds = (session.step, session.predict, partial(session.score, token))
+    for before, after in itertools.product(kinds, repeat=2):
+        memory = session.start(1)
+        before(token, memory)
+        anew = memory.copy()  # which has no arrays of a step
+        np.testing.assert_array_equal(after(token, memory)[0], after(token, anew)[0])
 
 
 def test_a_row_restarts_clean_after_values_that_are_not_finite(artefacts: dict[str, Path]) -> None:
