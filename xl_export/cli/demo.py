@@ -36,8 +36,8 @@ def demo_command(out: Path, train: bool, steps: int | None, force: bool, as_json
     """Show what trained models do, within seconds.
 
     The trained model of examples/stories writes, is checked, and shows what a token costs at the beginning
-    of a stream and late in it. Then it writes a story to keep, and the model of examples/music plays half a
-    minute of music (MIDI and WAV). This needs no PyTorch.
+    of a stream and late in it. Then it writes a story to keep, and the model of examples/music plays 40
+    seconds of music (MIDI and WAV). This needs no PyTorch.
 
     With --train the whole path follows on a small character model and a built-in corpus: train, export,
     check, score with and without memory in PyTorch and in ONNX Runtime, and measure.
