@@ -122,6 +122,7 @@ MISTAKES = [
     ("model.positions=shaw model.context=3 model.stored_frequencies=true", "have no sinusoids"),
     ("model.positions=learned model.context=5 model.span.maximum=5", "give 6 rows, for the distances 0 to 5"),
     ("model.span.maximum=9999", "a span cannot be longer than the memory"),
+    ("model.span.maximum=5 model.span.initial=2", r"span\.initial is 2"),
     ("model.d_ff=0", "feed-forward layers take a d_ff of 1"),
     ("model.persistent=3", "and no persistent vectors"),
     ("model.sublayers=all-attention model.persistent=3", "all-attention layers take .* and no d_ff"),
