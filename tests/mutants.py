@@ -125,7 +125,7 @@ def choose(seed: int, sources: dict[str, str]) -> tuple[str, str, str]:
 
 def nearest_tests(name: str, tests: dict[str, str]) -> list[str]:
     """Files of tests for a module: those with its name, those that import it or run its command, also in
-    programs in strings, then those of its folder.
+    programs in strings, then the tests of its folder.
     """
     path = Path(name)
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")

@@ -47,7 +47,7 @@ class Source:
 
 
 def load_source(config: TrainConfig, vocab: Vocab | None = None) -> Source:
-    """The text or dataset of a run. vocab: of a run that is resumed; None for that of the text or dataset."""
+    """The text or dataset of a run. vocab: of a run that is resumed; None reads or builds one."""
     if config.data is not None:
         dataset = open_dataset(config.data)
         if config.corpus not in (None, dataset.facts.corpus) and dataset.facts.corpus not in OWN:

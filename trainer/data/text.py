@@ -84,7 +84,7 @@ def build_vocab(
 ) -> Vocab:
     """The vocabulary of a text: all bytes, its characters, or the words or subwords of its training part.
 
-    Any other name is that of a vocabulary's file: see `vocab_of_file`. training, everything: the text in
+    Any other name is a vocabulary's file: see `vocab_of_file`. training, everything: the text in
     pieces that cut no word. Raises ConfigError for limits of a vocabulary that has none.
     """
     if (min_count > 1 and name != "word") or (max_size is not None and name not in ("word", "subword")):

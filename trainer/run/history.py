@@ -112,7 +112,7 @@ class History:
         vocab_size = self.config.model.vocab_size
         if leader is None:
             return (
-                "this run was never validated, so nobody knows how good its weights are; continue it with "
+                "this run was never validated, so its quality is unknown; continue it with "
                 "`xl-export train --resume RUN`, or train on a longer text with a smaller validate_every."
             )
         uniform = math.log2(vocab_size)

@@ -35,7 +35,7 @@ class Objective(nn.Module):
 
         targets: int64 [B, T], the token after each. progress: share of the training that is done, 0 to 1. As
         it grows, the losses of the intermediate layers end one by one (Al-Rfou et al. 2018, section 3.2). The
-        other arguments are those of `LanguageModel.inputs_and_outputs`.
+        other arguments are as in `LanguageModel.inputs_and_outputs`.
         """
         model = self.model
         config = model.config

@@ -304,7 +304,7 @@ def resident(bench: Bench) -> Iterator[Row]:
 
 def stall(bench: Bench) -> Iterator[Row]:
     """The longest answer to `/health`, and to a text of 5 KB that another tenant encodes, during each attack,
-    and the memory that the attack takes. Servers take turns: this one, and that of `bench.before`.
+    and the memory that the attack takes. This server and the one of `bench.before` take turns.
 
     Targets: 50 ms, and twice the time of an idle server and one step of the model.
     """

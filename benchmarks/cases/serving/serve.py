@@ -71,7 +71,7 @@ def run(job: Job) -> Iterator[Row]:
     """
     artefact = random_artefact(job, ids=True)
     # Every session here and the server use the fused operator once it is built on this machine. Without this
-    # line the figures of a new machine would be those of standard operators, and nothing would show it.
+    # line a new machine would measure standard operators, and nothing would show it.
     open_checked(artefact, threads=job.threads, operators="fused")
     bench = Bench(
         config=job.config,

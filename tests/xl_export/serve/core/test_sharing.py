@@ -155,7 +155,7 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
         Task(tokens=text[:21], drawing=Drawing(max_tokens=2), tenant="another"),
     ]
     driver.run(*others)
-    assert cache.states == 9 + 3  # those of the other tenant
+    assert cache.states == 9 + 3  # the other tenant's
     for task in others:
         assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, Fed))
 
