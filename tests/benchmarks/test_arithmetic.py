@@ -28,7 +28,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig, built_in
 from xl_export.graph.ops import OPSETS
-from xl_export.graph.step import step_graph
+from xl_export.graph.step import StepGraph
 
 MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)
 RULE = MemoryRule(mem_len=6, segment=3)
@@ -154,7 +154,7 @@ def step_model(form):
     spec = Spec(
         model=facts, rule=RULE, form=form, precision="fp32", opset=OPSETS[form], producer={}, source={}
     ).completed()
-    return step_graph(spec, MODEL, random_weights(MODEL)), spec
+    return StepGraph(spec, MODEL, random_weights(MODEL)).build(), spec
 
 
 def counted(graph, feeds):

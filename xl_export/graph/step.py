@@ -22,20 +22,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import head_groups
-from trainer.model.config import ModelConfig
 from xl_export.graph.head import all_logits, embed, selected
-from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group, MemoryLayers
 from xl_export.graph.ops import remove_unused_nodes
 from xl_export.graph.persistent import attend_persistent, context_and_persistent, gated_attention
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
-
-
-def step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
-    """The ONNX model of one step for a trained model's weights, under the spec's rule and form of memory."""
-    return StepGraph(spec, config, weights).build()
 
 
 class StepGraph(MemoryLayers):

@@ -27,7 +27,7 @@ from xl_export.artefact.write import finite_arrays
 from xl_export.deployment.model_repository import read_sequence_graph, write_model
 from xl_export.deployment.server_config import CONFIG
 from xl_export.deployment.server_graph import READ, WRITTEN, sequence_graph
-from xl_export.graph.step import step_graph
+from xl_export.graph.step import StepGraph
 
 # What each client sends: the lengths of its requests. The streams begin at different times.
 STREAMS = {7: [5, 1, 1, 8, 3, 8, 8, 1], 2**40: [1, 8, 1, 8, 3, 8, 1], 3: [8, 1, 8, 3, 1]}
@@ -134,7 +134,7 @@ def test_states_keep_their_order_in_models_of_any_depth(
     run = load_run(make_run(layers=12, d_model=8, heads=1, head_dim=4, d_ff=4, rule=rule))
     for form in ("ring", "hidden"):
         spec = make_spec(run, rule, form, "onnxruntime", "fp32", "fp32")  # type: ignore[arg-type]
-        graph = sequence_graph(step_graph(spec, run.config.model, finite_arrays(run.model)), spec)
+        graph = sequence_graph(StepGraph(spec, run.config.model, finite_arrays(run.model)).build(), spec)
         read, written = ([pair[at].name for pair in graph.states] for at in (0, 1))
         assert len(read) == (25 if form == "ring" else 13)
         pairs = dict(zip(sorted(read), sorted(written), strict=True))
