@@ -79,3 +79,9 @@ def test_without_a_gpu_the_kernels_are_emulated() -> None:
     none, emulated = result.stdout.splitlines()
     assert none.startswith("GPU: not tried: no NVIDIA driver is installed, so nothing was computed on a GPU.")
     assert emulated.startswith("kernels, emulated: passed: on the emulator")
+
+
+def test_each_device_is_listed_under_what_it_computes() -> None:
+    sections = xl("devices").stdout.partition("engines:")
+    engines, _, runs = sections[2].partition("runs:")
+    assert ["  cpu " in part for part in (sections[0], engines, runs)] == [True, False, True]
