@@ -15,7 +15,7 @@ from runtimes.base.errors import ArtefactError
 from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
-from xl_export.serve.core.task import Drawing, Drawn, Fed, Likeliest, Reason
+from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Likeliest, Reason
 from xl_export.serve.http.base.body import decoded, refuse_many_values
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
@@ -318,20 +318,24 @@ def deleted_document(name: str) -> dict[str, Any]:
 
 
 class TokenReport:
-    """Collects tokens with their texts and surprisals, in the order of the stream.
+    """Collects the tokens of an operation with their texts and surprisals, in the order of the stream.
 
-    before: int64 [N], the tokens before the first one. surprisal: whether surprisals are wanted.
-    alternatives: how many of the likeliest tokens.
+    tokens: int64 [N], those that are fed. before: int64 [N], the tokens before them. surprisal: whether
+    surprisals are wanted. alternatives: how many of the likeliest tokens.
     """
 
-    def __init__(self, texts: TokenTexts, before: np.ndarray, *, surprisal: bool, alternatives: int) -> None:
+    def __init__(
+        self, texts: TokenTexts, tokens: np.ndarray, before: np.ndarray, *, surprisal: bool, alternatives: int
+    ) -> None:
         self._table = texts
+        self._to_feed = tokens
         self._surprisal = surprisal
         self._alternatives = alternatives
         self._decode = texts.vocab.decoder()
-        for token in before[-CONTEXT:].tolist():
+        for token in before[-CONTEXT:].tolist():  # not primed: the end of them may have no text yet
             self._decode(token)
         self._last = int(before[-1]) if len(before) else None
+        self._text: list[str] = []  # what was drawn, without what may become a stop string
         self._tokens: list[int] = []
         self._texts: list[str] = []
         self._bits: list[float | None] = []
@@ -340,19 +344,28 @@ class TokenReport:
         self.total_bits = 0.0
         self.count = 0
 
-    def feed(self, tokens: np.ndarray, fed: Fed) -> Steps[None]:
-        """A piece of tokens that was fed, in steps."""
-        count = len(tokens)
-        known = [math.nan] * count if fed.log_probs is None else fed.log_probs.tolist()
-        for at, (token, log_prob) in enumerate(zip(tokens.tolist(), known, strict=True)):
+    def feed(self, fed: Fed) -> Steps[None]:
+        """The next piece of the tokens was fed; in steps."""
+        piece = self._to_feed[: fed.count].tolist()
+        self._to_feed = self._to_feed[fed.count :]
+        known = [math.nan] * fed.count if fed.log_probs is None else fed.log_probs.tolist()
+        for at, (token, log_prob) in enumerate(zip(piece, known, strict=True)):
             self._add(token, log_prob, fed.likeliest, at)
             yield
-        self._appended += count
+        self._appended += fed.count
 
-    def draw(self, drawn: Drawn) -> None:
-        """A token that was drawn."""
-        log_prob = math.nan if drawn.log_prob is None else drawn.log_prob
-        self._add(drawn.token, log_prob, drawn.likeliest, 0)
+    def draw(self, answer: Drawn | Ended) -> None:
+        """A token was drawn, or there are no more."""
+        self._text.append(answer.text)
+        if isinstance(answer, Drawn):
+            log_prob = math.nan if answer.log_prob is None else answer.log_prob
+            self._add(answer.token, log_prob, answer.likeliest, 0)
+
+    def take_text(self) -> str:
+        """What was drawn since the last call."""
+        text = "".join(self._text)
+        self._text = []
+        return text
 
     def take(self) -> dict[str, Any]:
         """What was added since the last call. The first `appended` tokens were fed, the others drawn."""

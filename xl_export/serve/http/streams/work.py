@@ -12,7 +12,7 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
-from xl_export.serve.core.task import Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
@@ -96,7 +96,7 @@ class StreamWork:
                 stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
                 return {"stream": self._document(stream, state), **NOTHING_FED}
             tokens = await self._tokens(body, needed=False)
-            report = self._report(np.empty(0, np.int64), body)
+            report = self._report(body, tokens, tokens[:0])
             if len(tokens):
                 task = Task(
                     tokens=tokens,
@@ -114,7 +114,7 @@ class StreamWork:
         tokens = await self._tokens(body, needed=True)
         with self._operation(name, body.position) as operation:
             before = await self._state(operation)
-            report = self._report(before.tail, body)
+            report = self._report(body, tokens, before.tail)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
             await DISK.run(self.tenant, operation.commit, state, appended=tokens)
             return self._result("append", operation.stream, state, report)
@@ -134,7 +134,7 @@ class StreamWork:
                     "the stream has nothing to continue from; append a token to it, or give text.",
                     param="text",
                 )
-            report = self._report(before.tail, body)
+            report = self._report(body, tokens, before.tail)
             task = Task(
                 tokens=tokens,
                 state=before,
@@ -144,13 +144,12 @@ class StreamWork:
                 keep=True,
                 tenant=self.tenant,
             )
-            texts: list[str] = []
-            ended = await self._perform(task, report, texts, each)
+            ended = await self._perform(task, report, each)
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
             assert state is not None, "the task keeps its state"
             if state is not before:
                 await DISK.run(self.tenant, operation.commit, state)
-            more = {"finish_reason": ended.reason, "seed": drawing.seed, "text": "".join(texts)}
+            more = {"finish_reason": ended.reason, "seed": drawing.seed, "text": report.take_text()}
             if ended.error:
                 more["error"] = ended.error
             return self._result("continue", operation.stream, state, report, **more)
@@ -277,48 +276,41 @@ class StreamWork:
         return state
 
     async def _perform(
-        self,
-        task: Task,
-        report: TokenReport | None = None,
-        texts: list[str] | None = None,
-        each: Each | None = None,
+        self, task: Task, report: TokenReport | None = None, each: Each | None = None
     ) -> Ended:
-        """Runs a task in the engine and returns its end. Answers go to `report`, `texts` and `each`."""
-        fed = 0
+        """Runs a task in the engine and returns its end.
+
+        report: notes the answers. each: is called with what is new in the report, while the client is there.
+        """
         with self._model.inbox() as inbox:
             inbox.submit(task)
             self._running = task
             if self._left:
                 self._model.tasks.cancel(task)
             while True:
-                for _, answers in await inbox.get():
-                    for answer in answers:
-                        if type(answer) is Fed:
-                            if report is not None:
-                                piece = task.tokens[fed : fed + answer.count]
-                                size = size_of(answer.count, task.top)
-                                await aside(size, self.tenant, report.feed, piece, answer)
-                            fed += answer.count
-                        elif type(answer) is Drawn:
-                            if report is not None and texts is not None:
-                                report.draw(answer)
-                                texts.append(answer.text)
-                        elif type(answer) is Ended:
-                            self._running = None
-                            if texts is not None:
-                                texts.append(answer.text)
-                            return answer
-                if each is not None and report is not None and texts is not None and not self._left:
-                    document = {"object": "stream.chunk", "text": "".join(texts), **report.take()}
-                    texts.clear()
+                answers = [answer for _, some in await inbox.get() for answer in some]
+                for answer in answers if report is not None else ():
+                    if isinstance(answer, Fed):
+                        await aside(size_of(answer.count, task.top), self.tenant, report.feed, answer)
+                    else:
+                        report.draw(answer)
+                if isinstance(ended := answers[-1], Ended):
+                    self._running = None
+                    return ended
+                if each is not None and report is not None and not self._left:
                     try:
-                        await each(document)
+                        text = report.take_text()
+                        await each({"object": "stream.chunk", "text": text, **report.take()})
                     except Exception:  # the connection has ended; the stream keeps what was generated
                         self.leave()
 
-    def _report(self, before: np.ndarray, body: Fields | ContinueBody) -> TokenReport:
+    def _report(self, body: Fields | ContinueBody, tokens: np.ndarray, before: np.ndarray) -> TokenReport:
         return TokenReport(
-            self._model.texts, before, surprisal=body.surprisal, alternatives=body.alternatives
+            self._model.texts,
+            tokens,
+            before,
+            surprisal=body.surprisal,
+            alternatives=body.alternatives,
         )
 
     def _document(self, stream: Stream, state: StreamState | None = None) -> Document:
