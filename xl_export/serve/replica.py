@@ -40,7 +40,6 @@ from xl_export.serve.streams.index import Operation
 MOST_TOKENS = 1 << 16  # of a request
 BODY_BYTES = 1 << 22
 LIMITS = Limits(prompt_tokens=MOST_TOKENS)
-ANYTHING = msgspec.json.Decoder()
 
 
 class UnavailableError(RefusedError):
@@ -77,7 +76,7 @@ async def read_body(parts: AsyncIterable[bytes]) -> object:
         content += part
         if len(content) > BODY_BYTES:
             raise too_large(BODY_BYTES)
-    return await asyncio.to_thread(finished, decoded(content, ANYTHING, LIMITS))
+    return await asyncio.to_thread(finished, decoded(content, object, LIMITS))
 
 
 class Replica:

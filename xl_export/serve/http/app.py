@@ -57,7 +57,6 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
-        began = time.monotonic()
         exchange = Exchange(server, scope, receive, send)
         wanted = _find(exchange)
         exchange.plain_errors = wanted.plain_errors
@@ -67,8 +66,10 @@ class Application:
                 exchange.refuse_parameters(wanted.query)
             if wanted.queue:
                 server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
-            body = [] if wanted.body is None else [await exchange.read(wanted.reader)]
-            response = await wanted.handler(exchange, *body)
+            if wanted.body is None:
+                response = await wanted.handler(exchange)
+            else:
+                response = await wanted.handler(exchange, await exchange.read(wanted.body, wanted.reads))
             if response is not None:
                 await exchange.respond(response)
         except (RefusedError, UserError) as error:
@@ -96,7 +97,7 @@ class Application:
                     method=exchange.method,
                     path=exchange.path,
                     status=exchange.status or None,
-                    seconds=round(time.monotonic() - began, 6),
+                    seconds=round(time.monotonic() - exchange.began, 6),
                     tenant=exchange.tenant.name or None,
                     **exchange.note,
                 )
@@ -151,15 +152,17 @@ def _find(exchange: Exchange) -> Endpoint:
     """
     path = exchange.path
     method = "GET" if exchange.method == "HEAD" else exchange.method
-    found = [(each, match) for each in ENDPOINTS if (match := each.pattern.fullmatch(path))]
-    for each, match in found:
-        if each.method == method:
-            exchange.params = match.groupdict()
-            return each
+    found = []
+    for each in ENDPOINTS:
+        if match := each.pattern.fullmatch(path):
+            if each.method == method:
+                exchange.params = match.groupdict()
+                return each
+            found.append(each)
     known = "other"  # requests are counted by the path of an endpoint, so that strangers cannot add paths
     if found:
-        known = min((each.path for each, _ in found), key=lambda path: "{" in path)
-        methods = {each.method for each, _ in found if each.path == known}
+        known = min((each.path for each in found), key=lambda path: "{" in path)
+        methods = {each.method for each in found if each.path == known}
         allowed = sorted(methods | ({"HEAD"} if "GET" in methods else set()))
         sentence = f"{path} does not answer {method}; send {' or '.join(allowed)}."
         refusal = RefusedError(sentence, status=405, allow=", ".join(allowed))

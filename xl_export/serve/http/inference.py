@@ -98,9 +98,6 @@ class InferBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: Annotated[str | None, doc("An id of the request, which the answer repeats.")] = None
 
 
-INFER = msgspec.json.Decoder(InferBody)
-
-
 class Live(TypedDict):
     """Whether the server answers."""
 
@@ -169,7 +166,7 @@ def infer_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> S
     if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > len(body):
         raise RefusedError(f"{HEADER} is {length!r:.40}; expected the bytes of the JSON, 0 to {len(body)}.")
     at = int(length)
-    document: InferBody = yield from decoded(body[:at], INFER, limits)
+    document = yield from decoded(body[:at], InferBody, limits)
     for given in document.inputs:
         end = at + (given.parameters.binary_data_size or 0)
         given.data = _array(given, body[at:end])

@@ -116,7 +116,10 @@ def read_snapshot(
     with reading(path), open_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > (most := most_snapshot_bytes(session) + note_bytes):
-            raise StreamError(too_large(name, size, most))
+            raise StreamError(
+                f"{name} has {size:,} bytes, and one of this model has at most {most:,}; give a file that a "
+                "server of this artefact wrote."
+            )
         header = _header(stream, most=_most_header_bytes(session) + note_bytes)
         given = header[SIGNATURE_AT : SIGNATURE_AT + len(UNSIGNED)]
         if header[LENGTH_BYTES:SIGNATURE_AT] != BEFORE:
@@ -153,14 +156,6 @@ def most_snapshot_bytes(session: Session) -> int:
     """The size in bytes that no snapshot of this session exceeds: refuse larger ones before they are read."""
     numbers = row_bytes(session.state) + 8
     return LENGTH_BYTES + _most_header_bytes(session) + numbers
-
-
-def too_large(name: str, size: int, most: int) -> str:
-    """The sentence for a snapshot of more bytes than any snapshot of a session has."""
-    return (
-        f"{name} has {size:,} bytes, and one of this model has at most {most:,}; give a file that a server "
-        "of this artefact wrote."
-    )
 
 
 def _most_header_bytes(session: Session) -> int:

@@ -20,8 +20,8 @@ WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fract
 FIELDS = 8  # values of one list or object, without token ids
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
-# What reads a body: from its bytes, the headers of the request and the limits.
-Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Steps[Body]]
+# What reads a body that may have another form than JSON: from its bytes, the headers and the limits.
+Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Steps[Any]]
 KINDS = {  # how messages name msgspec's types
     "int": "an integer",
     "float": "a number",
@@ -33,19 +33,13 @@ KINDS = {  # how messages name msgspec's types
 }
 
 
-def reads_json(kind: Any) -> Reads[Any]:
-    """A reader of bodies in JSON of that type."""
-    decoder = msgspec.json.Decoder(kind)
-    return lambda body, headers, limits: decoded(body, decoder, limits)
-
-
-def decoded(body: bytearray, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Steps[Body]:
-    """The body as the decoder's type, in steps; raises RefusedError with one sentence for anything else."""
+def decoded(body: bytearray, kind: type[Body], limits: Limits) -> Steps[Body]:
+    """A body in JSON as that type, in steps; raises RefusedError with one sentence for anything else."""
     yield from refuse_many_values(body, limits)
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise misfit(error, decoder.type, body) from None
+        raise misfit(error, kind, body) from None
 
 
 def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
@@ -158,11 +152,8 @@ def _fields(expected: Any) -> list[str]:
     return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
 
 
-def too_large(most: int) -> RefusedError:
+def too_large(most: int, fix: str = "send less at once") -> RefusedError:
     """The refusal of a body of more bytes."""
     return RefusedError(
-        f"the body is larger than {most:,} bytes; send less at once.",
-        status=413,
-        code="body_too_large",
-        closes=True,
+        f"the body is larger than {most:,} bytes; {fix}.", status=413, code="body_too_large", closes=True
     )

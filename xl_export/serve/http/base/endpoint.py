@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 import msgspec
 from starlette.responses import Response
 
-from xl_export.serve.http.base.body import Reads, reads_json
+from xl_export.serve.http.base.body import Reads
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response | None]])
 TEXT = {"type": "string"}
@@ -92,7 +92,7 @@ class Endpoint:
     #: The type that the body is read as, in JSON.
     body: type | None = None
     #: Reads a body that may have another form than JSON, from its bytes and the headers.
-    reads: Reads[Any] | None = None
+    reads: Reads | None = None
     #: The content type of that other form; an answer to it has the same.
     form: str | None = None
     #: Whether the body is a file, which the handler reads.
@@ -118,11 +118,6 @@ class Endpoint:
     is_open: bool = False
     #: Whether the error in an answer is only its sentence, as in the Open Inference Protocol.
     plain_errors: bool = False
-
-    @cached_property
-    def reader(self) -> Reads[Any]:
-        """Reads its body."""
-        return self.reads or reads_json(self.body)
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:

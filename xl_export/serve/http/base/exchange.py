@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -14,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from xl_export.serve.http.base.body import Reads, too_large
+from xl_export.serve.http.base.body import Reads, decoded, too_large
 from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key
@@ -31,7 +32,6 @@ DONE = b"data: [DONE]\n\n"
 LOOKS = 4  # how often a client is looked at until it counts as stalled
 SLOWEST = 256  # bytes per second; a client that accepts less while the server waits for it counts as stalled
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-Body = TypeVar("Body")
 Result = TypeVar("Result")
 
 
@@ -43,11 +43,11 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self._send = send
+        self.began = time.monotonic()
         self.method: str = scope.get("method", "WEBSOCKET")
         #: Decoded.
         self.path: str = scope["path"]
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        self.headers = dict(headers)
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = self.headers.get("x-request-id", "")
         #: The id of the request in the log and in the answer: the client's own if it is well-formed.
         self.id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
@@ -61,8 +61,10 @@ class Exchange:
         self.note: dict[str, Any] = {}
         #: Closed when the request has ended.
         self.stack = contextlib.ExitStack()
-        #: The bytes of the body; known once it was read.
+        #: The bytes of the body that have arrived.
         self.size = 0
+        #: Whether more of it may come.
+        self.more_body = True
         #: The status of the answer; 0 before it has begun.
         self.status = 0
         #: Whether the answer consists of server-sent events.
@@ -84,7 +86,7 @@ class Exchange:
         """The query parameters."""
         return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
-    def refuse_parameters(self, known: tuple[str, ...] = ()) -> None:
+    def refuse_parameters(self, known: tuple[str, ...]) -> None:
         """Raises RefusedError for a query parameter that is not known: what it asks for would not be done."""
         if not self.scope["query_string"]:
             return
@@ -113,71 +115,52 @@ class Exchange:
 
     # The body.
 
-    async def read(self, reads: Reads[Body]) -> Body:
-        """What `reads` makes of the body; raises RefusedError for a body that is too large or does not arrive
-        in time, and if others have sent too much.
+    async def read(self, kind: type[Any], reads: Reads | None) -> Any:
+        """The body as that type, from JSON or as `reads` makes it. Raises RefusedError for a body that is too
+        large, does not arrive in time or does not fit, and if others have sent too much.
         """
         limits = self.server.limits
+        account = BodyAccount(self.server.bodies, self.tenant.name)
+        self.stack.callback(account.close)
+        body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
+        while self.more_body:
+            body += await self.part(limits.body_bytes, limits.body_seconds)
+            account.change(self.size - account.held)
+        if reads is not None:
+            return await self.aside(reads, body, self.headers, limits)
+        return await self.aside(decoded, body, kind, limits)
+
+    async def part(self, most: int, seconds: float, fix: str = "send less at once") -> bytes:
+        """The next part of the body, while there is `more_body`.
+
+        Raises RefusedError for a body of more than `most` bytes, as soon as that is known, or one that is not
+        there so many seconds after its head; ClientLeftError if the client leaves. fix: what a client with a
+        larger one can do.
+        """
+        if int(self.headers.get("content-length", 0)) > most:  # before any of it is read
+            raise too_large(most, fix)
         try:
-            body = await asyncio.wait_for(self._whole(), limits.body_seconds)
+            left = self.began + seconds - time.monotonic()
+            message = await asyncio.wait_for(self.receive(), left)
         except asyncio.TimeoutError:
             raise RefusedError(
-                f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or in "
-                "parts.",
+                f"the body did not arrive within {seconds:g} seconds; send it faster.",
                 status=408,
                 code="timeout",
                 closes=True,
             ) from None
-        self.size = len(body)
-        return await self.aside(reads, body, self.headers, limits)
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        part: bytes = message.get("body", b"")
+        self.more_body = message.get("more_body", False)
+        self.size += len(part)
+        if self.size > most:
+            raise too_large(most, fix)
+        return part
 
     async def aside(self, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
         """What a function of the body returns; see `workers.aside`."""
         return await aside(self.size, self.tenant.name, function, *arguments)
-
-    async def parts(self, most: int, refusal: Callable[[int], RefusedError]) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives; use `aclosing`. Raises the refusal of a size as soon as that is known
-        to be over `most`.
-        """
-        declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > most:  # before any of it is read
-            raise refusal(int(declared))
-        size = 0
-        more_comes = True
-        message: Message = {}
-        part = b""
-        try:
-            while more_comes:
-                message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeftError
-                part = message.get("body", b"")
-                more_comes = message.get("more_body", False)
-                size += len(part)
-                if size > most:
-                    raise refusal(size)
-                yield part
-        finally:  # see `_whole`
-            message = {}
-            part = b""
-
-    async def _whole(self) -> bytearray:
-        body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
-        most = self.server.limits.body_bytes
-        account = BodyAccount(self.server.bodies, self.tenant.name)
-        self.stack.callback(account.close)
-        try:
-            async with contextlib.aclosing(self.parts(most, lambda size: too_large(most))) as parts:
-                async for part in parts:
-                    account.change(len(part))
-                    body += part
-            return body
-        except BaseException:
-            # An error and the frames that it passed hold each other until the garbage collector comes by.
-            body.clear()
-            raise
-        finally:
-            part = b""
 
     # The answer.
 

@@ -76,12 +76,13 @@ class BodyAccount:
     def __init__(self, bodies: Quota, tenant: str) -> None:
         self._bodies = bodies
         self._tenant = tenant
-        self._held = 0
+        #: The bytes that are in memory.
+        self.held = 0
 
     def change(self, count: int) -> None:
         """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
-        held = self._held + count
-        counted = max(0, held - SMALL_BODY) - max(0, self._held - SMALL_BODY)
+        held = self.held + count
+        counted = max(0, held - SMALL_BODY) - max(0, self.held - SMALL_BODY)
         if counted > 0 and not self._bodies.has_room(self._tenant, counted):
             raise RefusedError(
                 "other large requests take all memory that the server has for them; ask again when one of "
@@ -92,11 +93,11 @@ class BodyAccount:
                 closes=True,
             )
         self._bodies.add(self._tenant, counted)
-        self._held = held
+        self.held = held
 
     def close(self) -> None:
         """None of them is in memory any more."""
-        self.change(-self._held)
+        self.change(-self.held)
 
 
 def refuse_long_answer(limits: Limits, tokens: int, likeliest: int | None, param: str) -> None:

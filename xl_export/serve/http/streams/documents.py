@@ -91,7 +91,7 @@ class StepBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[StepBody]:
     """The body of a step, in JSON or as a file of safetensors, whose metadata may have the position."""
     if headers.get("content-type") != SAFETENSORS:
-        return (yield from decoded(body, STEP, limits))
+        return (yield from decoded(body, StepBody, limits))
     header = body[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")]
     yield from refuse_many_values(header, limits)
     try:
@@ -137,9 +137,6 @@ class ElsewhereError(RefusedError):
         document = msgspec.json.decode(super().body())
         document["error"]["position"] = self._position
         return msgspec.json.encode(document)
-
-
-STEP = msgspec.json.Decoder(StepBody)
 
 
 class NoBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from xl_export.serve.http.streams.documents import (
 )
 from xl_export.serve.http.streams.socket import conversation
 from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, encoded, found
-from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
+from xl_export.serve.streams.snapshot import most_snapshot_bytes
 from xl_export.serve.streams.store import StreamStore
 from xl_export.serve.streams.unserved import UnservedStreams
 
@@ -274,23 +273,13 @@ async def _answer(exchange: Exchange, work: StreamWork, do: Callable[[], Any], *
 
 async def _receive(exchange: Exchange, path: Path, most: int) -> None:
     """Writes the body to a file; raises RefusedError for more than `most` bytes as soon as that is known."""
-
-    def refusal(size: int) -> RefusedError:
-        message = too_large("the snapshot", size, most)
-        return RefusedError(message, status=413, code="body_too_large", closes=True)
-
-    async def write() -> None:
-        with open(path, "xb") as file:
-            async with contextlib.aclosing(exchange.parts(most, refusal)) as parts:
-                async for part in parts:
-                    await DISK.run(exchange.tenant.name, file.write, part)
-
+    seconds = exchange.server.limits.body_seconds * (1 + (most >> 26))
+    fix = "send a snapshot that a server of this artefact wrote"
     try:
-        await asyncio.wait_for(write(), exchange.server.limits.body_seconds * (1 + (most >> 26)))
-    except asyncio.TimeoutError:
-        raise RefusedError(
-            "the snapshot did not arrive in time; send it faster.", status=408, code="timeout", closes=True
-        ) from None
+        with open(path, "xb") as file:
+            while exchange.more_body:
+                part = await exchange.part(most, seconds, fix)
+                await DISK.run(exchange.tenant.name, file.write, part)
     except OSError as error:
         raise RefusedError(
             f"the server could not write the snapshot ({error.strerror}); ask its operator for space.",
