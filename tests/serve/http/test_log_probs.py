@@ -13,7 +13,7 @@ from runtimes.contract.vocabulary.symbols import ByteVocab
 from tests.runtimes.contract.test_subword import trained
 from xl_export.serve.core.task import Likeliest
 from xl_export.serve.http.base.encoding import TokenTexts
-from xl_export.serve.http.openai.writing import LogProbs
+from xl_export.serve.http.openai.completions import LogProbs
 
 TWINS = CharVocab(["a", "a", "b", "b"])  # two tokens have one text, as special tokens and bytes may have
 LIKELIEST = Likeliest(ids=np.array([[2, 3, 0]]), log_probs=np.array([[-0.5, -1.0, -2.0]]))

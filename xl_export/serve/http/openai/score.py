@@ -28,7 +28,7 @@ from xl_export.serve.http.base.exchange import Exchange, of_json
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
-from xl_export.serve.http.openai.writing import Usage, usage
+from xl_export.serve.http.openai.completions import Usage, usage
 
 AT_ONCE = 64  # texts of one request that the engine has at once
 AGAIN = 0.05  # seconds until a full queue is asked again
