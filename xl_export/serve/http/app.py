@@ -89,7 +89,7 @@ class Application:
             await exchange.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
             exchange.stack.close()
-            server.metrics.answered[wanted.path, str(exchange.status or 499)] += 1
+            server.answered[wanted.path, str(exchange.status or 499)] += 1
             if wanted.path not in UNLOGGED:
                 server.log.event(
                     "request",

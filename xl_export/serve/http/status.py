@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
@@ -15,8 +19,28 @@ from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server
 
 ENDPOINTS = Endpoints()
+# In /metrics, under the names that other servers of models use.
+PREFIX = "xl_export_"
+# Of `Figures`: the name of each, what it is, and the attribute.
+HISTOGRAMS = (
+    ("time_to_first_token_seconds", "Time from a request to its first token.", "to_first"),
+    ("inter_token_latency_seconds", "Time between two tokens of a stream.", "between"),
+    ("e2e_request_latency_seconds", "Time from a request to its last token.", "whole"),
+    (
+        "request_queue_time_seconds",
+        "Time from a task to its first row. Each of several choices is a task, and the prompt that they "
+        "share is one more; tasks that leave before and the texts of /v1/score are not counted.",
+        "queue_times",
+    ),
+)
+COUNTERS = (
+    ("prompt_tokens", "Tokens of prompts.", "prompt_tokens"),
+    ("cached_prompt_tokens", "Tokens of prompts that were in the prefix cache.", "cached_tokens"),
+    ("generation_tokens", "Tokens that were drawn.", "generated_tokens"),
+)
 
 
 class Health(TypedDict):
@@ -115,8 +139,57 @@ async def ready(exchange: Exchange) -> Response:
 @ENDPOINTS.add("GET", "/metrics", content="text/plain")
 async def metrics(exchange: Exchange) -> Response:
     """Figures for Prometheus."""
-    text = exchange.server.metrics.text()
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Metrics(exchange.server))
+    return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Metrics(Collector):
+    """All figures of a server. They change only on the event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        server = self._server
+        model = ["model_name"]
+        for name, text, attribute in HISTOGRAMS:
+            histograms = HistogramMetricFamily(PREFIX + name, text, labels=model)
+            for label, figures in server.figures.items():
+                histogram = getattr(figures, attribute)
+                histograms.add_metric([label], histogram.buckets(), histogram.sum)
+            yield histograms
+        for name, text, attribute in COUNTERS:
+            counter = CounterMetricFamily(PREFIX + name, text, labels=model)
+            for label, figures in server.figures.items():
+                counter.add_metric([label], getattr(figures, attribute))
+            yield counter
+        reasons = [*model, "finished_reason"]
+        ended = CounterMetricFamily(f"{PREFIX}requests_ended", "Choices that ended.", labels=reasons)
+        for label, figures in server.figures.items():
+            for reason, count in sorted(figures.ended.items()):
+                ended.add_metric([label, reason], count)
+        yield ended
+        found: dict[str, Metric] = {}
+        for label, served in server.models.items():
+            for name, text, value in served.figures():
+                if name not in found:
+                    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                    found[name] = kind(PREFIX + name.removesuffix("_total"), text, labels=model)
+                found[name].add_metric([label], value)  # type: ignore[attr-defined]
+        yield from found.values()
+        http = CounterMetricFamily(
+            f"{PREFIX}http_requests", "Requests that were answered.", labels=["path", "status"]
+        )
+        for labels, count in sorted(server.answered.items()):
+            http.add_metric(labels, count)
+        yield http
+        for name, text, quota in (
+            ("http_requests_open", "Requests that are served or wait.", server.requests),
+            ("http_websockets_open", "WebSockets that are open.", server.sockets),
+        ):
+            yield GaugeMetricFamily(PREFIX + name, text, value=quota.total)
 
 
 @ENDPOINTS.add("GET", "/v1/server", answer=ServerFigures)

@@ -46,7 +46,7 @@ def test_every_answer_is_as_described_and_no_row_is_held(keeping: Keeping, tmp_p
 
         assert comes_true(is_idle)
         assert '"event":"fault"' not in server.log.getvalue()
-        assert server.server.metrics.of("tiny").generated_tokens > 0  # also by an engine before a reload
+        assert server.server.figures["tiny"].generated_tokens > 0  # also by an engine before a reload
         assert '"path":"/v1/streams/stream-' in server.log.getvalue()
 
 

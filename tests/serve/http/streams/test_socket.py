@@ -178,7 +178,7 @@ def test_messages_that_wait_count_like_bodies(
 
 
 def test_what_streams_and_scores_cost_is_counted(kept: Running, tokens: np.ndarray) -> None:
-    figures, stream = kept.server.metrics.of("tiny"), created(kept)
+    figures, stream = kept.server.figures["tiny"], created(kept)
     counted = [
         lambda: stream.append(tokens[:5]),
         lambda: kept.post("/v1/score", {"texts": [tokens[:5].tolist()]}),

@@ -44,6 +44,7 @@ class Figures:
         #: Seconds in the queue, of each engine that the model has had.
         self.queued: list[Histogram] = []
 
+    @property
     def queue_times(self) -> Histogram:
         """Seconds in the queue: an engine that drains counts in addition to its successor."""
         total = Histogram(QUEUED)

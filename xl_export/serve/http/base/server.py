@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -18,10 +19,10 @@ import msgspec
 
 from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.core.admission import Busy, Quota, StoppedError
+from xl_export.serve.http.base.bridge import Figures
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import NO_KEYS, Keys
 from xl_export.serve.http.base.limits import Limits, too_many
-from xl_export.serve.http.base.metrics import Metrics
 from xl_export.serve.http.base.models import Model, Source
 from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.http.base.workers import on_thread
@@ -96,7 +97,10 @@ class Server:
         self.sockets = Quota(self.limits.sockets, share=share, refusal=too_many("WebSockets"))
         #: The bytes of bodies and messages that are in memory; see `BodyAccount`.
         self.bodies = Quota(max(self.limits.bodies_bytes, ceil(self.limits.body_bytes / share)), share=share)
-        self.metrics = Metrics(self.models, self.requests, self.sockets)
+        #: What was asked of each model, by its name; they continue when it is reloaded.
+        self.figures: defaultdict[str, Figures] = defaultdict(Figures)
+        #: How many requests were answered, by path and status.
+        self.answered: Counter[tuple[str, str]] = Counter()
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
         self._open_models: set[Model] = set()  # those that drain, too
@@ -220,8 +224,7 @@ class Server:
                 await on_thread(self._temporary.cleanup)
 
     async def _open(self, name: str) -> Model:
-        figures = self.metrics.of(name)
-        model = await on_thread(self.sources[name].open, self.stores, figures)
+        model = await on_thread(self.sources[name].open, self.stores, self.figures[name])
         self._open_models.add(model)
         return model
 
