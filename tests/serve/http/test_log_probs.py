@@ -19,8 +19,8 @@ TWINS = CharVocab(["a", "a", "b", "b"])  # two tokens have one text, as special 
 LIKELIEST = Likeliest(ids=np.array([[2, 3, 0]]), log_probs=np.array([[-0.5, -1.0, -2.0]]))
 
 
-def added(token: int, log_prob: float, *, as_ids: bool = False) -> dict:
-    collected = LogProbs(TokenTexts(TWINS), 3, np.array([0]), as_ids=as_ids)
+def added(token: int, log_prob: float) -> dict:
+    collected = LogProbs(TokenTexts(TWINS), 3, np.array([0]))
     collected.add(token, log_prob, LIKELIEST)
     return collected.take()
 
@@ -34,14 +34,6 @@ def test_a_token_is_never_likeliest_by_the_text_of_another() -> None:
 
 def test_two_tokens_of_one_text_keep_their_numbers() -> None:
     assert added(1, -5.0)["top_logprobs"] == [{"b": -0.5, "token_id:3": -1.0, "token_id:0": -2.0, "a": -5.0}]
-
-
-def test_tokens_are_named_by_their_ids_where_asked() -> None:
-    found = added(1, -5.0, as_ids=True)
-    assert found["tokens"] == ["token_id:1"]
-    assert found["top_logprobs"] == [
-        {"token_id:2": -0.5, "token_id:3": -1.0, "token_id:0": -2.0, "token_id:1": -5.0}
-    ]
 
 
 def test_an_answer_names_tokens_by_ids_in_all_places(served, session) -> None:

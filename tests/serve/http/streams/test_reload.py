@@ -82,6 +82,7 @@ def test_no_reload_cuts_an_answer_and_old_versions_are_bounded(own: Running) -> 
     assert own.post("/v1/completions", body).json()["choices"][0]["text"] == whole
     for (client, begun), version in zip(clients, versions, strict=True):
         assert (version.users, version.stopped) == (1, False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # now it reads fast
         events = begun + wait_for(client, b"[DONE]")
         client.close()
         found = [json.loads(line) for line in re.findall(rb"data: ({.*})", events)]

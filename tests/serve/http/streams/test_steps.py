@@ -22,7 +22,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult, step_body
 from xl_export.serve.http.streams.work import StreamWork
-from xl_export.serve.streams.files import JOURNAL_BYTES
+from xl_export.serve.streams import files
 
 FILE = {"content-type": SAFETENSORS}
 
@@ -89,17 +89,20 @@ def test_streams_of_steps_are_saved_forked_rewound_and_deleted(
     assert server.get(fork.path).status_code == 404
 
 
-def test_streams_of_steps_continue_after_a_kill(policy: Path, tmp_path: Path) -> None:
+def test_streams_of_steps_continue_after_a_kill(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The steps are fed again from a journal, whose beginning became a snapshot."""
+    monkeypatch.setattr(files, "JOURNAL_BYTES", 1 << 12)
     inputs = lists(observed(1, 4, 0))
     with running(sources(("policy", policy)), state=tmp_path / "state") as server:
         stream = created(server)
-        for number in range(90):
+        for number in range(40):
             stream.post("step", {"inputs": lists(observed(1, 1 + number % 4, number))})
         fork = stream.fork()
         copy = shutil.copytree(tmp_path / "state", tmp_path / "killed")
         expected = stream.post("step", {"inputs": inputs})["outputs"]
-    assert all(file.stat().st_size <= 2 * JOURNAL_BYTES for file in copy.rglob("*.journal"))
+    assert all(file.stat().st_size <= 2 * files.JOURNAL_BYTES for file in copy.rglob("*.journal"))
     with running(sources(("policy", policy)), state=copy) as server:
         for each in (stream, fork):
             assert each.on(server).post("step", {"inputs": inputs})["outputs"] == expected

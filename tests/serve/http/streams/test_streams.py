@@ -87,7 +87,7 @@ def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any
     return [json.loads(line) for line in lines[:-1]], stream
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_next_tokens_do_not_depend_on_moves(
     keeping: Keeping, tokens: np.ndarray, tmp_path: Path, count: int
 ) -> None:
