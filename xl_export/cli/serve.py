@@ -190,7 +190,7 @@ def serve_command(
     within 5 seconds, SIGHUP reads the keys again, and models whose folder has changed.
     """
     with needs("cpu,serve", *PACKAGES):
-        from xl_export.serve.http.base.keys import NO_KEYS, read_keys
+        from xl_export.serve.http.base.keys import read_keys
         from xl_export.serve.http.base.limits import Limits
         from xl_export.serve.http.base.models import Source
         from xl_export.serve.http.base.server import Log, Server
@@ -222,7 +222,7 @@ def serve_command(
     server = Server(
         sources,
         limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
-        read_keys=lambda: NO_KEYS if api_keys is None else read_keys(api_keys),
+        read_keys=lambda: {} if api_keys is None else read_keys(api_keys),
         state=state,
         stream_limits=StoreSettings(
             ram_bytes=stream_mb << 20,

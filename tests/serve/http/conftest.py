@@ -17,7 +17,7 @@ import pytest
 
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.http.base.keys import NO_KEYS, Keys
+from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.models import Source
 from xl_export.serve.http.base.server import Log, Server
@@ -66,7 +66,7 @@ def running(
     sources: list[Source],
     *,
     limits: Limits | None = None,
-    read_keys: Callable[[], Keys] = lambda: NO_KEYS,
+    read_keys: Callable[[], Keys] = dict,
     **options: Any,
 ) -> Iterator[Running]:
     """While the block runs, the server answers. options: of `Server`."""

@@ -20,7 +20,7 @@ from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
 from xl_export.serve.http import serving
 from xl_export.serve.http.app import ENDPOINTS
-from xl_export.serve.http.base.keys import Tenant, keys_of
+from xl_export.serve.http.base.keys import Tenant, hashed, keys_of
 
 ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
 KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}", f"operator {ROOT} admin"]
@@ -263,9 +263,7 @@ def test_a_line_that_is_no_key_is_refused(line: str, words: str) -> None:
 
 def test_a_key_may_be_kept_as_its_hash() -> None:
     digest = hashlib.sha256(ANNA.encode()).hexdigest()
-    keys = keys_of([f"anna sha256:{digest}"], "keys")
-    assert keys.tenant(ANNA) == Tenant(name="anna")
-    assert keys.tenant(f"sha256:{digest}") is None
+    assert keys_of([f"anna sha256:{digest}"], "keys") == {hashed(ANNA): Tenant(name="anna")}
 
 
 def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[str, Path]) -> None:

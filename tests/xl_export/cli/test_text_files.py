@@ -30,7 +30,7 @@ from xl_export.importers.fairseq import read_dictionary
 from xl_export.importers.shared.settings import read_settings
 from xl_export.importers.shared.vocabularies import read_vocabulary
 from xl_export.offline.corpus import blocks_of, texts_of
-from xl_export.serve.http.base.keys import read_keys
+from xl_export.serve.http.base.keys import hashed, read_keys
 
 BOM = b"\xef\xbb\xbf"
 KEY = "anna-has-a-long-key"
@@ -71,7 +71,7 @@ def learn(path: Path, kind: Any, size: int | None) -> Any:
 
 
 def keys(path: Path) -> Any:
-    tenant = read_keys(path).tenant(KEY)
+    tenant = read_keys(path).get(hashed(KEY))
     assert tenant is not None
     return tenant
 

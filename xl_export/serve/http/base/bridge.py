@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.engine import Engine
@@ -19,12 +20,6 @@ from xl_export.serve.core.settings import QUEUED, Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
 
 Pass = Callable[[Drawn], bool]
-
-
-def _never(drawn: Drawn) -> bool:
-    return False
-
-
 TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
@@ -88,11 +83,12 @@ class Bridge:
             inbox = listener.inbox
             answer = answers[-1]
             passed = False
-            if inbox.open and answer.__class__ is Drawn and len(answers) == 1:
+            if inbox.open and listener.pass_on and answer.__class__ is Drawn and len(answers) == 1:
                 try:
                     passed = listener.pass_on(answer)
                 except Exception as error:  # it is the fault of the request
-                    inbox.fail(error)
+                    inbox.open = False
+                    inbox.wake(error)
             if passed:
                 inbox.figures.note_tokens(now - listener.last, 1)
                 listener.last = now
@@ -111,20 +107,18 @@ class Bridge:
             inbox.wake()
 
 
+@dataclass(slots=True, eq=False)
 class Listener:
     """Where the answers of one task go."""
 
-    __slots__ = ("inbox", "last", "pass_on", "unacknowledged")
-
-    def __init__(self, inbox: Inbox) -> None:
-        self.inbox = inbox
-        #: Writes a drawn token to the client at once. Returns False, and has changed nothing, if it would
-        #: have to wait or there is no such way.
-        self.pass_on: Pass = _never
-        #: Answers that were accepted, which the engine does not know yet.
-        self.unacknowledged = 0
-        #: When the last drawn token arrived.
-        self.last = 0.0
+    inbox: Inbox
+    #: Writes a drawn token to the client at once. Returns False, and has changed nothing, if it would have to
+    #: wait; None if there is no such way.
+    pass_on: Pass | None = None
+    #: Answers that were accepted, which the engine does not know yet.
+    unacknowledged: int = 0
+    #: When the last drawn token arrived.
+    last: float = 0.0
 
 
 class Inbox:
@@ -185,16 +179,14 @@ class Inbox:
         if listener := self.running.get(task):
             listener.pass_on = way
 
-    def fail(self, error: Exception) -> None:
-        """Called by the bridge when a token could not be passed on: `get` raises the error."""
-        self.open = False
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
-
-    def wake(self) -> None:
-        """Called by the bridge when answers have arrived."""
-        if self._waiting is not None and not self._waiting.done():
+    def wake(self, error: Exception | None = None) -> None:
+        """Called by the bridge when answers have arrived, or with an error that `get` raises."""
+        if self._waiting is None or self._waiting.done():
+            return
+        if error is None:
             self._waiting.set_result(None)
+        else:
+            self._waiting.set_exception(error)
 
     def acknowledge(self, task: Task, listener: Listener) -> None:
         """Reports to the engine how many of a task's answers were accepted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -181,19 +181,16 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
         },
         "paths": paths,
         "components": {
-            "schemas": _schemas({Error, PlainError} | bodies | answers),
+            "schemas": msgspec.json.schema_components(
+                sorted({Error, PlainError} | bodies | answers, key=lambda kind: str(kind.__name__)),
+                ref_template="#/components/schemas/{name}",
+            )[1],
             "headers": HEADERS,
             "responses": _refusals(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
     }
-
-
-def _schemas(types: Iterable[Any]) -> dict[str, Any]:
-    """The schemas of types and of what they consist of, by name."""
-    ordered = sorted(types, key=lambda kind: str(kind.__name__))
-    return msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")[1]
 
 
 def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:

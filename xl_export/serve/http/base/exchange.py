@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from xl_export.serve.http.base.body import Reads, decoded, too_large
 from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
-from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key
+from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key, hashed
 from xl_export.serve.http.base.limits import BodyAccount
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
@@ -101,7 +101,7 @@ class Exchange:
     def key_tenant(self) -> Tenant | None:
         """The tenant of the request's key, by the keys that are valid now; None without a valid key."""
         keys = self.server.keys
-        return keys.tenant(given_key(self.scope, self.headers)) if keys else ANYBODY
+        return keys.get(hashed(given_key(self.scope, self.headers))) if keys else ANYBODY
 
     def has_valid_key(self) -> bool:
         """Whether the key has not been taken away since the request began."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from starlette.types import Scope
 
@@ -35,21 +36,8 @@ class Tenant:
 ANYBODY = Tenant(admin=True)  # if the server has no keys; only this machine can reach it then
 
 
-class Keys:
-    """The keys of a server, kept as hashes, so that comparing takes the same time for every key."""
-
-    def __init__(self, tenants: dict[bytes, Tenant]) -> None:
-        self._tenants = tenants
-
-    def __bool__(self) -> bool:
-        return bool(self._tenants)
-
-    def tenant(self, key: str) -> Tenant | None:
-        """The tenant of a key; None for a key that is not known."""
-        return self._tenants.get(_hash(key))
-
-
-NO_KEYS = Keys({})
+#: The tenants of a server by the hashes of their keys, so that comparing takes the same time for every key.
+Keys: TypeAlias = dict[bytes, Tenant]
 
 
 def read_keys(path: Path) -> Keys:
@@ -63,7 +51,7 @@ def read_keys(path: Path) -> Keys:
 
 def keys_of(lines: Iterable[str], place: str) -> Keys:
     """The keys of the lines of a file; place: its name, for messages."""
-    tenants: dict[bytes, Tenant] = {}
+    tenants: Keys = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -80,7 +68,7 @@ def keys_of(lines: Iterable[str], place: str) -> Keys:
         tenants[digest] = Tenant(name=words[0], admin=len(words) == 3)
     if not tenants:
         raise ConfigError(f"{place} has no keys; write one `TENANT KEY` on each line.")
-    return Keys(tenants)
+    return tenants
 
 
 def _digest(key: str, where: str) -> bytes:
@@ -97,10 +85,11 @@ def _digest(key: str, where: str) -> bytes:
             f"{where} has a key of {len(key)} characters, which can be guessed; give at least {SHORTEST}, "
             "such as `openssl rand -hex 24` prints."
         )
-    return _hash(key)
+    return hashed(key)
 
 
-def _hash(key: str) -> bytes:
+def hashed(key: str) -> bytes:
+    """By which a key is found."""
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 

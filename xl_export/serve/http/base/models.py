@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import threading
@@ -100,13 +99,6 @@ class Model:
             yield
         finally:
             self.users -= 1
-
-    async def drained(self) -> None:
-        """Waits until no request uses this model, however long that is: none is cut. All requests end, since
-        their tokens are bounded, and a client that reads nothing is disconnected.
-        """
-        while self.users:
-            await asyncio.sleep(0.05)
 
     def stop(self, within: float) -> None:
         """Ends all tasks and the engine, once, and gives back its store. It blocks; use a thread."""

@@ -21,7 +21,7 @@ from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.core.admission import Busy, Quota, StoppedError
 from xl_export.serve.http.base.bridge import Figures
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.keys import NO_KEYS, Keys
+from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits, too_many
 from xl_export.serve.http.base.models import Model, Source
 from xl_export.serve.http.base.stores import Stores
@@ -72,7 +72,7 @@ class Server:
         sources: Sequence[Source],
         *,
         limits: Limits | None = None,
-        read_keys: Callable[[], Keys] = lambda: NO_KEYS,
+        read_keys: Callable[[], Keys] = dict,
         state: Path | None = None,
         stream_limits: StoreSettings | None = None,
         log: Log | None = None,
@@ -238,6 +238,10 @@ class Server:
             )
 
     async def _drain(self, model: Model) -> None:
-        await model.drained()
+        """Stops a model that no request uses any more, however long that takes: none is cut. All requests
+        end, since their tokens are bounded, and a client that reads nothing is disconnected.
+        """
+        while model.users:
+            await asyncio.sleep(0.05)
         await on_thread(model.stop, ON_SIGNAL)
         self._open_models.discard(model)

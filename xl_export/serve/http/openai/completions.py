@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -119,18 +119,18 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
     await exchange.while_connected(Completion(plan, model, exchange).run())
 
 
+@dataclass(eq=False)
 class _Prompt:
     """A prompt while it is fed, and its choices."""
 
-    def __init__(self, tokens: np.ndarray, text: str, log_probs: LogProbs | None) -> None:
-        self.tokens = tokens
-        #: What comes before each choice; empty if the prompt is not repeated.
-        self.text = text
-        #: Of its tokens, if they are wanted.
-        self.log_probs = log_probs
-        self.choices: list[_Choice] = []
-        #: Tokens so far.
-        self.fed = 0
+    tokens: np.ndarray
+    #: What comes before each choice; empty if the prompt is not repeated.
+    text: str
+    #: Of its tokens, if they are wanted.
+    log_probs: LogProbs | None
+    choices: list[_Choice] = field(default_factory=list)
+    #: Tokens so far.
+    fed: int = 0
 
     def score(self, fed: Fed) -> Steps[None]:
         """Notes the log-probabilities of a piece that was fed."""
@@ -141,24 +141,24 @@ class _Prompt:
                 yield
 
 
+@dataclass(eq=False)
 class _Choice:
     """One choice while it is drawn."""
 
-    def __init__(self, prompt: _Prompt, index: int, head: bytes, log_probs: LogProbs | None) -> None:
-        self.prompt = prompt
-        #: Of the choice in the answer and in the numbers that it is drawn with.
-        self.index = index
-        #: An event of it up to the text.
-        self.head = head
-        #: Of its tokens, if they are wanted or rank the choices.
-        self.log_probs = log_probs
-        self.tokens = 0
-        #: Its text, if the answer is one document.
-        self.parts: list[str] = []
-        #: Whether a token of it has come.
-        self.begun = False
-        #: Why it ended; None before its end, and if the server has cut it short.
-        self.reason: str | None = None
+    prompt: _Prompt
+    #: Of the choice in the answer and in the numbers that it is drawn with.
+    index: int
+    #: An event of it up to the text.
+    head: bytes
+    #: Of its tokens, if they are wanted or rank the choices.
+    log_probs: LogProbs | None
+    tokens: int = 0
+    #: Its text, if the answer is one document.
+    parts: list[str] = field(default_factory=list)
+    #: Whether a token of it has come.
+    begun: bool = False
+    #: Why it ended; None before its end, and if the server has cut it short.
+    reason: str | None = None
 
     @property
     def mean_log_prob(self) -> float:

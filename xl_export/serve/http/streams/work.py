@@ -71,7 +71,12 @@ class StreamWork:
 
     async def lasting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of one of the coroutines below. Cancelling this one lets it end early by itself."""
-        task = asyncio.ensure_future(self._using_the_model(work))
+
+        async def using_the_model() -> Result:
+            with self._model.in_use():  # also after the client has left
+                return await work
+
+        task = asyncio.ensure_future(using_the_model())
         KEPT.add(task)
         task.add_done_callback(KEPT.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -336,10 +341,6 @@ class StreamWork:
         """Raises RefusedError if the client has left: what is not on the disk yet has not happened."""
         if self._left:
             raise cancelled()
-
-    async def _using_the_model(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with self._model.in_use():  # also after the client has left
-            return await work
 
 
 class OtherArtefactError(RefusedError):
