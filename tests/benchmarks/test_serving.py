@@ -30,7 +30,7 @@ from benchmarks.runs import History
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.session import Session
 from tests.benchmarks.shown import a_run, in_documents, on_terminal
-from xl_export.serve.http.base import models
+from xl_export.serve.http.base import server as opening
 
 SIZES = Sizes(
     streams=(1, 2),
@@ -239,9 +239,9 @@ def test_the_server_has_its_own_or_given_threads(
 def test_the_default_threads_are_those_of_the_server(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "available_cpus", lambda: 5)
+    monkeypatch.setattr(opening, "available_cpus", lambda: 5)
     for short, expected in ((True, 4), (False, 5)):
-        monkeypatch.setattr(models, "has_short_steps", lambda session, short=short: short)
+        monkeypatch.setattr(opening, "has_short_steps", lambda session, short=short: short)
         assert serve._default_threads(artefacts["ring"]) == expected
 
 

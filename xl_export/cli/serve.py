@@ -192,8 +192,7 @@ def serve_command(
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import read_keys
         from xl_export.serve.http.base.limits import Limits
-        from xl_export.serve.http.base.models import Source
-        from xl_export.serve.http.base.server import Log, Server
+        from xl_export.serve.http.base.server import Log, Server, Source
         from xl_export.serve.http.serving import Address, run
     from runtimes.contract.session import is_language_model
     from xl_export.serve.core.settings import EngineSettings

@@ -92,7 +92,7 @@ def run(job: Job) -> Iterator[Row]:
 
 def _default_threads(artefact: Path) -> int:
     """The threads that the server takes for an artefact where it is not told."""
-    from xl_export.serve.http.base.models import Source  # needs the extra of the server
+    from xl_export.serve.http.base.server import Source  # needs the extra of the server
 
     source = Source(name=artefact.name, path=artefact, settings=EngineSettings())
     _, threads = source.open_session()

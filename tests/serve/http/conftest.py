@@ -19,8 +19,7 @@ from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.models import Source
-from xl_export.serve.http.base.server import Log, Server
+from xl_export.serve.http.base.server import Log, Server, Source
 from xl_export.serve.http.serving import Address, Web, serve
 
 # A connection for each request. `httpx.post` would also read the certificates of the machine each time.

@@ -25,10 +25,9 @@ from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http import serving
-from xl_export.serve.http.base import models
+from xl_export.serve.http.base import server as opening
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.models import Source
-from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.server import Server, Source
 
 
 def serve(*arguments: object) -> Result:
@@ -111,14 +110,14 @@ def source(path: Path, **options: Any) -> Source:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str]]:
     """The threads and devices of the sessions that are opened, on a machine of five CPUs."""
     given: list[tuple[int | None, str]] = []
-    open_session = models.open_session
+    open_session = opening.open_session
 
     def noted(path: Path, *, threads: int | None, device: Any) -> Any:
         given.append((threads, str(device)))
         return open_session(path, threads=1, device="cpu")
 
-    monkeypatch.setattr(models, "open_session", noted)
-    monkeypatch.setattr(models, "available_cpus", lambda: CPUS)
+    monkeypatch.setattr(opening, "open_session", noted)
+    monkeypatch.setattr(opening, "available_cpus", lambda: CPUS)
     return given
 
 
@@ -142,9 +141,9 @@ def test_short_steps_leave_one_cpu_to_the_event_loop(
     opened: list[tuple[int | None, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(models, "has_short_steps", lambda session: short)
-    monkeypatch.setattr(models, "SMALL", small)
-    monkeypatch.setattr(models, "available_cpus", lambda: cpus)
+    monkeypatch.setattr(opening, "has_short_steps", lambda session: short)
+    monkeypatch.setattr(opening, "SMALL", small)
+    monkeypatch.setattr(opening, "available_cpus", lambda: cpus)
     assert source(artefacts["ring"], threads=given).open_session()[1] == expected[-1]
     assert [threads for threads, _ in opened] == expected
 

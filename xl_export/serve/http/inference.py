@@ -24,7 +24,7 @@ from xl_export.serve.http.base.endpoint import BINARY, Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.steps import as_numbers
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.streams.documents import LONGEST_NUMBER

@@ -18,8 +18,7 @@ from xl_export.serve.core.engine import Engine
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
-from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.server import Model, Server
 
 ENDPOINTS = Endpoints()
 # In /metrics, under the names that other servers of models use.

@@ -19,7 +19,7 @@ from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection, head, wait_for
 from tests.serve.http.test_status import ANNA, BERT
 from xl_export.serve.http.base.keys import keys_of
-from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.http.openai import completions
 

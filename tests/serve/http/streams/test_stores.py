@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtimes import Session
-from xl_export.serve.http.base.stores import Stores
+from xl_export.serve.http.base.server import Stores
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 

@@ -20,8 +20,7 @@ from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key, hashed
 from xl_export.serve.http.base.limits import BodyAccount
-from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.workers import Steps, aside
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]

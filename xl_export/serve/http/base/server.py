@@ -1,15 +1,18 @@
-"""The server as an object: its models, limits, keys, figures and log."""
+"""The server as an object: its models, the stores of their streams, limits, keys, figures and log."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,21 +20,316 @@ from typing import Any, TextIO
 
 import msgspec
 
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
+from runtimes.base.machine import available_cpus
+from runtimes.contract.device import AUTO, CPU, Device
+from runtimes.contract.sampling import read_sampling
+from runtimes.contract.session import Session, is_language_model
+from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
+from runtimes.sessions.open import open_session
+from runtimes.tasks.check import check
 from xl_export.serve.core.admission import Busy, Quota, StoppedError
-from xl_export.serve.http.base.bridge import Figures
+from xl_export.serve.core.cache import PrefixCache
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Delivery
+from xl_export.serve.core.trial import SMALL, has_short_steps
+from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
+from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits, too_many
-from xl_export.serve.http.base.models import Model, Source
-from xl_export.serve.http.base.stores import Stores
+from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import on_thread
 from xl_export.serve.streams.facts import StoreSettings
-from xl_export.serve.streams.store import StreamStore
+from xl_export.serve.streams.snapshot import server_key
+from xl_export.serve.streams.store import IDENTITY, StreamStore
 from xl_export.serve.streams.unserved import UnservedStreams
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
+CLOSING = 2.0  # seconds that a store has after its engine; a server ends within five
 MOST_REPLACED = 2  # versions of one model that were replaced and still serve what began before
+
+
+@dataclass(kw_only=True, eq=False)
+class Model:
+    """One artefact under one name. After a reload there is another object under the name; this one drains."""
+
+    name: str
+    path: Path
+    session: Session
+    #: CPU threads of a step; None if PyTorch chooses them.
+    threads: int | None
+    engine: Engine | StepEngine
+    bridge: Bridge
+    #: What `Source.stamp` was before the model was opened.
+    stamp: str
+    #: The stores of all artefacts.
+    stores: Stores
+    #: The streams of its artefact.
+    store: StreamStore
+    #: The figures of what was asked of it.
+    requests: Figures
+    created: int = field(default_factory=lambda: int(time.time()))
+    #: Requests and connections that use it.
+    users: int = 0
+    stopped: bool = False
+    _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """The texts of the tokens of this model."""
+        return TokenTexts(self.session.vocab)
+
+    def figures(self) -> Iterator[tuple[str, str, float]]:
+        """Name, meaning and value of each figure, for `/metrics`."""
+        yield from self.engine.figures()
+        damaged = len(self.store.damaged)
+        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
+        yield from self.store.figures()
+
+    def inbox(self) -> Inbox:
+        """An inbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""
+        return Inbox(self.bridge, self.tasks, self.requests)
+
+    @property
+    def tasks(self) -> Engine:
+        """The engine of a language model; raises StreamError for any other model."""
+        if isinstance(self.engine, StepEngine):
+            assert self.session.spec is not None
+            refuse_no_language_model(self.session.spec)
+        assert isinstance(self.engine, Engine)
+        return self.engine
+
+    @property
+    def steps(self) -> StepEngine:
+        """The engine of a model with named inputs; raises RefusedError for a language model."""
+        if not isinstance(self.engine, StepEngine):
+            raise RefusedError(
+                f"{self.name} is a language model; send text or tokens to /v1/completions or /v1/streams."
+            )
+        return self.engine
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While the block runs, a reload does not stop the engine of this model."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+    def stop(self, within: float) -> None:
+        """Ends all tasks and the engine, once, and gives back its store. It blocks; use a thread."""
+        with self._stopping:
+            if self.stopped:
+                return
+            self.stopped = True
+            self.engine.stop(within=within)
+            self.stores.release(self.session.identity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a model comes from, so that it can be opened again."""
+
+    name: str
+    path: Path
+    settings: EngineSettings
+    #: Of the prefix cache; 0 for none.
+    cache_bytes: int = 0
+    #: Whether tenants may find each other's prefixes in the cache.
+    cache_shared: bool = False
+    #: CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
+    #: uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
+    threads: int | None = None
+    device: Device | str = "cpu"
+
+    def open(self, stores: Stores, figures: Figures) -> Model:
+        """The model with a running engine. It blocks; call it on a thread."""
+        bridge = Bridge(unread=self.settings.unread)
+        stamp = self.stamp()
+        session, threads = self.open_session()
+        engine = self.make_engine(session, bridge.deliver)
+        engine.start()
+        try:
+            store = stores.acquire(session)
+        except BaseException:
+            engine.stop(within=0)
+            raise
+        if isinstance(engine, Engine):
+            figures.queued.append(engine.scheduler.queued)
+        return Model(
+            name=self.name,
+            path=self.path,
+            session=session,
+            threads=threads,
+            engine=engine,
+            bridge=bridge,
+            stamp=stamp,
+            stores=stores,
+            store=store,
+            requests=figures,
+        )
+
+    def open_session(self) -> tuple[Session, int | None]:
+        """The session, and the CPU threads of its steps; None if PyTorch chooses them."""
+        cpus = available_cpus()
+        device = _serving_device(self.path, self.device)
+        if self.threads is None and cpus > 1 and _is_small(self.path):
+            session = open_session(self.path, threads=cpus - 1, device=device)
+            if not is_language_model(session) or has_short_steps(session):
+                return session, cpus - 1
+        threads = self.threads or (cpus if _is_artefact(self.path) else None)
+        return open_session(self.path, threads=threads, device=device), threads
+
+    def make_engine(self, session: Session, deliver: Callable[[Delivery], None]) -> Engine | StepEngine:
+        """An engine for the session, with its prefix cache."""
+        if not is_language_model(session):
+            return StepEngine(session, self.settings)
+        cache = None
+        if self.cache_bytes:
+            cache = PrefixCache(
+                identity=session.identity,
+                segment=session.rule.segment,
+                max_bytes=self.cache_bytes,
+                shared=self.cache_shared,
+            )
+        return Engine(session, self.settings, cache=cache, deliver=deliver)
+
+    def check(self) -> None:
+        """Raises UserError for an artefact that does not compute what was trained."""
+        if not _is_artefact(self.path):  # a run is the reference itself
+            return
+        # Others may be served meanwhile.
+        few = max(1, available_cpus() - 1) if _is_small(self.path) else None
+        device = _serving_device(self.path, self.device)
+        report = check(self.path, threads=self.threads or few, device=device)
+        if not report.passed:
+            raise ArtefactError(f"{self.path} does not compute what was trained: {report.sentence}")
+
+    def stamp(self) -> str:
+        """Identifies this version of the folder: the hash of an artefact's spec, which has the hashes of its
+        files, and its sampling; or the sizes and times of the files of a run. Empty if the
+        folder cannot be read.
+        """
+        try:
+            if (self.path / SPEC).is_file():
+                named = hashlib.sha256((self.path / SPEC).read_bytes()).hexdigest()
+                return f"{named} {read_sampling(self.path)}"
+            facts = [(each.name, each.stat()) for each in sorted(self.path.iterdir())]
+        except (OSError, UserError):
+            return ""
+        return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts])
+
+
+def _is_artefact(path: Path) -> bool:
+    return (path / SPEC).is_file()
+
+
+def _is_small(path: Path) -> bool:
+    """Whether a folder is an artefact of so few bytes that its steps may be short."""
+    files = [file for name in (GRAPH, ORT_GRAPH, WEIGHTS) if (file := path / name).is_file()]
+    return _is_artefact(path) and sum(file.stat().st_size for file in files) < SMALL
+
+
+def _serving_device(path: Path, device: Device | str) -> Device:
+    """What computes a folder that is served; `auto` is the CPU for an artefact.
+
+    Raises ConfigError for an engine, which is not served, and for an artefact on another device: the rows of
+    the streams are in the memory of the CPU.
+    """
+    chosen = Device.parse(device)
+    if (path / BUILD).is_file():
+        raise ConfigError(f"{path} is an engine, and engines are not served; give the artefact of it.")
+    if not _is_artefact(path):
+        return chosen
+    if chosen not in (AUTO, CPU):
+        raise ConfigError(
+            f"device is {chosen} and {path} is an artefact, which is served only on the CPU, which has "
+            "the memory of its streams; leave --device out."
+        )
+    return CPU
+
+
+@dataclass
+class _Kept:
+    """The streams of one artefact: their store and how many models use it, or the streams as they lie there
+    while no model does.
+    """
+
+    store: StreamStore | None = None
+    unserved: UnservedStreams | None = None
+    users: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+class Stores:
+    """Opens the store of each artefact once, and closes it with the last model that uses it."""
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        """folder: for everything that outlives the server; it is made if there is none. Uses the disk."""
+        self._folder = folder / "streams"
+        self._settings = settings
+        self._key = server_key(folder)
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                if path.is_dir():
+                    self._of(path.name).unserved = UnservedStreams.read(path)
+
+    def acquire(self, session: Session) -> StreamStore:
+        """The store of the session's artefact, for one model until `release`; uses the disk."""
+        kept = self._of(session.identity)
+        with kept.lock:
+            if kept.store is None:
+                kept.store = self._open(session, kept.unserved)
+                kept.unserved = None
+            kept.users += 1
+            return kept.store
+
+    def release(self, identity: str) -> None:
+        """One model less uses the store of an artefact, which is closed after the last one. Several stores
+        may close at one time.
+        """
+        kept = self._of(identity)
+        with kept.lock:
+            kept.users -= 1
+            if not kept.users and kept.store is not None:
+                kept.store.close(within=CLOSING)
+                kept.unserved = kept.store.unserved()
+                kept.store = None
+
+    def others(self, served: Container[StreamStore]) -> list[StreamStore | UnservedStreams]:
+        """Where the streams are that none of these stores has: streams of artefacts that are not served, or
+        are not any more while requests that have begun use them.
+        """
+        with self._lock:  # a store may be opened between the first two looks, and is there at the third
+            holds = [kept.store or kept.unserved or kept.store for kept in self._kept.values()]
+        return [each for each in holds if each is not None and each not in served]
+
+    def _open(self, session: Session, unserved: UnservedStreams | None) -> StreamStore:
+        identity = session.identity[:IDENTITY]
+        if unserved is not None:
+            unserved.close()
+
+        def elsewhere(owner: str) -> tuple[int, int]:
+            held = [each.held(owner) for each in self.others(()) if each.identity != identity]
+            return sum(count for count, _ in held), sum(num_bytes for _, num_bytes in held)
+
+        try:
+            return StreamStore(
+                self._folder, session, key=self._key, settings=self._settings, elsewhere=elsewhere
+            )
+        except BaseException:
+            if unserved is not None:
+                unserved.closed = False
+            raise
+
+    def _of(self, identity: str) -> _Kept:
+        with self._lock:
+            return self._kept.setdefault(identity[:IDENTITY], _Kept())
 
 
 class Log:
@@ -50,7 +348,7 @@ class Log:
         now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
         known = {name: value for name, value in fields.items() if value is not None}
         line = msgspec.json.encode({"time": now, "level": level, "event": event, **known})
-        with self._lock, suppress(OSError, ValueError):  # the log has no reader any more
+        with self._lock, contextlib.suppress(OSError, ValueError):  # the log has no reader any more
             self._stream.write(line.decode() + "\n")
             self._stream.flush()
 
@@ -198,7 +496,7 @@ class Server:
                 else:
                     await self.reload(name)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _logged(self, what: str) -> Iterator[None]:
         try:
             yield

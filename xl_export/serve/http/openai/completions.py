@@ -20,7 +20,7 @@ from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, json_steps
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import DONE, END, EVENT, Exchange, event, of_json
-from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 

@@ -26,7 +26,7 @@ from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, of_json
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.completions import Usage, usage
 

@@ -15,7 +15,7 @@ from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
-from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import DISK, SHORT_WORK, Steps, aside
 from xl_export.serve.http.streams.documents import (
     SAFETENSORS,

@@ -16,8 +16,7 @@ from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.models import Model
-from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.workers import DISK, aside, size_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
