@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ArtefactError
 from runtimes.base.files import atomic_file, read_json
 from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp
 from runtimes.base.records import from_json, to_json
@@ -26,9 +26,7 @@ from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, REFERENCE, SPEC, Spec
 
 STORED = {"float32": "<f4", "int64": "<i8"}  # types of stored arrays, in NumPy's words
-Document = TypeVar("Document", "ReferenceFile", "StepReferenceFile")
-Ints = tuple[int, ...]
-Bools = tuple[bool, ...]
+Kind = TypeVar("Kind", "Reference", "StepReference")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +58,8 @@ class StoredArray:
 
     file: str
     dtype: Literal["float32", "int64"]
-    shape: Ints
+    shape: tuple[int, ...]
     offset: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceFile:
-    """The content of `reference.json`: a `Reference` whose answers are in `reference.bin`."""
-
-    tokens: tuple[Ints, ...]
-    segments: Ints
-    restarts: tuple[Bools, ...]
-    log_probs: StoredArray
-    last: StoredArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReferenceFile:
-    """The content of `reference.json` for a step that is no language model."""
-
-    segments: Ints
-    restarts: tuple[Bools, ...]
-    inputs: dict[str, StoredArray]
-    outputs: dict[str, StoredArray]
 
 
 def replay_step(
@@ -153,25 +130,29 @@ def replay(
 
 
 def save_reference(folder: Path, reference: Reference | StepReference) -> None:
-    """Writes a reference as `reference.json` and `reference.bin`, which need no library to be read."""
+    """Writes a reference as `reference.json` and `reference.bin`, which need no library to be read.
+
+    Their keys are the fields of the reference; `_load` reads them.
+    """
     fed = {"segments": reference.segments.tolist(), "restarts": reference.restarts.tolist()}
-    document: ReferenceFile | StepReferenceFile
     if isinstance(reference, Reference):
-        stored = _store(folder, [reference.log_probs, reference.last])
-        tokens = reference.tokens.tolist()
-        document = ReferenceFile(tokens=tokens, **fed, log_probs=stored[0], last=stored[1])
+        log_probs, last = _store(folder, [reference.log_probs, reference.last])
+        document = {"tokens": reference.tokens.tolist(), **fed, "log_probs": log_probs, "last": last}
     else:
         stored = _store(folder, [*reference.inputs.values(), *reference.outputs.values()])
         inputs = dict(zip(reference.inputs, stored, strict=False))
         outputs = dict(zip(reference.outputs, stored[len(inputs) :], strict=True))
-        document = StepReferenceFile(**fed, inputs=inputs, outputs=outputs)
-    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in to_json(document).items()]
+        document = {**fed, "inputs": inputs, "outputs": outputs}
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in document.items()]
     with atomic_file(folder / REFERENCE) as temporary:
         temporary.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def _store(folder: Path, arrays: Iterable[np.ndarray]) -> list[StoredArray]:
-    """Writes arrays one after the other into `reference.bin`; integers as int64, others as float32."""
+def _store(folder: Path, arrays: Iterable[np.ndarray]) -> list[dict[str, Any]]:
+    """Writes arrays one after the other into `reference.bin`; integers as int64, others as float32.
+
+    Returns the `StoredArray` of each for `reference.json`.
+    """
     stored = []
     offset = 0
     with atomic_file(folder / ANSWERS) as temporary, open(temporary, "wb") as stream:
@@ -179,38 +160,30 @@ def _store(folder: Path, arrays: Iterable[np.ndarray]) -> list[StoredArray]:
             dtype: Literal["float32", "int64"] = "int64" if array.dtype.kind == "i" else "float32"
             content = np.ascontiguousarray(array, STORED[dtype]).tobytes()
             stream.write(content)
-            stored.append(StoredArray(file=ANSWERS, dtype=dtype, shape=array.shape, offset=offset))
+            entry = StoredArray(file=ANSWERS, dtype=dtype, shape=array.shape, offset=offset)
+            stored.append(to_json(entry))
             offset += len(content)
     return stored
 
 
 def load_step_reference(folder: Path, spec: Spec) -> StepReference:
     """`load_reference` for a step that is no language model."""
-    path = folder / REFERENCE
-    contents = _contents(folder, spec)
-    document = _document(StepReferenceFile, path, contents)
-    reference = StepReference(
-        segments=_listed(path, document.segments, np.int64),
-        restarts=_listed(path, document.restarts, bool),
-        inputs={name: _array(path, name, stored, contents) for name, stored in document.inputs.items()},
-        outputs={name: _array(path, name, stored, contents) for name, stored in document.outputs.items()},
-    )
+    reference = _load(StepReference, folder, spec)
     if not _fits(reference, spec):
-        raise ArtefactError(f"{path} does not hold a reference of this step; export the artefact again.")
+        raise _no_reference(folder)
     return reference
 
 
 def _fits(reference: StepReference, spec: Spec) -> bool:
     """Whether the arrays of a reference have the names, types and shapes of a step, and finite values."""
-    steps = len(reference.segments)
-    if (
-        reference.restarts.ndim != 2
-        or len(reference.restarts) != steps
-        or reference.segments.min(initial=1) < 1
-    ):
+    segments = reference.segments
+    steps = len(segments)
+    batch = reference.restarts.shape[-1]
+    if (segments.dtype, segments.ndim) != (np.int64, 1) or segments.min(initial=1) < 1:
         return False
-    batch = reference.restarts.shape[1]
-    count = int(reference.segments.sum())
+    if (reference.restarts.dtype, reference.restarts.shape) != (bool, (steps, batch)):
+        return False
+    count = int(segments.sum())
     inputs, outputs = spec.signature
     for tensors, arrays in ((inputs[:-1], reference.inputs), (outputs, reference.outputs)):
         if [tensor.name for tensor in tensors] != list(arrays) or not count:
@@ -228,29 +201,12 @@ def _fits(reference: StepReference, spec: Spec) -> bool:
     return True
 
 
-def _contents(folder: Path, spec: Spec) -> dict[str, bytes]:
-    """The verified content of both files."""
-    return {
-        name: read_verified(folder / name, spec.files[name], record=SPEC, again=EXPORT_AGAIN)
-        for name in (REFERENCE, ANSWERS)
-    }
-
-
 def load_reference(folder: Path, spec: Spec) -> Reference:
     """The reference in the folder of an artefact or of an engine, its hashes, shapes and values checked.
 
     Raises ArtefactError if anything does not fit.
     """
-    path = folder / REFERENCE
-    contents = _contents(folder, spec)
-    document = _document(ReferenceFile, path, contents)
-    reference = Reference(
-        tokens=_listed(path, document.tokens, np.int64),
-        segments=_listed(path, document.segments, np.int64),
-        restarts=_listed(path, document.restarts, bool),
-        log_probs=_array(path, "log_probs", document.log_probs, contents),
-        last=_array(path, "last", document.last, contents),
-    )
+    reference = _load(Reference, folder, spec)
     batch, length = reference.log_probs.shape if reference.log_probs.ndim == 2 else (0, 0)
     expected = {
         "tokens": ("int64", (batch, length + 1)),
@@ -260,48 +216,51 @@ def load_reference(folder: Path, spec: Spec) -> Reference:
         "last": ("float32", (batch, spec.model.vocab_size)),
     }
     found = {name: (array.dtype.name, array.shape) for name, array in vars(reference).items()}
-    fits = (
-        found == expected
-        and reference.log_probs.size
-        and reference.segments.ndim == 1
-        and reference.segments.sum() == length
-    )
+    fits = found == expected and reference.log_probs.size and reference.segments.sum() == length
     tokens = reference.tokens
     if not fits or reference.segments.min() < 1 or tokens.min() < 0 or tokens.max() >= spec.model.vocab_size:
-        raise ArtefactError(f"{path} does not hold a reference of this model; export the artefact again.")
+        raise _no_reference(folder)
     if not (are_log_probs(reference.log_probs) and are_log_probs(reference.last)):
-        raise ArtefactError(f"{path} has answers that are not log-probabilities; export the artefact again.")
+        raise ArtefactError(
+            f"{folder / REFERENCE} has answers that are not log-probabilities; export the artefact again."
+        )
     return reference
 
 
-def _listed(path: Path, values: object, dtype: type) -> np.ndarray:
-    """The array of a list in `reference.json`."""
+def _load(kind: type[Kind], folder: Path, spec: Spec) -> Kind:
+    """What `save_reference` wrote, its hashes verified; its arrays may have any types, shapes and values."""
+    text, answers = (
+        read_verified(folder / name, spec.files[name], record=SPEC, again=EXPORT_AGAIN)
+        for name in (REFERENCE, ANSWERS)
+    )
+    document = read_json(folder / REFERENCE, text)
     try:
-        return np.array(values, dtype)
-    except (ValueError, OverflowError) as error:  # rows of unequal length, or an integer beyond 64 bits
-        raise ArtefactError(
-            f"{path} has rows of unequal length or numbers beyond 64 bits; export the artefact again."
-        ) from error
+        return kind(**{name: _array(name, value, answers) for name, value in document.items()})
+    # It is no object, has other keys, or an array that is none or lies elsewhere.
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _no_reference(folder) from error
 
 
-def _document(cls: type[Document], path: Path, contents: dict[str, bytes]) -> Document:
-    try:
-        return from_json(cls, read_json(path, contents[REFERENCE]), where=str(path))
-    except ConfigError as error:
-        raise ArtefactError(f"{str(error).rstrip('.')}; export the artefact again.") from error
+def _array(name: str, value: Any, answers: bytes) -> Any:
+    """The array of a key of `reference.json`; of `inputs` and `outputs`, arrays by name."""
+    if name in ("inputs", "outputs"):
+        return {each: _stored(entry, answers) for each, entry in value.items()}
+    return _stored(value, answers) if name in ("log_probs", "last") else np.array(value, ndmin=1)
 
 
-def _array(path: Path, name: str, stored: StoredArray, contents: dict[str, bytes]) -> np.ndarray:
+def _stored(entry: Any, answers: bytes) -> np.ndarray:
     """An array of `reference.bin`; no memory is taken before its size is known."""
-    content = contents[ANSWERS]
+    stored = from_json(StoredArray, entry, where=REFERENCE)
     dtype = np.dtype(STORED[stored.dtype])
     count = math.prod(stored.shape)
     inside = stored.file == ANSWERS and min((stored.offset, *stored.shape)) >= 0
-    if not inside or stored.offset + dtype.itemsize * count > len(content):
-        raise ArtefactError(
-            f"{path} says that {name} has the shape {list(stored.shape)!s:.60} from byte "
-            f"{stored.offset!s:.30} of {stored.file!a:.60} on, which {ANSWERS} with its {len(content)} "
-            "bytes does not hold; export the artefact again."
-        )
-    flat = np.frombuffer(content, dtype, count, stored.offset)
+    if not inside or stored.offset + dtype.itemsize * count > len(answers):
+        raise ValueError(f"{ANSWERS} has no such array")
+    flat = np.frombuffer(answers, dtype, count, stored.offset)
     return flat.reshape(stored.shape).astype(dtype.newbyteorder("="))
+
+
+def _no_reference(folder: Path) -> ArtefactError:
+    return ArtefactError(
+        f"{folder / REFERENCE} does not hold a reference of this model; export the artefact again."
+    )

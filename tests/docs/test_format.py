@@ -15,7 +15,7 @@ import pytest
 from runtimes.base.sealed import FileFacts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import PRESETS, Measured
-from runtimes.contract.reference import ReferenceFile, StoredArray
+from runtimes.contract.reference import Reference, StoredArray
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec, load_spec, tolerances
 from runtimes.contract.tensors import TensorSpec
@@ -33,7 +33,7 @@ TABLES: dict[str, tuple[type, set[str]]] = {  # what begins a section, its recor
     "**`files`**": (FileFacts, set()),
     "**`measured`**": (Measured, set()),
     "**`special`**": (SpecialTokens, set()),
-    "## reference.json and reference.bin": (ReferenceFile, set()),
+    "## reference.json and reference.bin": (Reference, set()),
     "`log_probs` and `last` are objects": (StoredArray, set()),
 }
 
