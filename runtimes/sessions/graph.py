@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -29,7 +29,7 @@ from runtimes.contract.checks import (
     value_outside,
     value_range,
 )
-from runtimes.contract.memory import MAX_POSITION, Memory, refuse_no_memory
+from runtimes.contract.memory import MAX_POSITION, Held, Memory, refuse_no_memory
 from runtimes.contract.promises import refuse_apart, refuse_unpromised
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
@@ -61,8 +61,7 @@ class GraphSession(ABC):
         self._vocab = vocab  # None unless the step is a language model's
         self.identity = identity
         self.process = os.getpid()
-        self._tried = False
-        self._counts_from_end = False
+        self._counts_from_end: bool | None = None  # None until it was tried
         self.rule: MemoryRule = spec.rule
         self.sampler = Sampler()
         # Read for each token.
@@ -196,13 +195,13 @@ class GraphSession(ABC):
         refuse_no_memory(memory)
         with memory.in_use():
             step: Step | None = memory.step
-            if step is None or lengths is not None or not step.repeats(self, given, memory, logits_of):
+            if step is None or lengths is not None or not step.refill(self, given, memory, logits_of):
                 step = self._new_step(given, memory, lengths, logits_of)
             self._run_whole(step, memory)
-            if step.position is None:
+            if step.begin is None:
                 memory.positions += step.counts
             else:
-                memory.positions.fill(step.position + step.length)  # in a fraction of the time of the sum
+                memory.positions.fill(step.begin + step.length)  # in a fraction of the time of the sum
             if not step.is_finite():
                 memory.unsure = True
             if step is not memory.step or not self._in_place:  # or else its arrays are as before
@@ -214,52 +213,38 @@ class GraphSession(ABC):
         self, given: dict[str, Any], memory: Memory, lengths: np.ndarray | None, logits_of: Positions
     ) -> Step:
         """A step of these inputs; raises StreamError if they or the memory do not fit."""
-        spec = self.spec
-        inputs: Arrays
-        targets: np.ndarray | None = None
-        if not spec.language_model:
-            inputs = checked_inputs(self, spec, given, memory)
-        else:
+        targets = None
+        if self.spec.language_model:
             tokens = given["input_ids"]
             inputs = {"input_ids": checked_tokens(self, tokens, memory)}
             if "targets" in given:
                 targets = checked_targets(self, given["targets"], tokens, lengths)
+        else:
+            inputs = checked_inputs(self, self.spec, given, memory)
         refuse_after_fork(self.process)
         if lengths is not None:
             self._refuse_lengths()
             lengths = checked_lengths(lengths, inputs["input_ids"])
-        memory.clear_restarted_rows()
-        length = next(inputs[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
-        axes = {"batch": memory.batch, "tokens": length}
-        if spec.language_model:
             # Padding after a row's tokens needs no input of its own. A token sees nothing that comes after
             # it. The ring has room for a whole segment next to a whole memory, so the padding uses no slot
             # that is still visible; the row's next tokens overwrite its slots, or see them as the future.
-            inputs["input_ids"] = tokens = _padded(inputs["input_ids"], lengths)
-            if self._selective:
-                inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
-                inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
-                axes["rows"] = len(inputs["logit_rows"])
-        outputs = {x.name: np.empty(x.sizes(**axes), x.dtype) for x in spec.signature[1]}
-        return Step(self, inputs, outputs, memory, lengths, logits_of, length=length, targets=targets)
+            inputs["input_ids"] = _padded(inputs["input_ids"], lengths)
+        memory.clear_restarted_rows()
+        kind = Step if lengths is None else PaddedStep
+        return kind(self, inputs, memory, targets=targets, lengths=lengths, logits_of=logits_of)
 
     def _run_whole(self, step: Step, memory: Memory) -> None:
         """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end."""
-        pieces = None
         if self._ring_sizes and step.length > 1:
             pieces = cut(memory.positions, step.length, self._ring_sizes)
         elif self.logits_while_scoring != "none" and not all(x.size for x in step.outputs.values()):
             pieces = [slice(0, step.length)]  # no row has a token, so no logits are wanted
-        if pieces is None:
+        else:
             self.run(step.inputs, step.outputs, memory)
             return
-        run_in_pieces(
-            lambda part, answers: self.run(part, answers, memory),
-            step.inputs,
-            step.outputs,
-            pieces,
-            empty_rows=self.logits_while_scoring == "none",
-        )
+        empty_rows = self.logits_while_scoring == "none"
+        for inputs, outputs in in_pieces(step.inputs, step.outputs, pieces, empty_rows=empty_rows):
+            self.run(inputs, outputs, memory)
 
     def _refuse_lengths(self) -> None:
         """Raises StreamError if the rows of a step can only advance together."""
@@ -270,16 +255,14 @@ class GraphSession(ABC):
                 "number of tokens; leave lengths out, or open an artefact with ring memory (`xl-export "
                 "export RUN --memory ring`), or the run."
             )
-        if not self._tried:
-            answer = sees_segment_end(self)
-            if answer is None:
+        if self._counts_from_end is None:
+            self._counts_from_end = sees_segment_end(self)
+            if self._counts_from_end is None:
                 raise DivergedError(
                     f"the model {self.identity:.12} gives log-probabilities that are not finite; its "
                     "training has diverged or its weights are damaged: take an earlier checkpoint, or train, "
                     "import or export it again."
                 )
-            self._tried = True
-            self._counts_from_end = answer
         if self._counts_from_end:
             raise StreamError(
                 "lengths were given, and the positions of this model count from the end of the segment, "
@@ -289,80 +272,78 @@ class GraphSession(ABC):
 
 
 class Step:
-    """The arrays of a step. If the next step is of the same kind it fills them again, and a runtime has
-    nothing to bind; only values are checked then.
+    """One step: the arrays that its graph reads and writes, and the answers that are made of them.
+
+    A text is generated in thousands of steps of one kind. So a memory keeps its last step, and a step of the
+    same kind fills those arrays again (`refill`), which the runtime has bound already.
     """
 
     def __init__(
         self,
         session: GraphSession,
-        inputs: Arrays,
-        outputs: Arrays,
+        given: Arrays,
         memory: Memory,
+        *,
+        targets: np.ndarray | None,
         lengths: np.ndarray | None,
         logits_of: Positions,
-        *,
-        length: int,
-        targets: np.ndarray | None,
     ) -> None:
+        """given: the inputs, without the positions; they and the rest fit together."""
         spec = session.spec
-        #: How many tokens of each row are not padding, int64 [B]; None if all are.
-        self.lengths = lengths
-        #: Tokens of each row.
-        self.length = length
+        self._session = session
+        self._logits_of = logits_of
+        #: Tokens of each row, padding included.
+        self.length = next(given[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
         #: By how many tokens each row advances, int64 [B].
         self.counts = np.full(memory.batch, self.length) if lengths is None else lengths
         #: The position at which all rows begin; None if they differ, or were not compared.
-        self.position: int | None = None
-        #: Whether the arrays are kept for the next step.
-        self.kept = lengths is None and sum(array.nbytes for array in outputs.values()) <= MOST_KEPT
-        self.inputs = {name: array.copy() for name, array in inputs.items()} if self.kept else inputs
-        self.outputs = outputs
-        #: What the memory consisted of after the step.
-        self.held = memory.objects()
-        self._session = session
-        self._logits_of = logits_of
-        # The next tokens to score, if the graph computes logits and no log-probabilities.
-        self._targets = None if targets is None or spec.model.selective else targets.copy()
-        # What the caller gives: name, array, and the lowest and highest number of ids.
-        self._given: list[tuple[str, np.ndarray, tuple[int, int] | None]] = []
+        self.begin: int | None = None
+        # The next tokens to score, int64 [B, T]; None if nothing is scored.
+        self._targets = None if targets is None else targets.copy()
+        #: What the graph reads.
+        self.inputs = {name: array.copy() for name, array in given.items()}
+        sizes = {"batch": memory.batch, "tokens": self.length}
+        if spec.model.selective:
+            shape = (memory.batch, self.length)
+            self.inputs["targets"] = np.full(shape, -1) if self._targets is None else self._targets
+            self.inputs["logit_rows"] = _chosen(shape, lengths, logits_of)
+            sizes["rows"] = len(self.inputs["logit_rows"])
+        # The positions of single tokens are the memory's own array.
+        positions = memory.positions[:, None]
+        self.inputs[POSITIONS] = positions if self.length == 1 else positions + np.arange(self.length)
+        #: What the graph writes.
+        self.outputs = {x.name: np.empty(x.sizes(**sizes), x.dtype) for x in spec.signature[1]}
+        #: Whether another step may fill the arrays again.
+        self.kept = lengths is None and sum(array.nbytes for array in self.outputs.values()) <= MOST_KEPT
+        #: What the memory consists of after the step.
+        self.held: Held
+        # What `refill` fills: name, array, and the lowest and highest number of ids.
+        self._filled: list[tuple[str, np.ndarray, tuple[int, int] | None]] = []
         if spec.language_model:
             last = spec.model.vocab_size - 1
-            self._given.append(("input_ids", self.inputs["input_ids"], (0, last)))
-            if targets is not None:
-                scored = self.inputs["targets"] if self._targets is None else self._targets
-                self._given.append(("targets", scored, (-1, last)))
+            self._filled.append(("input_ids", self.inputs["input_ids"], (0, last)))
+            if self._targets is not None:
+                self._filled.append(("targets", self._targets, (-1, last)))
         else:
             for x in spec.signature[0][:-1]:  # without the positions
-                self._given.append((x.name, self.inputs[x.name], None if x.ids is None else (0, x.ids - 1)))
-        # The positions of single tokens are the memory's own array.
-        self._offsets = np.arange(self.length)
-        positions = memory.positions[:, None]
-        single = self.length == 1 and self.kept
-        self.inputs[POSITIONS] = positions if single else positions + self._offsets
-        self._answers = dict(outputs)
-        if spec.model.selective and lengths is None:
-            shape = {"all": (-1, self.length), "last": (-1,), "none": (0,)}[logits_of]
-            self._answers["logits"] = outputs["logits"].reshape(*shape, spec.model.vocab_size)
-        elif logits_of == "last" and lengths is None:
-            self._answers["logits"] = outputs["logits"][:, -1]
-        # The outputs that `is_finite` checks; None if they differ from step to step.
-        self._shown = self._last_outputs() if lengths is None and logits_of != "none" else None
+                self._filled.append((x.name, self.inputs[x.name], None if x.ids is None else (0, x.ids - 1)))
 
-    def repeats(
+    def refill(
         self, session: GraphSession, given: dict[str, Any], memory: Memory, logits_of: Positions
     ) -> bool:
-        """Whether a step of these inputs is of this kind and fits; if so, the arrays are filled."""
+        """Fills the arrays with the inputs of another step. Returns False for a step of another kind, and for
+        what does not fit, which is refused when a new step is made of it.
+        """
         same = (
             session is self._session
             and logits_of == self._logits_of
-            and len(given) == len(self._given)
+            and len(given) == len(self._filled)
             and memory.holds(self.held)
             and os.getpid() == session.process
         )
         if not same:
             return False
-        for name, array, ids in self._given:
+        for name, array, ids in self._filled:
             values = as_array(given.get(name))
             if values.shape != array.shape or values.dtype.kind not in ("iu" if ids else "fiu"):
                 return False
@@ -378,67 +359,84 @@ class Step:
         first, last = value_range(memory.positions)
         if first < -MAX_POSITION or last > MAX_POSITION or (first <= 0 and memory.unsure):
             return False
-        self.position = first if first == last else None
+        self.begin = first if first == last else None
         if session.spec.without:
             refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
         if self.length > 1:
-            np.add(memory.positions[:, None], self._offsets, out=self.inputs[POSITIONS])
+            np.add(memory.positions[:, None], np.arange(self.length), out=self.inputs[POSITIONS])
         return True
 
     def answers(self) -> Arrays:
-        """The outputs by name, for the caller to keep; NaN in the logits of padding."""
-        if self._targets is not None:
+        """The outputs by name, for the caller to keep."""
+        if self._targets is not None and "targets" not in self.inputs:
             return {"log_probs": log_probability(self.outputs["logits"], self._targets)}
         if self.kept:
-            return {name: array.copy() for name, array in self._answers.items()}
-        if self.lengths is not None:
-            logits = self.outputs["logits"]
-            fed = np.arange(self.length) < self.lengths[:, None]
-            if not self._session.spec.model.selective:
-                logits[~fed] = np.nan
-                if self._logits_of == "last":
-                    self._answers["logits"] = logits[range(len(logits)), last_fed(self.lengths, fed)]
-            elif self._logits_of != "none":
-                places = fed if self._logits_of == "all" else self.lengths > 0
-                whole = np.full((*places.shape, logits.shape[-1]), np.nan, np.float32)
-                whole[places] = logits
-                self._answers["logits"] = whole
-        return self._answers
+            return {name: array.copy() for name, array in self._shaped.items()}
+        return self._shaped
 
     def is_finite(self) -> bool:
         """Whether the last output of every row with tokens was computed and is finite.
 
         A visible value that is not finite makes every later output of its row NaN, so the last is enough.
         """
-        shown = self._last_outputs() if self._shown is None else self._shown
-        for numbers in shown:
+        if self._logits_of == "none":
+            rows = np.flatnonzero(self.counts)
+            last = rows, self.counts[rows] - 1
+            wanted = (self.inputs["targets"][last] >= 0).all()
+            return bool(wanted) and _is_finite(self.outputs["log_probs"][last])
+        shown = self._shown
+        for numbers in shown:  # a loop, because it is faster than `all`
             if not _is_finite(numbers):
                 return False
         return bool(shown)
 
-    def _last_outputs(self) -> list[np.ndarray]:
-        """Numbers that are finite if the last output of every row with tokens was computed and is finite.
+    @cached_property
+    def _shaped(self) -> Arrays:
+        """The outputs in the shapes of the answers, over the same numbers."""
+        shaped = dict(self.outputs)
+        if self._session.spec.model.selective:
+            logits = shaped["logits"]
+            rows = {"all": (-1, self.length), "last": (-1,), "none": (0,)}[self._logits_of]
+            shaped["logits"] = logits.reshape(*rows, logits.shape[-1])
+        elif self._logits_of == "last":
+            shaped["logits"] = shaped["logits"][:, -1]
+        return shaped
 
-        Of named outputs all numbers count; ids show nothing.
-        """
-        session = self._session
-        if not session.spec.language_model:
+    @cached_property
+    def _shown(self) -> list[np.ndarray]:
+        """The last logits of all rows, over the same numbers; of named outputs all but ids."""
+        if not self._session.spec.language_model:
             return [array for array in self.outputs.values() if array.dtype.kind == "f"]
-        if self._logits_of == "none":
-            rows = np.flatnonzero(self.counts)
-            target, answer = (
-                x[rows, self.counts[rows] - 1] for x in (self.inputs["targets"], self.outputs["log_probs"])
-            )
-            return [np.where(target >= 0, answer, np.nan)]
-        if self.lengths is None:
-            logits = self._answers["logits"]
-            return [logits[:, -1] if self._logits_of == "all" else logits]
+        logits = self._shaped["logits"]
+        return [logits[:, -1] if self._logits_of == "all" else logits]
+
+
+class PaddedStep(Step):
+    """A step whose rows have unequal numbers of tokens: each row ends in padding, whose logits are NaN."""
+
+    @cached_property
+    def _shaped(self) -> Arrays:
+        shaped = dict(self.outputs)
+        logits = shaped["logits"]
+        fed = np.arange(self.length) < self.counts[:, None]
+        if not self._session.spec.model.selective:
+            logits[~fed] = np.nan
+            if self._logits_of == "last":
+                shaped["logits"] = logits[range(len(logits)), last_fed(self.counts, fed)]
+        elif self._logits_of != "none":
+            places = fed if self._logits_of == "all" else self.counts > 0
+            shaped["logits"] = np.full((*places.shape, logits.shape[-1]), np.nan, np.float32)
+            shaped["logits"][places] = logits
+        return shaped
+
+    @cached_property
+    def _shown(self) -> list[np.ndarray]:
         logits = self.outputs["logits"]
-        if session.spec.model.selective:
+        if self._session.spec.model.selective:
             return [logits[np.flatnonzero(np.diff(self.inputs["logit_rows"] // self.length, append=-1))]]
         # What is not finite in padding counts too: it stays in the memory.
-        rows = np.flatnonzero(self.lengths)
-        return [logits[:, -1], logits[rows, self.lengths[rows] - 1]]
+        rows = np.flatnonzero(self.counts)
+        return [logits[:, -1], logits[rows, self.counts[rows] - 1]]
 
 
 def _is_finite(numbers: np.ndarray) -> bool:
@@ -488,21 +486,17 @@ def cut(positions: np.ndarray, length: int, slots: Collection[int]) -> list[slic
     return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
-def run_in_pieces(
-    run: Callable[[Arrays, Arrays], None],
-    inputs: Arrays,
-    outputs: Arrays,
-    pieces: list[slice],
-    *,
-    empty_rows: bool,
-) -> None:
-    """Fills the outputs of a whole segment [B, T, …] by running its pieces in order.
+def in_pieces(
+    inputs: Arrays, outputs: Arrays, pieces: list[slice], *, empty_rows: bool
+) -> Iterator[tuple[Arrays, Arrays]]:
+    """Inputs and outputs of the pieces of a segment [B, T, …] in order, each to be run before the next.
 
-    A piece that fails leaves the memory as good as it was: it has written only slots that are not visible
-    from the positions of the memory, and the same tokens are written there again.
+    The outputs of the pieces fill those of the segment. A piece that fails leaves the memory as good as it
+    was: it has written only slots that are not visible from the positions of the memory, and the same tokens
+    are written there again.
 
-    run: runs the graph over the inputs and outputs of one piece. empty_rows: whether the graph can compute
-    the logits of no position. If it cannot, it computes the logits of each row's last one, which are dropped.
+    empty_rows: whether the graph can compute the logits of no position. If it cannot, it computes the logits
+    of each row's last one, which are dropped.
     """
     shape = inputs["input_ids"].shape
     chosen = np.zeros(shape, bool)  # the positions whose logits are wanted, in graphs that compute only those
@@ -531,7 +525,7 @@ def run_in_pieces(
         else:
             where = (shape[0], width)
         answers["logits"] = np.empty((*where, outputs["logits"].shape[-1]), outputs["logits"].dtype)
-        run(part, answers)
+        yield part, answers
         for name, array in answers.items():
             if name != "logits" or "logit_rows" not in inputs:
                 outputs[name][:, piece] = array

@@ -31,7 +31,7 @@ from runtimes.contract.session import Paths
 from runtimes.contract.spec import BUILD, VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
-from runtimes.sessions.graph import GraphSession, Positions, Step, run_in_pieces
+from runtimes.sessions.graph import GraphSession, Positions, Step, in_pieces
 from runtimes.sessions.tensorrt.bound import Bound, Context
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -123,13 +123,9 @@ class TrtSession(GraphSession):
         wide = self._padding.widen(inputs, outputs, bound.history) if self._padding else None
         length = inputs["input_ids"].shape[1]
         if wide is None and self._padding and self._padding.rings and not self._padding.fits(length):
-            run_in_pieces(
-                lambda part, answers: self._run(part, answers, memory, bound),
-                inputs,
-                outputs,
-                [slice(at, at + 1) for at in range(length)],
-                empty_rows=self.logits_while_scoring == "none",
-            )
+            pieces = [slice(at, at + 1) for at in range(length)]
+            for part, answers in in_pieces(inputs, outputs, pieces, empty_rows=False):
+                self._run(part, answers, memory, bound)
         elif wide is None:
             self._run(inputs, outputs, memory, bound)
         else:
