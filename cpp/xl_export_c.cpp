@@ -197,9 +197,16 @@ std::int32_t xl_score(const xl_session* session, xl_memory* memory, const std::i
 
 xl_generate_options xl_default_options(const xl_session* session) {
   const xl_export::Sampler own = session ? session->session.sampler() : xl_export::Sampler{};
-  return {100,       own.temperature,        own.top_k,
-          own.top_p, own.min_p,              own.repetition_penalty,
-          own.presence_penalty, own.frequency_penalty, 0, nullptr};
+  xl_generate_options options{};
+  options.max_tokens = 100;
+  options.temperature = own.temperature;
+  options.top_k = own.top_k;
+  options.top_p = own.top_p;
+  options.min_p = own.min_p;
+  options.repetition_penalty = own.repetition_penalty;
+  options.presence_penalty = own.presence_penalty;
+  options.frequency_penalty = own.frequency_penalty;
+  return options;
 }
 
 std::int32_t xl_generate(const xl_session* session, xl_memory* memory, const std::int64_t* prompt,
@@ -208,13 +215,14 @@ std::int32_t xl_generate(const xl_session* session, xl_memory* memory, const std
     require(session && memory && options && each);
     xl_export::GenerateOptions chosen;
     chosen.max_tokens = options->max_tokens;
-    chosen.sampler = xl_export::Sampler{options->temperature,
-                                        options->top_k,
-                                        options->top_p,
-                                        options->min_p,
-                                        options->repetition_penalty,
-                                        options->presence_penalty,
-                                        options->frequency_penalty};
+    xl_export::Sampler& sampler = chosen.sampler.emplace();
+    sampler.temperature = options->temperature;
+    sampler.top_k = options->top_k;
+    sampler.top_p = options->top_p;
+    sampler.min_p = options->min_p;
+    sampler.repetition_penalty = options->repetition_penalty;
+    sampler.presence_penalty = options->presence_penalty;
+    sampler.frequency_penalty = options->frequency_penalty;
     chosen.seed = options->seed;
     if (options->stop) chosen.stop.emplace_back(options->stop);
     xl_export::generate(session->session, memory->memory, view(prompt, count), chosen,

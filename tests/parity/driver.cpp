@@ -251,14 +251,11 @@ class Driver {
   }
 
   static xl_export::Sampler sampler(const Value& settings) {
-    const auto number = [&](const char* name, double absent) {
-      const Value* found = settings.find(name);
-      return found ? std::stod(found->text) : absent;
-    };
-    return {number("temperature", 1),        static_cast<std::int64_t>(number("top_k", 0)),
-            number("top_p", 1),              number("min_p", 0),
-            number("repetition_penalty", 1), number("presence_penalty", 0),
-            number("frequency_penalty", 0)};
+    xl_export::Sampler sampler;
+    for (const detail::Setting& setting : detail::settings)
+      if (const Value* found = settings.find(setting.name)) sampler.*setting.value = std::stod(found->text);
+    if (const Value* found = settings.find("top_k")) sampler.top_k = std::stoll(found->text);
+    return sampler;
   }
 
   const xl_export::Session& session() const {

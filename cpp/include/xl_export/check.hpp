@@ -142,8 +142,13 @@ class Differences {
   }
 
   Report report(const Spec& spec, std::size_t tokens) const {
-    return {largest_, spec.tolerance, sum_ / static_cast<double>(count_), spec.mean_tolerance,
-            static_cast<std::int64_t>(tokens)};
+    Report report;
+    report.max_difference = largest_;
+    report.tolerance = spec.tolerance;
+    report.mean_difference = sum_ / static_cast<double>(count_);
+    report.mean_tolerance = spec.mean_tolerance;
+    report.tokens = static_cast<std::int64_t>(tokens);
+    return report;
   }
 
  private:

@@ -2,9 +2,11 @@
 #ifndef XL_EXPORT_LOADING_HPP
 #define XL_EXPORT_LOADING_HPP
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -64,15 +66,10 @@ inline Sampler read_sampling(const std::filesystem::path& folder) {
         if (!value.is(json::Kind::null)) sampler.top_k = value.integer(1, INT64_MAX);
         continue;
       }
-      const std::map<std::string, double*> settings = {{"temperature", &sampler.temperature},
-                                                       {"top_p", &sampler.top_p},
-                                                       {"min_p", &sampler.min_p},
-                                                       {"repetition_penalty", &sampler.repetition_penalty},
-                                                       {"presence_penalty", &sampler.presence_penalty},
-                                                       {"frequency_penalty", &sampler.frequency_penalty}};
-      const auto found = settings.find(name);
-      if (found == settings.end()) throw json::Value::wrong("it has an unknown setting \"" + name + "\"");
-      *found->second = value.number();
+      const auto found = std::find_if(std::begin(settings), std::end(settings),
+                                      [&](const Setting& setting) { return setting.name == name; });
+      if (found == std::end(settings)) throw json::Value::wrong("it has an unknown setting \"" + name + "\"");
+      sampler.*found->value = value.number();
     }
     sampler.verify();
     return sampler;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <string>
@@ -106,23 +107,8 @@ struct Sampler {
   double top_p = 1.0, min_p = 0.0;
   double repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
 
-  void verify() const {
-    const auto require = [](const char* name, double value, bool inside, const char* expected) {
-      char text[40];
-      std::snprintf(text, sizeof text, "%g", value);
-      const std::string sentence = std::string(name) + " is " + text + "; expected " + expected + ".";
-      if (!inside) throw Error(Fault::option, sentence);
-    };
-    require("temperature", temperature, temperature >= 0 && temperature <= 1e6, "0 to 1,000,000");
-    require("top_k", static_cast<double>(top_k), top_k >= 0, "at least 1, or 0 for all");
-    require("top_p", top_p, top_p > 0 && top_p <= 1, "above 0 and at most 1");
-    require("min_p", min_p, min_p >= 0 && min_p <= 1, "0 to 1");
-    require("repetition_penalty", repetition_penalty, repetition_penalty >= 0.01 && repetition_penalty <= 100,
-            "0.01 to 100");
-    require("presence_penalty", presence_penalty, presence_penalty >= -2 && presence_penalty <= 2, "-2 to 2");
-    require("frequency_penalty", frequency_penalty, frequency_penalty >= -2 && frequency_penalty <= 2,
-            "-2 to 2");
-  }
+  // Throws unless every setting is in its range.
+  void verify() const;
 
   // A token from logits [V] and a random number of [0, 1); throws if the logits have no finite maximum.
   std::int64_t operator()(View<float> logits, const History& history, double uniform) const {
@@ -172,6 +158,41 @@ struct Sampler {
       if (weight < least) weight = 0;
   }
 };
+
+namespace detail {
+
+// A setting by its name in sampling.json, and its range. `top_k`, the only integer, is not among them.
+struct Setting {
+  const char* name;
+  double Sampler::*value;
+  double least, most;
+  const char* expected;
+};
+
+inline constexpr Setting settings[] = {
+    {"temperature", &Sampler::temperature, 0, 1e6, "0 to 1,000,000"},
+    {"top_p", &Sampler::top_p, std::numeric_limits<double>::denorm_min(), 1, "above 0 and at most 1"},
+    {"min_p", &Sampler::min_p, 0, 1, "0 to 1"},
+    {"repetition_penalty", &Sampler::repetition_penalty, 0.01, 100, "0.01 to 100"},
+    {"presence_penalty", &Sampler::presence_penalty, -2, 2, "-2 to 2"},
+    {"frequency_penalty", &Sampler::frequency_penalty, -2, 2, "-2 to 2"},
+};
+
+}  // namespace detail
+
+inline void Sampler::verify() const {
+  const auto require = [](const char* name, double value, bool inside, const char* expected) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%g", value);
+    const std::string sentence = std::string(name) + " is " + text + "; expected " + expected + ".";
+    if (!inside) throw Error(Fault::option, sentence);
+  };
+  for (const detail::Setting& setting : detail::settings) {
+    const double value = this->*setting.value;
+    require(setting.name, value, value >= setting.least && value <= setting.most, setting.expected);
+  }
+  require("top_k", static_cast<double>(top_k), top_k >= 0, "at least 1, or 0 for all");
+}
 
 }  // namespace xl_export
 
