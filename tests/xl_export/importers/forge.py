@@ -8,7 +8,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 
-from xl_export.importers.pickle.containers import LEGACY_MAGIC
+from xl_export.importers.pickle.read import LEGACY_MAGIC
 
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 

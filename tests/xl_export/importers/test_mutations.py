@@ -17,7 +17,7 @@ from tests.xl_export.importers.files.test_fairseq import write
 from tests.xl_export.importers.files.test_state_dicts import CASES
 from tests.xl_export.importers.oracles import DATA
 from xl_export.importers.formats import FORMATS, open_source, recognise
-from xl_export.importers.pickle.read import Foreign
+from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
 from xl_export.importers.shared.settings import Overrides, Settings
 

@@ -14,7 +14,8 @@ import torch
 
 from tests.xl_export.importers.forge import call, program, text
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers.pickle.read import Foreign, Named, read_pickle
+from xl_export.importers.pickle.read import read_pickle
+from xl_export.importers.pickle.values import Foreign, Named
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = sorted(path.relative_to(DATA).as_posix() for kind in ("*.pt", "*.pkl") for path in DATA.rglob(kind))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtimes.base.errors import UserError
 from tests.xl_export.importers.forge import (
     call,
     in_every_container,
@@ -20,7 +21,7 @@ from tests.xl_export.importers.forge import (
     text,
     zip_container,
 )
-from xl_export.importers.pickle.read import CheckpointError, read_pickle
+from xl_export.importers.pickle.read import read_pickle
 
 LIVE: dict[
     str, Callable[[str, str], bytes]
@@ -68,7 +69,7 @@ RUNS_NOTHING = {"runpy._run_code", "code.InteractiveInterpreter", "NEWOBJ", "sub
 def refused(path: Path, data: bytes, *words: str) -> None:
     """One sentence that names the file and holds the words."""
     path.write_bytes(data)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(UserError) as caught:
         read_pickle(path)
     message = str(caught.value)
     assert message.startswith(str(path))

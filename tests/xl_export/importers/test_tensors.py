@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, UserError
 from tests.xl_export.importers.forge import (
     call,
     name,
@@ -142,7 +142,7 @@ def test_safetensors_are_read_or_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ArtefactError, match="is not a readable safetensors file"):
             read_safetensors(path)
-    with pytest.raises(ArtefactError, match="none"):
+    with pytest.raises(UserError, match="none could not be read"):
         read_safetensors(tmp_path / "none")
 
 

@@ -22,7 +22,8 @@ from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA, nll
 from trainer.run.checkpoint import load_run
 from xl_export.importers import kimiyoung, tensorflow
-from xl_export.importers.pickle.read import Foreign, read_pickle
+from xl_export.importers.pickle.read import read_pickle
+from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
 
 FOLDER, WORDS = DATA / "hf-wt103" / "pretrained", DATA / "kimiyoung-wt103-large"

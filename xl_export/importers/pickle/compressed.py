@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from runtimes.base.errors import ArtefactError
-from runtimes.base.files import open_file
+from runtimes.base.files import open_file, reading
 from runtimes.base.machine import memory_bytes
 from trainer.data.archives import COMPRESSED, START, SUFFIXES, kind_by_start, opened, reading_archive
 
@@ -42,34 +42,37 @@ class Budget:
             )
 
 
+def read_content(path: Path, budget: Budget | None = None) -> bytes | None:
+    """Returns the content of a compressed file, and None for a file that is not compressed.
+
+    budget: of the files that are kept in memory together; without one, the file has its own. Raises
+    ArtefactError if the content is larger, and UserError if the file is damaged or cannot be opened.
+    """
+    with reading(path), open_file(path) as file:
+        if kind_by_start(file.read(START)) not in COMPRESSED:
+            return None
+        size = file.seek(0, io.SEEK_END)
+    budget = budget or Budget(str(path), size)
+    content = io.BytesIO()
+    with reading_archive(path), opened(path) as stream:
+        while block := stream.read(BLOCK):
+            budget.take(len(block))
+            content.write(block)
+    return content.getvalue()
+
+
 @contextmanager
 def open_content(path: Path, budget: Budget | None = None) -> Iterator[tuple[BinaryIO, int]]:
     """Yields the content of a file as a stream that can be sought, and the number of its bytes.
 
-    A file that is compressed with gzip, bz2 or xz is decompressed into memory. budget: of the files that
-    are kept in memory together; without one, the file has its own. Raises ArtefactError for more, UserError
-    for damage, and OSError if the file cannot be opened.
+    A file that is compressed with gzip, bz2 or xz is decompressed into memory. Raises what `read_content`
+    raises.
     """
-    with open_file(path) as file:
-        kind = kind_by_start(file.read(START))
-        size = file.seek(0, io.SEEK_END)
-        if kind not in COMPRESSED:
-            file.seek(0)
-            yield file, size
-            return
-    content = _decompressed(path, budget or Budget(str(path), size))
-    size = content.seek(0, io.SEEK_END)
-    content.seek(0)
-    yield content, size
-
-
-def read_content(path: Path, budget: Budget | None = None) -> bytes | None:
-    """Returns the content of a compressed file, and None for a file that is not compressed.
-
-    Raises what `open_content` raises.
-    """
-    with open_content(path, budget) as (stream, _):
-        return stream.getvalue() if isinstance(stream, io.BytesIO) else None
+    content = read_content(path, budget)
+    with reading(path), open_file(path) if content is None else io.BytesIO(content) as stream:
+        size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+        yield stream, size
 
 
 def inner_suffix(path: Path) -> str:
@@ -80,16 +83,3 @@ def inner_suffix(path: Path) -> str:
 def present(folder: Path, name: str) -> Path | None:
     """Returns the file of this name in a folder, or the same name with .gz, .bz2 or .xz; None for neither."""
     return next((path for end in ("", *SUFFIXES) if (path := folder / (name + end)).is_file()), None)
-
-
-def _decompressed(path: Path, budget: Budget) -> io.BytesIO:
-    content = io.BytesIO()
-    with opened(path) as stream:
-        while True:
-            with reading_archive(path):
-                block = stream.read(BLOCK)
-            if not block:
-                content.seek(0)
-                return content
-            budget.take(len(block))
-            content.write(block)

@@ -150,7 +150,7 @@ def read_npz_tensors(path: Path) -> dict[str, Tensor]:
     explains how a TensorFlow checkpoint becomes such a file.
     """
     tensors = {}
-    for name, array in read_npz(path, _content(path)).items():
+    for name, array in read_npz(path, read_content(path)).items():
         try:
             tensors[name] = torch.from_numpy(array)
         except (TypeError, ValueError) as error:
@@ -159,10 +159,3 @@ def read_npz_tensors(path: Path) -> dict[str, Tensor]:
                 f"numbers."
             ) from error
     return tensors
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return read_content(path)
-    except OSError:
-        return None  # the caller meets the same error, and has the sentence for it

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from runtimes.base.files import read_bytes, reading
+from runtimes.base.files import read_bytes
 from runtimes.base.text import text_lines
 from runtimes.contract.vocabulary import (
     END_OF_LINE,
@@ -162,6 +162,5 @@ def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
 
 def read_lines(path: Path) -> list[str]:
     """Returns the lines of a text, which may be compressed, without their ends."""
-    with reading(path):
-        content = read_content(path)
+    content = read_content(path)
     return [*text_lines([read_bytes(path) if content is None else content], str(path))]
