@@ -10,7 +10,7 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.cli.options import json_option, show
-from xl_export.importers import FILES
+from xl_export.importers import FORMATS
 
 HELP = """Import SOURCE, a checkpoint of another project, as a run.
 
@@ -41,7 +41,7 @@ cannot find a setting that is wrong in both: compare a few losses with your proj
 
 A setting or module of the checkpoint that is unknown, or that this project does not compute, is refused
 by its name.
-""".replace("FORMATS", "\n".join(f"{name:<15}{files}" for name, files in FILES.items()))
+""".replace("FORMATS", "\n".join(f"{name:<15}{format_.files}" for name, format_ in FORMATS.items()))
 
 
 def _vocabulary_path(given: str | None) -> Path | None:
@@ -62,7 +62,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
 @click.option(
     "--from",
     "wanted",
-    type=click.Choice(["auto", *FILES]),
+    type=click.Choice(["auto", *FORMATS]),
     default="auto",
     show_default=True,
     help="The format that SOURCE must have.",
@@ -140,7 +140,7 @@ def import_command(
         raise UserError(f"{source} does not exist; give the file or folder of a checkpoint.")
     with needs("train", "torch", "safetensors", "tqdm"):
         from trainer.model.model import count_parameters
-        from xl_export.importers.formats import FORMATS, open_source, recognise
+        from xl_export.importers.formats import open_source, recognise
         from xl_export.importers.self_check import check_import
         from xl_export.importers.shared.checkpoint import ImportOptions
         from xl_export.importers.shared.settings import Overrides, Settings, read_settings
@@ -150,10 +150,11 @@ def import_command(
         given.append((str(settings), read_settings(settings)))
     opened = open_source(source)
     name = recognise(opened, wanted)
-    checkpoint = FORMATS[name].read(
+    module = FORMATS[name].module
+    checkpoint = module.read(
         opened, ImportOptions(overrides=Overrides(*given), vocab=vocab, allow_nonfinite=allow_nonfinite)
     )
-    record = import_record(checkpoint, name=name, project=FORMATS[name].PROJECT)
+    record = import_record(checkpoint, name=name, project=module.PROJECT)
     difference = None
     if out is not None:
         difference = check_import(checkpoint) if checkpoint.finite else None

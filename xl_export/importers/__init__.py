@@ -1,12 +1,55 @@
 """Reads checkpoints of other projects without running anything that they contain."""
 
-#: The files of each format, for help and messages. `formats.py` has the modules that read them.
-FILES = {
-    "kimiyoung": "model.pt of kimiyoung/transformer-xl, with its cache.pt",
-    "nvidia": "checkpoint_*.pt of NVIDIA DeepLearningExamples",
-    "fairseq": "checkpoint_*.pt of fairseq's examples/truncated_bptt, with its dict.txt",
-    "huggingface": "the folder of a TransfoXL model, whose weights may be shards",
-    "adaptive-span": "checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt",
-    "tensorflow": "a checkpoint of the original TensorFlow release, or an .npz file of its variables",
-    "xl-export": "a run of this project",
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of checkpoint that `xl-export import` reads."""
+
+    module_name: str  # in this folder
+    files: str  # for help and messages
+    in_folder: tuple[str, ...] = ()  # the names of its file, if a folder is given
+
+    @property
+    def module(self) -> ModuleType:
+        """The module that reads it, which needs PyTorch.
+
+        It has PROJECT (a name for messages and records), `recognises(source)`, whether the content is a
+        checkpoint of the project, and `read(source, options)`, which returns its `Checkpoint`.
+        """
+        return importlib.import_module(f"{__name__}.{self.module_name}")
+
+
+#: By the name for `--from`. A checkpoint has the first format that recognises it.
+FORMATS = {
+    "kimiyoung": Format(
+        "kimiyoung", "model.pt of kimiyoung/transformer-xl, with its cache.pt", ("model.pt",)
+    ),
+    "nvidia": Format(
+        "nvidia",
+        "checkpoint_*.pt of NVIDIA DeepLearningExamples",
+        ("checkpoint_best.pt", "checkpoint_last.pt"),
+    ),
+    "fairseq": Format(
+        "fairseq",
+        "checkpoint_*.pt of fairseq's examples/truncated_bptt, with its dict.txt",
+        ("checkpoint_best.pt", "checkpoint_last.pt"),
+    ),
+    "huggingface": Format("huggingface", "the folder of a TransfoXL model, whose weights may be shards"),
+    "adaptive-span": Format(
+        "adaptive_span",
+        "checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt",
+        ("checkpoint.pt",),
+    ),
+    "tensorflow": Format(
+        "tensorflow",
+        "a checkpoint of the original TensorFlow release, or an .npz file of its variables",
+        ("model.npz",),
+    ),
+    "xl-export": Format("own_run", "a run of this project"),
 }

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
 from trainer.data.archives import SUFFIXES
-from xl_export.importers import (
-    FILES,
-    adaptive_span,
-    fairseq,
-    huggingface,
-    kimiyoung,
-    nvidia,
-    own_run,
-    tensorflow,
-    tensorflow_checkpoint,
-)
+from xl_export.importers import FORMATS, tensorflow_checkpoint
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.compressed import inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
@@ -30,21 +19,6 @@ from xl_export.importers.shared.state_dict import state_in, unwrapped
 from xl_export.importers.shared.validated import OWN_MODEL, shown
 
 CONFIG = "config.json"
-# looked for in a folder, in this order
-IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")
-
-
-# Each module has PROJECT (a name for messages and records), `recognises(source)`, whether the content is a
-# checkpoint of the project, and `read(source, options)`, which returns its `Checkpoint`.
-FORMATS: dict[str, ModuleType] = {
-    "kimiyoung": kimiyoung,
-    "nvidia": nvidia,
-    "fairseq": fairseq,
-    "huggingface": huggingface,
-    "adaptive-span": adaptive_span,
-    "tensorflow": tensorflow,
-    "xl-export": own_run,
-}
 
 
 def recognise(opened: Source, wanted: str = "auto") -> str:
@@ -53,10 +27,10 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
     wanted: the format that the user named, or `auto`. Raises ArtefactError if the content is of no known
     format, or of another format than the wanted one.
     """
-    found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
+    found = next((name for name, format_ in FORMATS.items() if format_.module.recognises(opened)), None)
     if found is None:
         content = opened.content
-        known = "; ".join(f"{name}: {files}" for name, files in FILES.items())
+        known = "; ".join(f"{name}: {format_.files}" for name, format_ in FORMATS.items())
         if (state := state_in(content)) and inner_suffix(opened.path) != ".npz":
             raise ArtefactError(
                 f"{opened.path} holds the tensors of a model that is not known here, such as "
@@ -71,7 +45,7 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
     if wanted not in ("auto", found):
         raise ArtefactError(
-            f"{opened.path} is a checkpoint of {FORMATS[found].PROJECT}; leave out --from {wanted}."
+            f"{opened.path} is a checkpoint of {FORMATS[found].module.PROJECT}; leave out --from {wanted}."
         )
     return found
 
@@ -116,11 +90,12 @@ def _open_folder(folder: Path) -> Source:
     found = f" and no {CONFIG} of one; name the file"
     if (folder / CONFIG).is_file():
         opened = Source(path=folder, content=read_json(folder / CONFIG))
-        if any(known.recognises(opened) for known in FORMATS.values()):
+        if any(format_.module.recognises(opened) for format_ in FORMATS.values()):
             return opened
         kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None
         found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"
-    for name in IN_FOLDERS:
+    names = list(dict.fromkeys(name for format_ in FORMATS.values() for name in format_.in_folder))
+    for name in names:
         if (path := present(folder, name)) is not None:
             return open_source(path)
     weights = find_weights(folder)
@@ -128,6 +103,4 @@ def _open_folder(folder: Path) -> Source:
         raise ArtefactError(
             f"{folder} has {weights.name} and no {CONFIG}; copy the whole folder that save_pretrained wrote."
         )
-    raise ArtefactError(
-        f"{shown_folder(folder)} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}."
-    )
+    raise ArtefactError(f"{shown_folder(folder)} has no checkpoint by the names {', '.join(names)}{found}.")

@@ -23,7 +23,7 @@ from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA
 from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
-from xl_export.importers import formats, kimiyoung, nvidia, self_check, tensorflow
+from xl_export.importers import FORMATS, formats, kimiyoung, nvidia, self_check, tensorflow
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
 from xl_export.importers.shared.settings import Settings, read_settings
 
@@ -135,7 +135,7 @@ def wrong_attention(factor: float, query: Tensor, *others: Tensor, **options: An
 
 def checkpoint_of(folder: Path) -> Checkpoint:
     opened = formats.open_source(folder)
-    return formats.FORMATS[formats.recognise(opened)].read(opened, ImportOptions())
+    return FORMATS[formats.recognise(opened)].module.read(opened, ImportOptions())
 
 
 def test_a_pickle_posing_as_a_configuration_is_no_format(tmp_path: Path) -> None:

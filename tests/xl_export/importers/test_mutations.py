@@ -16,7 +16,8 @@ from runtimes.base.errors import UserError
 from tests.xl_export.importers.files.test_fairseq import write
 from tests.xl_export.importers.files.test_state_dicts import CASES
 from tests.xl_export.importers.oracles import DATA
-from xl_export.importers.formats import FORMATS, open_source, recognise
+from xl_export.importers import FORMATS
+from xl_export.importers.formats import open_source, recognise
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
 from xl_export.importers.shared.settings import Overrides, Settings
@@ -129,7 +130,7 @@ def mutate(root: Any, draw: random.Random) -> Any:
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_mutated_checkpoint_is_read_or_refused(kind: str, count: int, tmp_path: Path) -> None:
     source, options = SOURCES[kind](tmp_path)
-    draw, format_, messages = random.Random(kind), FORMATS[recognise(source)], []
+    draw, format_, messages = random.Random(kind), FORMATS[recognise(source)].module, []
     for _ in range(count):
         changed = Source(path=source.path, content=mutate(source.content, draw))
         try:
