@@ -34,11 +34,11 @@ from trainer.run.checkpoint import RUN_FILES, load_run, matching_vocab, refuse_n
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
-from trainer.training.parallel import Ranks, joined
+from trainer.training.parallel import joined
 from trainer.training.reporting.journal import check_packages
 from trainer.training.reporting.report import Report
 from trainer.training.reporting.sample import sample_text
-from trainer.training.snapshot import Writer, best_weights, facts_of, mend, restore, save, snapshot, write
+from trainer.training.snapshot import Writer, best_weights, facts_of, mend, restore, save, snapshot
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
 
@@ -53,7 +53,63 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     out = Path(out)
     check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
-        _start(config, out, ranks, held, force=force, progress=progress and ranks.is_first)
+        progress = progress and ranks.is_first
+        vocab = None if config.vocab in VOCAB_KINDS else config.vocab
+        named = {"text": config.text, "data": config.data, "vocab": vocab, "start_from": config.start_from}
+        paths = {name: Path(path) for name, path in named.items() if path is not None}
+        sources = [path for name, path in paths.items() if name != "start_from"]
+        ranks.on_first(lambda: refuse_existing_run(out, force=force, sources=sources))
+        if config.data is not None:
+            refuse_no_folder(paths["data"], give="a prepared dataset")  # with the path as it was typed
+        # The run stores absolute paths, so that it can be resumed from any working folder.
+        absolute: Any = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
+        config = dataclasses.replace(config, **absolute)
+        source = load_source(config)
+        if progress and source.note is not None:
+            print(f"note: {source.note}", file=sys.stderr)
+        start = None if config.start_from is None else load_run(Path(config.start_from))
+        if start is not None and source.vocab.to_json() != start.vocab.to_json():
+            raise ConfigError(
+                f"{config.data or source.name} has another vocabulary ({source.vocab.size:,} tokens) than "
+                f"{config.start_from} ({start.vocab.size:,} tokens), the run to start from; use the {VOCAB} "
+                "of that run."
+            )
+        config = with_vocab_size(config, source.vocab)
+        if start is not None and sizes(config.model) != sizes(start.model.config):
+            raise ConfigError(
+                f"start_from is {config.start_from}, whose model sizes are not those of the new run; leave "
+                "out changes of sizes."
+            )
+        _check_held_out(config, source.valid)
+        # Processes on different machines may have been given different files, which would train without an
+        # error.
+        ranks.agree("configurations or texts", f"{config} {source.digest}")
+        training = Training.start(config, ranks, weights=start.model if start else None)
+        training.held_out = source.held_out
+        # The memory of all lanes is collected by all processes together, so it happens before the first one
+        # writes alone.
+        tensors = snapshot(training)
+
+        def make_folder() -> None:
+            replaces = force and (out / METRICS).is_file()
+            old = only_writer(out, doing="replaced") if replaces else nullcontext()
+            new = atomic_folder(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES)
+            with old, new as folder:
+                write_json(folder / CONFIG, to_json(config))
+                save_vocab(folder, source.vocab)
+                write_sampling(folder, config.sampling)
+                for name, content in source.files.items():
+                    if isinstance(content, bytes):
+                        (folder / name).write_bytes(content)
+                    else:
+                        np.save(folder / name, content)  # from the memory map, without a copy in memory
+                (folder / METRICS).touch()
+                with Writer(folder, source.digest) as writer:
+                    writer.start(training, tensors)
+            held.enter_context(only_writer(out, doing="trained"))
+
+        ranks.on_first(make_folder)
+        _continue(training, out, source, progress=progress)
     return out
 
 
@@ -74,7 +130,33 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True) 
     check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(only_writer(run, doing="trained")))
-        _go_on(config, run, ranks, progress=progress and ranks.is_first)
+        progress = progress and ranks.is_first
+        source = load_source(config, matching_vocab(run, config))
+        if progress and source.note is not None:
+            print(f"note: {source.note}", file=sys.stderr)
+        training = Training.start(config, ranks)
+        training.held_out = source.held_out
+        restore(training, run, source.digest)
+        ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
+        # Every process has read what it needs, so what a kill left behind can be repaired.
+        mend(training, run)
+        for name in (STATE, MODEL, METRICS):
+            ranks.on_first(partial(sweep, run / name))
+        longer = config.steps > config_of(run).steps
+        ranks.agree("numbers of steps", f"{longer}")  # all have read it before the first one writes it
+        if longer:
+            ranks.on_first(lambda: write_json(run / CONFIG, to_json(config)))
+            if progress:
+                print(
+                    f"{run} continues from step {training.step:,} to {config.steps:,}; the learning rate "
+                    f"follows the longer schedule from {training.rate:.3g} on"
+                )
+        if training.finished and progress:
+            print(
+                f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to "
+                "continue"
+            )
+        _continue(training, run, source, progress=progress)
     return run
 
 
@@ -100,96 +182,6 @@ def refuse_existing_run(out: Path, *, force: bool, sources: Sequence[Path]) -> N
     refuse_existing(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES)
 
 
-def _start(
-    config: TrainConfig, out: Path, ranks: Ranks, held: ExitStack, *, force: bool, progress: bool
-) -> None:
-    vocab = None if config.vocab in VOCAB_KINDS else config.vocab
-    named = {"text": config.text, "data": config.data, "vocab": vocab, "start_from": config.start_from}
-    paths = {name: Path(path) for name, path in named.items() if path is not None}
-    sources = [path for name, path in paths.items() if name != "start_from"]
-    ranks.on_first(lambda: refuse_existing_run(out, force=force, sources=sources))
-    if config.data is not None:
-        refuse_no_folder(paths["data"], give="a prepared dataset")  # with the path as it was typed
-    # The run stores absolute paths, so that it can be resumed from any working folder.
-    absolute: Any = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
-    config = dataclasses.replace(config, **absolute)
-    source = load_source(config)
-    if progress and source.note is not None:
-        print(f"note: {source.note}", file=sys.stderr)
-    start = None if config.start_from is None else load_run(Path(config.start_from))
-    if start is not None and source.vocab.to_json() != start.vocab.to_json():
-        raise ConfigError(
-            f"{config.data or source.name} has another vocabulary ({source.vocab.size:,} tokens) than "
-            f"{config.start_from} ({start.vocab.size:,} tokens), the run to start from; use the {VOCAB} of "
-            "that run."
-        )
-    config = with_vocab_size(config, source.vocab)
-    _check_held_out(config, source.valid)
-    # Processes on different machines may have been given different files, which would train without an error.
-    ranks.agree("configurations or texts", f"{config} {source.digest}")
-    weights = None
-    if start is not None:
-        weights = start.model
-        if sizes(config.model) != sizes(weights.config):
-            raise ConfigError(
-                f"start_from is {config.start_from}, whose model sizes are not those of the new run; leave "
-                "out changes of sizes."
-            )
-    training = Training.start(config, ranks, weights=weights)
-    training.held_out = source.held_out
-    # The memory of all lanes is collected by all processes together, so it happens before the first one
-    # writes alone.
-    tensors = snapshot(training)
-
-    def make_folder() -> None:
-        replaces = force and (out / METRICS).is_file()
-        old = only_writer(out, doing="replaced") if replaces else nullcontext()
-        with old, atomic_folder(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES) as folder:
-            write_json(folder / CONFIG, to_json(config))
-            save_vocab(folder, source.vocab)
-            write_sampling(folder, config.sampling)
-            for name, content in source.files.items():
-                if isinstance(content, bytes):
-                    (folder / name).write_bytes(content)
-                else:
-                    np.save(folder / name, content)  # from the memory map, without a copy in memory
-            (folder / METRICS).touch()
-            write(training, tensors, folder, source.digest)
-        held.enter_context(only_writer(out, doing="trained"))
-
-    ranks.on_first(make_folder)
-    _continue(training, out, source, progress=progress)
-
-
-def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
-    source = load_source(config, matching_vocab(run, config))
-    if progress and source.note is not None:
-        print(f"note: {source.note}", file=sys.stderr)
-    training = Training.start(config, ranks)
-    training.held_out = source.held_out
-    restore(training, run, source.digest)
-    ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
-    # Every process has read what it needs, so what a kill left behind can be repaired.
-    mend(training, run)
-    for name in (STATE, MODEL, METRICS):
-        ranks.on_first(partial(sweep, run / name))
-    longer = config.steps > config_of(run).steps
-    ranks.agree("numbers of steps", f"{longer}")  # all have read it before the first one writes it
-    if longer:
-        ranks.on_first(lambda: write_json(run / CONFIG, to_json(config)))
-        if progress:
-            print(
-                f"{run} continues from step {training.step:,} to {config.steps:,}; the learning rate follows "
-                f"the longer schedule from {training.rate:.3g} on"
-            )
-    if training.finished and progress:
-        print(
-            f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to "
-            "continue"
-        )
-    _continue(training, run, source, progress=progress)
-
-
 def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
     """Raises ConfigError if the recipe depends on validation and the held-out text is too short for one."""
     averaging = config.averaging is not None and config.averaging.patience is not None
@@ -204,7 +196,10 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
     """Trains from the present step to the end, with validations and checkpoints on the way."""
     config = training.config
     validates = len(source.valid) > 1
-    with Report(training, run, source, progress=progress) as report, Writer() as writer:
+    with (
+        Report(training, run, source, progress=progress) as report,
+        Writer(run, source.digest) as writer,
+    ):
         if not validates:
             report.say(
                 "the held-out text has fewer than 2 tokens, too few to validate: "
@@ -212,13 +207,13 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
             )
         if validates and config.start_from is not None and not training.validations:
             # What fine-tuning has to beat: if it never does, these weights stay the best.
-            _validate(training, source, run, writer, report)
-            save(training, run, source.digest, writer)
+            _validate(training, source, writer, report)
+            save(training, writer)
         while not training.finished:
             result = training.advance(source.tokens)
             writer.check()
             step = training.step
-            last = training.step == config.steps
+            last = step == config.steps
             logs = step % config.log_every == 0 or last
             validates_now = validates and (step % config.validate_every == 0 or last)
             saves = step % config.checkpoint_every == 0 or training.finished
@@ -227,13 +222,13 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
                 training.refuse_not_finite()
             report.step(result, logs=logs)
             with report.pace.paused():
-                is_best = validates_now and _validate(training, source, run, writer, report)
+                is_best = validates_now and _validate(training, source, writer, report)
                 # The best weights are saved at once: a later checkpoint would hold other weights.
                 if is_best or saves or training.finished:
-                    save(training, run, source.digest, writer)
+                    save(training, writer)
 
 
-def _validate(training: Training, source: Source, run: Path, writer: Writer, report: Report) -> bool:
+def _validate(training: Training, source: Source, writer: Writer, report: Report) -> bool:
     """Whether the weights now score better on the held-out text than ever before.
 
     At the end of training the best weights are scored on the whole held-out text too. Every process scores
@@ -263,21 +258,13 @@ def _validate(training: Training, source: Source, run: Path, writer: Writer, rep
     if training.finished:
         training.final = leader.bits_per_token
         if limit is not None and limit < len(valid) - 1:
-            with best_weights(training, run, writer):
+            with best_weights(training, writer):
                 training.final = score(None)
         facts["final_validation_bits_per_token"] = training.final
-    report.validation(facts, _report(training))
-    return training.is_best
-
-
-def _report(training: Training) -> str:
-    last = training.validations[-1]
-    leader = best(training.validations)
-    assert leader is not None
-    line = f"step {last.step}: validation {last.bits_per_token:.4f} bits/token ({training.config.evaluation})"
+    line = f"step {training.step}: validation {bits:.4f} bits/token ({config.evaluation})"
     if training.final is not None and training.final != leader.bits_per_token:
         line += f"; step {leader.step} on the whole held-out text: {training.final:.4f}"
-    if out_of_patience(training.validations, training.config.patience):
-        patience = training.config.patience
-        line += f"; no better than step {leader.step} for {patience} validations, so training ends"
-    return line
+    if out_of_patience(training.validations, config.patience):
+        line += f"; no better than step {leader.step} for {config.patience} validations, so training ends"
+    report.validation(facts, line)
+    return training.is_best

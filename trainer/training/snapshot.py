@@ -11,7 +11,7 @@ A function that is called collective must be called by all processes of the run 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,13 +69,7 @@ def facts_of(training: Training, text: str) -> Facts:
     )
 
 
-def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: str) -> None:
-    """Writes the tensors of `snapshot(training)`, and then the weights for export if they are the best."""
-    model = _weights(training, tensors) if training.is_best else None
-    _write(folder, tensors, facts_of(training, text), model)
-
-
-def save(training: Training, folder: Path, text: str, writer: Writer) -> None:
+def save(training: Training, writer: Writer) -> None:
     """Copies a snapshot, which `writer` then writes on the first process while training goes on. Collective.
 
     Raises UserError if the state is not finite, or if an earlier checkpoint could not be written.
@@ -87,29 +81,35 @@ def save(training: Training, folder: Path, text: str, writer: Writer) -> None:
     training.span_lengths.forget()
 
     def start() -> None:
-        writer.wait()
-        facts = facts_of(training, text)
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        model = _weights(training, copies) if training.is_best else None
-        writer.start(lambda: _write(folder, copies, facts, model))
+        writer.wait()  # before more copies need memory
+        writer.start(training, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
 
     training.ranks.on_first(start)
 
 
 class Writer:
-    """Writes on a thread, one piece of work at a time; leaving its block waits for the last one.
+    """Writes one checkpoint at a time on a thread; leaving its block waits for the last one.
 
-    An error of the work is raised by the next call of `check` or `wait`.
+    An error of the thread is raised by the next call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, text: str) -> None:
+        """folder: of the run. text: hashes of the texts that it reads."""
+        self.folder = folder
+        self.text = text
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._work: Future[None] | None = None
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Begins a piece of work; the last one must have been waited for."""
+    def start(self, training: Training, tensors: dict[str, Tensor]) -> None:
+        """Begins to write the tensors of a snapshot, and then the weights for export if they are the best.
+
+        The tensors must not change until they are written, and an earlier checkpoint must have been waited
+        for.
+        """
         assert self._work is None
-        self._work = self._thread.submit(work)
+        model = _weights(training, tensors) if training.is_best else None
+        facts = facts_of(training, self.text)
+        self._work = self._thread.submit(_write, self.folder, tensors, facts, model)
 
     def check(self) -> None:
         """Raises the error of work that has ended, and waits for nothing."""
@@ -191,7 +191,7 @@ def restore(training: Training, run: Path, text: str) -> None:
 
 
 @contextmanager
-def best_weights(training: Training, run: Path, writer: Writer) -> Iterator[None]:
+def best_weights(training: Training, writer: Writer) -> Iterator[None]:
     """A block in which `training.weights` holds the weights of the best validation. Collective.
 
     If those are older, they are read from `model.safetensors` once it is written. After the block the last
@@ -206,7 +206,7 @@ def best_weights(training: Training, run: Path, writer: Writer) -> Iterator[None
 
     def read() -> None:
         writer.wait()
-        stored.update(load_tensors(run / MODEL, expected=own)[0])
+        stored.update(load_tensors(writer.folder / MODEL, expected=own)[0])
 
     training.ranks.on_first(read)
     for name, tensor in own.items():
