@@ -8,7 +8,7 @@ from typing import Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, Sublayers
-from runtimes.contract.rule import MAX_LENGTH, MemoryRule
+from runtimes.contract.rule import MAX_LENGTH
 
 SIZES = f"1 to {MAX_SIZE:,}"
 
@@ -244,11 +244,3 @@ class ModelConfig:
             )
             for i, (first, last) in enumerate(itertools.pairwise(ends))
         )
-
-    def check_training_rule(self, rule: MemoryRule) -> None:
-        """Raises ConfigError where spans could grow beyond the memory."""
-        if self.span and self.span.maximum > rule.mem_len:
-            raise ConfigError(
-                f"model.span.maximum is {self.span.maximum} and training.mem_len is {rule.mem_len}; a span "
-                "cannot be longer than the memory. Lower span.maximum, or raise mem_len."
-            )

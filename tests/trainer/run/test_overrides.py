@@ -123,6 +123,11 @@ MISTAKES = [
     ("model.positions=learned model.context=5 model.span.maximum=5", "give 6 rows, for the distances 0 to 5"),
     ("model.span.maximum=9999", "a span cannot be longer than the memory"),
     ("model.span.maximum=5 model.span.initial=2", r"span\.initial is 2"),
+    ("model.objective.second_target=true training.segment=1", "segments of 1; expected at least 2 tokens"),
+    (
+        'model.objective={"half":true,"second_target":true} segment_schedule=[[9,2]]',
+        "segments of 2; expected at least 3 tokens",
+    ),
     ("model.d_ff=0", "feed-forward layers take a d_ff of 1"),
     ("model.persistent=3", "and no persistent vectors"),
     ("model.sublayers=all-attention model.persistent=3", "all-attention layers take .* and no d_ff"),
