@@ -66,12 +66,9 @@ class Application:
                 exchange.refuse_parameters(wanted.query)
             if wanted.queue:
                 server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
-            if wanted.body is None:
-                response = await wanted.handler(exchange)
-            else:
-                response = await wanted.handler(exchange, await exchange.read(wanted.body, wanted.reads))
-            if response is not None:
-                await exchange.respond(response)
+            body = [] if wanted.body is None else [await exchange.read(wanted.body, wanted.reads)]
+            answering = exchange.answer(wanted.handler(exchange, *body))
+            await (answering if wanted.lasts else exchange.while_connected(answering))
         except (RefusedError, UserError) as error:
             await exchange.refuse(refusal_of(error))
         except ClientLeftError:
@@ -176,4 +173,4 @@ def _find(exchange: Exchange) -> Endpoint:
     async def refuse(exchange: Exchange) -> Response:
         raise refusal
 
-    return Endpoint(method=method, path=known, handler=refuse)
+    return Endpoint(method=method, path=known, handler=refuse, lasts=True)

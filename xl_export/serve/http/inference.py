@@ -254,7 +254,7 @@ async def model_ready(exchange: Exchange) -> Response:
     refused=(404, 409, 410, 503, 507),
     plain_errors=True,
 )
-async def infer(exchange: Exchange, body: InferBody) -> None:
+async def infer(exchange: Exchange, body: InferBody) -> Response:
     """One step of a sequence."""
     model = exchange.use(exchange.server.model(exchange.params["name"]))
     inputs = {each.name: each.data for each in body.inputs}
@@ -275,30 +275,25 @@ async def infer(exchange: Exchange, body: InferBody) -> None:
     name = _stream(exchange.tenant.name, model, parameters.sequence_id)
     work = StreamWork(model, exchange.tenant.name, exchange.server.limits)
 
-    async def run() -> None:
-        document = await work.lasting(
-            work.sequence(
-                name,
-                inputs,
-                parameters.position,
-                start=parameters.sequence_start,
-                end=parameters.sequence_end,
-            )
-        )
-        outputs = {name: document["outputs"][name] for name in binary}
-        answer = {
-            "model_name": model.name,
-            **({} if body.id is None else {"id": body.id}),
-            "parameters": {"position": document["position"], "stream": name},
-        }
-        size = sum(array.nbytes for array in outputs.values())
-        head, rest = await aside(size, work.tenant, _encoded, answer, outputs, binary)
-        answered = of_json(head)
-        if any(binary.values()):
-            answered = Response(head + rest, headers={HEADER: str(len(head))}, media_type=BINARY)
-        await exchange.respond(answered)
-
-    await exchange.while_connected(run())
+    step = work.sequence(
+        name,
+        inputs,
+        parameters.position,
+        start=parameters.sequence_start,
+        end=parameters.sequence_end,
+    )
+    document = await work.lasting(step)
+    outputs = {name: document["outputs"][name] for name in binary}
+    answer = {
+        "model_name": model.name,
+        **({} if body.id is None else {"id": body.id}),
+        "parameters": {"position": document["position"], "stream": name},
+    }
+    size = sum(array.nbytes for array in outputs.values())
+    head, rest = await aside(size, work.tenant, _encoded, answer, outputs, binary)
+    if any(binary.values()):
+        return Response(head + rest, headers={HEADER: str(len(head))}, media_type=BINARY)
+    return of_json(head)
 
 
 def _encoded(

@@ -35,7 +35,7 @@ async def index(exchange: Exchange) -> Response:
     return HTMLResponse(document, headers=HEADERS)
 
 
-@ENDPOINTS.add("GET", "/page/{name}", is_open=True, described=False)
+@ENDPOINTS.add("GET", "/page/{name}", is_open=True, lasts=True, described=False)
 async def part(exchange: Exchange) -> Response:
     """What the page loads."""
     name = exchange.params["name"]

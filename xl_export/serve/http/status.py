@@ -226,7 +226,9 @@ async def model(exchange: Exchange) -> Response:
     return json(facts(server.model(exchange.params["name"]), server.limits.prompt_tokens))
 
 
-@ENDPOINTS.add("POST", "/admin/models/{name}/reload", answer=ModelDocument, refused=(404, 409, 503))
+@ENDPOINTS.add(
+    "POST", "/admin/models/{name}/reload", answer=ModelDocument, refused=(404, 409, 503), lasts=True
+)
 async def reload(exchange: Exchange) -> Response:
     """Opens the artefact of a model again."""
     server = exchange.server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from xl_export.serve.http.base.body import Reads
 
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response | None]])
+Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Response | None]])
 TEXT = {"type": "string"}
 BINARY = "application/octet-stream"
 # Why a request may be refused, by the status of the answer.
@@ -83,8 +83,9 @@ class Endpoint:
     method: str
     #: Names in braces are variables, which match one part of a path.
     path: str
-    #: Answers an exchange; it gets the body as well if there is one. What it returns is sent.
-    handler: Callable[..., Awaitable[Response | None]]
+    #: Answers an exchange; it gets the body as well if there is one. What it returns is sent. It is cancelled
+    #: when the client leaves, unless it `lasts`.
+    handler: Callable[..., Coroutine[Any, Any, Response | None]]
     #: For the description; endpoints without a summary are not described.
     summary: str = ""
     #: The parameters of the query string.
@@ -114,6 +115,8 @@ class Endpoint:
     refused: tuple[int, ...] = ()
     #: The variable of other paths that the answer names, and where in the answer it is.
     link: tuple[str, str] | None = None
+    #: Whether it goes on when the client leaves, or receives what the client sends.
+    lasts: bool = False
     #: Whether it needs no key.
     is_open: bool = False
     #: Whether the error in an answer is only its sentence, as in the Open Inference Protocol.

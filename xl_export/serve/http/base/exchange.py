@@ -175,9 +175,11 @@ class Exchange:
         self.sending = False
         self.taken += len(message.get("body", b""))
 
-    async def respond(self, response: Response) -> None:
-        """Sends a whole answer."""
-        await response(self.scope, self.receive, self.send)
+    async def answer(self, handler: Coroutine[Any, Any, Response | None]) -> None:
+        """Sends what a handler returns, if it has not sent the answer itself."""
+        response = await handler
+        if response is not None:
+            await response(self.scope, self.receive, self.send)
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Sends the headers of an answer whose parts are sent by `events`, and the last one by `end`."""
@@ -199,7 +201,7 @@ class Exchange:
         has begun is cut off. A WebSocket that is not accepted yet has its handshake refused.
         """
         if not self.status:
-            await self.respond(refusal.response(plain=self.plain_errors))
+            await refusal.response(plain=self.plain_errors)(self.scope, self.receive, self.send)
         elif self.streams_events:
             await self.end(EVENT + refusal.body() + END + DONE)
         else:
@@ -235,9 +237,10 @@ class Exchange:
             working.result()
         finally:
             timer.cancel()
-            for task in (working, leaving):
-                task.cancel()
+            working.cancel()
+            leaving.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
+            del working  # it holds its error, which holds this frame
 
     async def _gone(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":

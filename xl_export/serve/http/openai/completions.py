@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
+from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.admission import Reservation
@@ -111,12 +112,12 @@ class CompletionEvent(CompletionFacts, total=False):
 @ENDPOINTS.add(
     "POST", "/v1/completions", queue="people", answer=Completions, event=CompletionEvent, refused=(404, 503)
 )
-async def completions(exchange: Exchange, body: CompletionBody) -> None:
+async def completions(exchange: Exchange, body: CompletionBody) -> Response | None:
     """Continues texts."""
     server = exchange.server
     model = exchange.use(server.model(body.model))
     plan = await exchange.aside(plan_of, body, model.session, server.limits)
-    await exchange.while_connected(Completion(plan, model, exchange).run())
+    return await Completion(plan, model, exchange).run()
 
 
 @dataclass(eq=False)
@@ -211,8 +212,8 @@ class Completion:
         self._reserved: Reservation | None = None  # of all tasks, if there are several
         self._ready = bytearray()  # events that have not been sent
 
-    async def run(self) -> None:
-        """Submits the tasks and sends their answers."""
+    async def run(self) -> Response | None:
+        """Submits the tasks and sends events, or returns the whole answer."""
         exchange = self._exchange
         plan = self._plan
         with self._model.inbox() as inbox:
@@ -238,12 +239,11 @@ class Completion:
                 if plan.stream:
                     last = event({**self._facts, "choices": [], "usage": used}) if plan.usage else b""
                     await exchange.end(last + DONE)
-                else:
-                    shown = plan.prompt_tokens if plan.echo else 0
-                    size = size_of(shown + self._drawn, plan.log_probs)
-                    document = {**self._facts, "choices": self._best(), "usage": used}
-                    answer = await aside(size, self._tenant, json_steps, document)
-                    await exchange.respond(of_json(answer))
+                    return None
+                shown = plan.prompt_tokens if plan.echo else 0
+                size = size_of(shown + self._drawn, plan.log_probs)
+                document = {**self._facts, "choices": self._best(), "usage": used}
+                return of_json(await aside(size, self._tenant, json_steps, document))
             finally:
                 exchange.note.update(
                     model=self._model.name,

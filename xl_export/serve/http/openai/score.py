@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
+from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
@@ -96,12 +97,12 @@ class Scores(TypedDict):
 
 
 @ENDPOINTS.add("POST", "/v1/score", queue="bulk", answer=Scores, refused=(404, 503))
-async def score(exchange: Exchange, body: ScoreBody) -> None:
+async def score(exchange: Exchange, body: ScoreBody) -> Response:
     """The log-probability of each text."""
     server = exchange.server
     model = exchange.use(server.model(body.model))
     rows = await exchange.aside(rows_of, body, model.session.vocab, server.limits)
-    await exchange.while_connected(Scoring(rows, body.tokens, model, exchange).run())
+    return await Scoring(rows, body.tokens, model, exchange).run()
 
 
 def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
@@ -147,8 +148,8 @@ class Scoring:
         self._contexts: dict[Task, _Context] = {}  # the context that each task feeds or follows
         self._tokens = 0
 
-    async def run(self) -> None:
-        """Submits the texts, some at a time, and sends all scores at the end."""
+    async def run(self) -> Response:
+        """Submits the texts, some at a time; all scores at the end."""
         waiting = list(self._first_tasks())[::-1]
         begun = False
         with self._model.inbox() as inbox:
@@ -174,7 +175,7 @@ class Scoring:
                             waiting += self._after(task, answer.state)
         self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
         size = len(self._rows) + (size_of(self._tokens, 0) if self._each else 0)
-        await self._exchange.respond(of_json(await aside(size, self._tenant, self._answer)))
+        return of_json(await aside(size, self._tenant, self._answer))
 
     def _answer(self) -> Steps[bytes]:
         """The scores of all texts as JSON, one text after the other: with its tokens each may be large."""

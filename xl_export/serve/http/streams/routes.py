@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +37,7 @@ from xl_export.serve.http.streams.documents import (
     stream_document,
 )
 from xl_export.serve.http.streams.socket import conversation
-from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, encoded, found
+from xl_export.serve.http.streams.work import Document, OtherArtefactError, StreamWork, encoded, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
 from xl_export.serve.streams.store import StreamStore
 from xl_export.serve.streams.unserved import UnservedStreams
@@ -46,7 +46,7 @@ BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
 ENDPOINTS = Endpoints()
-ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", described=False)(conversation)
+ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", lasts=True, described=False)(conversation)
 
 
 @ENDPOINTS.add(
@@ -58,17 +58,17 @@ ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", described=False)(conversation)
     link=("id", "/stream/id"),
     refused=WRITES,
 )
-async def create(exchange: Exchange, body: CreateBody) -> None:
+async def create(exchange: Exchange, body: CreateBody) -> Response:
     """A new stream."""
     work = _work(exchange, exchange.use(exchange.server.model(body.model)))
-    await _answer(exchange, work, lambda: work.create(body), status=201)
+    return await _done(work, work.create(body), status=201)
 
 
 @ENDPOINTS.add("POST", f"{ONE}/append", queue="people", answer=AppendResult, refused=WRITES)
-async def append(exchange: Exchange, body: AppendBody) -> None:
+async def append(exchange: Exchange, body: AppendBody) -> Response:
     """Appends to a stream and returns the surprisal of each token."""
     work, name = _found(exchange)
-    await _answer(exchange, work, lambda: work.append(name, body))
+    return await _done(work, work.append(name, body))
 
 
 @ENDPOINTS.add(
@@ -80,20 +80,18 @@ async def append(exchange: Exchange, body: AppendBody) -> None:
     last_event=ContinueResult,
     refused=WRITES,
 )
-async def continue_(exchange: Exchange, body: ContinueBody) -> None:
+async def continue_(exchange: Exchange, body: ContinueBody) -> Response | None:
     """Continues a stream."""
     work, name = _found(exchange)
     if not body.stream:
-        return await _answer(exchange, work, lambda: work.continue_(name, body))
+        return await _done(work, work.continue_(name, body))
 
     async def each(document: dict[str, Any]) -> None:
         await exchange.events(EVENT + await encoded(document, work.tenant) + END)
 
-    async def run() -> None:
-        await each(await work.lasting(work.continue_(name, body, each)))
-        await exchange.end()
-
-    await exchange.while_connected(run())
+    await each(await work.lasting(work.continue_(name, body, each)))
+    await exchange.end()
+    return None
 
 
 @ENDPOINTS.add(
@@ -105,26 +103,22 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> None:
     answer=StepResult,
     refused=WRITES,
 )
-async def step(exchange: Exchange, body: StepBody) -> None:
+async def step(exchange: Exchange, body: StepBody) -> Response:
     """Computes one step of a stream whose model has named inputs."""
     work, name = _found(exchange)
+    operation = work.step(name, body.inputs, body.position)
     if exchange.headers.get("content-type") != SAFETENSORS:
-        return await _answer(exchange, work, lambda: work.step(name, body.inputs, body.position))
-
-    async def run() -> None:
-        document = await work.lasting(work.step(name, body.inputs, body.position))
-        size = sum(array.nbytes for array in document["outputs"].values())
-        content = await aside(size, work.tenant, step_answer, document)
-        await exchange.respond(Response(content, media_type=SAFETENSORS))
-
-    await exchange.while_connected(run())
+        return await _done(work, operation)
+    document = await work.lasting(operation)
+    size = sum(array.nbytes for array in document["outputs"].values())
+    return Response(await aside(size, work.tenant, step_answer, document), media_type=SAFETENSORS)
 
 
 @ENDPOINTS.add("POST", f"{ONE}/rewind", answer=StreamDocument, refused=WRITES)
-async def rewind(exchange: Exchange, body: RewindBody) -> None:
+async def rewind(exchange: Exchange, body: RewindBody) -> Response:
     """Takes back the last tokens."""
     work, name = _found(exchange)
-    await _answer(exchange, work, lambda: work.rewind(name, body.tokens))
+    return await _done(work, work.rewind(name, body.tokens))
 
 
 @ENDPOINTS.add(
@@ -135,10 +129,10 @@ async def rewind(exchange: Exchange, body: RewindBody) -> None:
     link=("id", "/id"),
     refused=WRITES,
 )
-async def fork(exchange: Exchange) -> None:
+async def fork(exchange: Exchange) -> Response:
     """A second stream in the same state."""
     work, name = _found(exchange)
-    await _answer(exchange, work, lambda: work.fork(name), status=201)
+    return await _done(work, work.fork(name), status=201)
 
 
 @ENDPOINTS.add("GET", "/v1/streams", query=("model",), answer=StreamList, refused=(404, 503))
@@ -180,7 +174,7 @@ async def facts(exchange: Exchange) -> Response:
     return json(stream_document(model.store.find(name, tenant), model.name))
 
 
-@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES)
+@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES, lasts=True)
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
@@ -200,30 +194,24 @@ async def snapshot(exchange: Exchange) -> None:
     name = exchange.params["id"]
     tenant = exchange.tenant.name
 
-    async def opened() -> BinaryIO:
-        file: BinaryIO
-        try:
-            work, _ = _found(exchange)
-        except OtherArtefactError as other:
-            file = await DISK.run(tenant, other.holds.open_snapshot, name, tenant)
-        else:
-            file = await work.lasting(work.snapshot(name))
-        return file
-
-    async def run() -> None:
-        with await opened() as file:
-            headers = {
-                "content-type": "application/octet-stream",
-                "content-length": str(os.fstat(file.fileno()).st_size),
-                "content-disposition": f'attachment; filename="{name}.stream"',
-                "cache-control": "no-store",
-            }
-            await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
-            while block := await DISK.run(tenant, file.read, BLOCK):
-                await exchange.events(block)
-        await exchange.end(b"")
-
-    await exchange.while_connected(run())
+    file: BinaryIO
+    try:
+        work, _ = _found(exchange)
+    except OtherArtefactError as other:
+        file = await DISK.run(tenant, other.holds.open_snapshot, name, tenant)
+    else:
+        file = await work.lasting(work.snapshot(name))
+    with file:
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(os.fstat(file.fileno()).st_size),
+            "content-disposition": f'attachment; filename="{name}.stream"',
+            "cache-control": "no-store",
+        }
+        await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
+        while block := await DISK.run(tenant, file.read, BLOCK):
+            await exchange.events(block)
+    await exchange.end(b"")
 
 
 @ENDPOINTS.add(
@@ -231,6 +219,7 @@ async def snapshot(exchange: Exchange) -> None:
     "/v1/streams/restore",
     query=("model",),
     file=True,
+    lasts=True,
     answer=StreamDocument,
     status=201,
     link=("id", "/id"),
@@ -264,11 +253,9 @@ def _found(exchange: Exchange) -> tuple[StreamWork, str]:
     return _work(exchange, exchange.use(model)), name
 
 
-async def _answer(exchange: Exchange, work: StreamWork, do: Callable[[], Any], *, status: int = 200) -> None:
-    async def run() -> None:
-        await exchange.respond(of_json(await encoded(await work.lasting(do()), work.tenant), status))
-
-    await exchange.while_connected(run())
+async def _done(work: StreamWork, operation: Coroutine[Any, Any, Document], *, status: int = 200) -> Response:
+    """The answer to an operation, when it has ended."""
+    return of_json(await encoded(await work.lasting(operation), work.tenant), status)
 
 
 async def _receive(exchange: Exchange, path: Path, most: int) -> None:
