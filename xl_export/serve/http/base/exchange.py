@@ -42,6 +42,7 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self._send = send
+        #: When its head had arrived, of `time.monotonic`.
         self.began = time.monotonic()
         self.method: str = scope.get("method", "WEBSOCKET")
         #: Decoded.
