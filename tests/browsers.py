@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -66,11 +65,16 @@ class Page:
 
     def until(self, expression: str, *, seconds: float = 200) -> None:
         """Waits until an expression is true. The policy of the page forbids playwright's own way."""
-        end = time.monotonic() + seconds
-        while not self.do(expression):
-            if time.monotonic() > end:
-                raise TimeoutError(f"{expression} was not true in time; errors: {self.errors}")
-            time.sleep(0.05)
+        waiting = f"""(async () => {{
+          const end = performance.now() + {1000 * seconds};
+          while (!({expression})) {{
+            if (performance.now() > end) return false;
+            await new Promise((resolve) => setTimeout(resolve, 5));
+          }}
+          return true;
+        }})()"""
+        if not self.do(waiting):
+            raise TimeoutError(f"{expression} was not true in time; errors: {self.errors}")
 
     def ready(self) -> Page:
         """Waits until the page shows its text or music, or an error."""
