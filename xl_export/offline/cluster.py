@@ -173,13 +173,12 @@ def facts_of(model: str, device: str, threads: int, rule: MemoryRule | None = No
 
     rule: to compute under, or None for the model's own.
     """
-    return _facts(_opened(model, device, threads, rule))
+    return _opened(model, device, threads, rule)[1]
 
 
 def open_same(model: str, device: str, threads: int, facts: Facts, rule: MemoryRule | None = None) -> Session:
     """A session of the model; raises ConfigError if its `facts_of` are not `facts`."""
-    session = _opened(model, device, threads, rule)
-    here = _facts(session)
+    session, here = _opened(model, device, threads, rule)
     if here["model"] != facts["model"]:
         raise ConfigError(
             f"{model} is another model for this actor than for the call ({here['model'][:12]} and "
@@ -195,10 +194,8 @@ def open_same(model: str, device: str, threads: int, facts: Facts, rule: MemoryR
     return session
 
 
-def _opened(model: str, device: str, threads: int, rule: MemoryRule | None) -> Session:
+def _opened(model: str, device: str, threads: int, rule: MemoryRule | None) -> tuple[Session, Facts]:
     session = open_session(model, threads=threads, device=device)
-    return session if rule is None else session.with_rule(rule)
-
-
-def _facts(session: Session) -> Facts:
-    return {"model": session.identity, "computed_by": session.computed_by}
+    if rule is not None:
+        session = session.with_rule(rule)
+    return session, {"model": session.identity, "computed_by": session.computed_by}
