@@ -1,16 +1,12 @@
 /** The text of the page and the memory of the model: they hold the same tokens after every change. */
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
 import { test } from "node:test";
 import { WorkerBackEnd, WorkerHandle } from "../page/backend-worker.js";
 import { Refusal, Stream } from "../page/stream.js";
-import { loadLibrary } from "../src/engine/runtime.js";
 import { StoppedError, XLExportError } from "../src/errors.js";
 import { Random } from "../src/text/random.js";
 import { wholeTokens } from "../src/vocabulary/base.js";
-import { readVocabulary } from "../src/vocabulary/index.js";
-import { given } from "./setup.js";
+import { given, vocabularyIn } from "./setup.js";
 
 const SEGMENT = 8;
 const LETTERS = "abcdefghijklmnopqrstuvwxyz XY";
@@ -199,10 +195,7 @@ test("a pasted text may have more tokens than a call has arguments", async () =>
 
 for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.name.startsWith("ids"))) {
   test(`${name}: a text that is typed and edited in pieces has the tokens of the whole`, async () => {
-    const vocabulary = await readVocabulary(
-      async (file) => new Uint8Array(readFileSync(join(folder, file))),
-      (library) => loadLibrary(library, undefined),
-    );
+    const vocabulary = await vocabularyIn(folder);
     const random = new Random(2, 0);
     const below = (/** @type {number} */ n) => Math.floor(random.next() * n);
     const model = new FakeModel(vocabulary);
@@ -238,10 +231,7 @@ for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.
   });
 
   test(`${name}: generated tokens stay, and the text around them is what is shown`, async () => {
-    const vocabulary = await readVocabulary(
-      async (file) => new Uint8Array(readFileSync(join(folder, file))),
-      (library) => loadLibrary(library, undefined),
-    );
+    const vocabulary = await vocabularyIn(folder);
     const model = new FakeModel(vocabulary);
     const stream = streamOf(model);
     const typed = ["byte-values", "char"].includes(name) ? "the cat" : "the cat\n";

@@ -3,6 +3,9 @@
  */
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { join } from "node:path";
+import { loadLibrary } from "../src/engine/runtime.js";
+import { readVocabulary } from "../src/vocabulary/index.js";
 
 const path = process.env.XL_EXPORT_CASES;
 if (!path)
@@ -49,6 +52,13 @@ export function folderOf(name) {
   if (!found) throw new Error(`no artefact is named ${name}`);
   return found;
 }
+
+/** The vocabulary in a folder. @param {string} folder */
+export const vocabularyIn = (folder) =>
+  readVocabulary(
+    async (name) => new Uint8Array(readFileSync(join(folder, name))),
+    (name) => loadLibrary(name, undefined),
+  );
 
 /**
  * A function that counts what is reserved and not yet freed in a module of Emscripten from now on.

@@ -9,14 +9,7 @@ import { XLExportError, decode } from "../src/index.js";
 import { GrowingText } from "../src/text/growing.js";
 import { pieces } from "../src/vocabulary/subword.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
-import { given } from "./setup.js";
-
-/** @param {string} folder */
-const vocabularyIn = (folder) =>
-  readVocabulary(
-    async (name) => new Uint8Array(readFileSync(join(folder, name))),
-    (name) => loadLibrary(name, undefined),
-  );
+import { given, vocabularyIn } from "./setup.js";
 
 test("half a character at the end of a text is shown, or waits for the text that goes on", async () => {
   const content = new TextEncoder().encode(JSON.stringify({ kind: "byte" }));
