@@ -133,7 +133,6 @@ class Queue:
         self._accounts: dict[str, Account] = {}
         #: How many tasks wait.
         self.count = 0
-        self._people = 0  # of them, without bulk
 
     def enter(self, run: Running) -> None:
         """Puts a new run at the end of its tenant's queue."""
@@ -156,30 +155,22 @@ class Queue:
         """Puts a run at the end of its tenant's queue, or in front of it."""
         queue = run.account.waiting[run.task.bulk]
         (queue.appendleft if first else queue.append)(run)
-        self._counted(run, 1)
+        self.count += 1
 
     def remove(self, run: Running) -> None:
-        """Takes out a run that will not be served."""
+        """Takes out a run."""
         run.account.waiting[run.task.bulk].remove(run)
-        self._counted(run, -1)
+        self.count -= 1
 
-    def next(self, *, bulk: bool) -> Account | None:
-        """The account that is next: first one without a row, then the one that was served least."""
-        waits = [account for account in self._accounts.values() if account.waiting[bulk]]
-        return min(waits, key=lambda a: (a.rows > 0, a.served, a.waiting[bulk][0].order), default=None)
-
-    def pop(self) -> Running:
-        """The run that gets the next row; it waits no longer."""
-        bulk = not self._people
-        account = self.next(bulk=bulk)
-        assert account is not None, "the queue is empty"
-        run = account.waiting[bulk].popleft()
-        self._counted(run, -1)
-        return run
-
-    def _counted(self, run: Running, change: int) -> None:
-        self.count += change
-        self._people += 0 if run.task.bulk else change
+    def next(self) -> Running:
+        """The run that gets the next row, while any waits: people first, then of a tenant without a row, then
+        of the tenant that was served least.
+        """
+        queues = [queue for account in self._accounts.values() for queue in account.waiting.values()]
+        firsts = [queue[0] for queue in queues if queue]
+        return min(
+            firsts, key=lambda run: (run.task.bulk, run.account.rows > 0, run.account.served, run.order)
+        )
 
     def to_preempt(self, holders: Sequence[Running]) -> Running | None:
         """The run to preempt for one that waits, or None. holders: the runs that have rows.
@@ -187,14 +178,14 @@ class Queue:
         Bulk gives way to people. A tenant with several rows gives one to a tenant without any, and a tenant
         who is a turn ahead gives one to a tenant with fewer.
         """
-        bulk = not self._people
+        first = self.next()
         # A run that is closing leaves its row with the next step anyway.
-        holders = [run for run in holders if run.task.bulk >= bulk and run.closing is None]
-        if not bulk and (rows := [run for run in holders if run.task.bulk]):
+        holders = [run for run in holders if run.task.bulk >= first.task.bulk and run.closing is None]
+        if not first.task.bulk and (rows := [run for run in holders if run.task.bulk]):
             return max(rows, key=lambda run: (run.account.served, run.order))
-        waits = self.next(bulk=bulk)
+        waits = first.account
         others = [run for run in holders if run.account is not waits]
-        if waits is None or not others:
+        if not others:
             return None
         most = max((run.account for run in others), key=lambda account: (account.rows, account.served))
         ahead = waits.served + TURN <= most.served and most.rows > waits.rows

@@ -163,7 +163,9 @@ class Scheduler:
                 self.preempted += 1
                 self._give_up_row(preempted, self.preempted_copies)
                 queue.add(preempted, first=True)
-            self._admit(queue.pop())
+            run = queue.next()
+            queue.remove(run)
+            self._admit(run)
 
     def _admit(self, run: Running) -> None:
         task = run.task
