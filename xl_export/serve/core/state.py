@@ -75,8 +75,10 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
             f"{count} tokens are to be taken back, and the memory still holds what at most {most} of them "
             "saw; take back fewer, or go on from an earlier snapshot."
         )
+    memory = Memory(np.array([position - count - 1]), dict(state.memory.tensors), state.memory.owner)
+    memory.unsure = state.memory.unsure
     place = len(state.tail) - count - 1
-    back = _at(state, position - count - 1, tail=state.tail[:place], written=state.written)
+    back = StreamState(memory=memory, logits=None, tail=state.tail[:place], written=state.written)
     return back, state.tail[place : place + 1]
 
 
@@ -86,9 +88,3 @@ def most_rewound(state: StreamState, *, segment: int) -> int:
     # One token more is taken back, and fed again.
     most = max(0, min(state.position - state.written + segment, len(state.tail)) - 1)
     return state.position if most + 1 >= state.position else most
-
-
-def _at(state: StreamState, position: int, *, tail: np.ndarray, written: int) -> StreamState:
-    memory = Memory(np.array([position]), dict(state.memory.tensors), state.memory.owner)
-    memory.unsure = state.memory.unsure
-    return StreamState(memory=memory, logits=None, tail=tail, written=written)
