@@ -102,19 +102,13 @@ def said(answers: list[Answer]) -> list[Any]:
     """Answers in a form that compares bit by bit, however the tokens were told in pieces."""
     found: list[Any] = []
     for answer in answers:
+        likely = getattr(answer, "likeliest", None)
+        bits = likely and (likely.ids.tolist(), likely.log_probs.tobytes())
         if isinstance(answer, Fed):
             log_probs = None if answer.log_probs is None else answer.log_probs.tobytes()
-            likely = answer.likeliest and (
-                answer.likeliest.ids.tolist(),
-                answer.likeliest.log_probs.tobytes(),
-            )
-            found.append((answer.count, log_probs, likely))
+            found.append((answer.count, log_probs, bits))
         elif isinstance(answer, Drawn):
-            likely = answer.likeliest and (
-                answer.likeliest.ids.tolist(),
-                answer.likeliest.log_probs.tobytes(),
-            )
-            found.append((answer.token, answer.text, answer.log_prob, likely))
+            found.append((answer.token, answer.text, answer.log_prob, bits))
         else:
             found.append((answer.reason, answer.text, answer.error, state_bits(answer)))
     return found

@@ -12,7 +12,6 @@ import pytest
 
 from runtimes import open_session
 from runtimes.base.errors import StreamError, UserError
-from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from tests.architectures import ARCHITECTURES
 from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
@@ -78,16 +77,6 @@ def test_tasks_from_many_threads_say_what_they_say_alone(session: Session) -> No
     assert (scheduler.rows.free, engine.waiting, sum(scheduler.ended.values())) == (5, 0, 30)
     assert scheduler.fed == sum(len(task.tokens) for task in tasks)
     assert engine.dependence is None
-
-
-def test_a_seed_gives_the_same_tokens_among_others(session: Session) -> None:
-    one = Drawing(max_tokens=40, seed=9, sampler=Sampler(top_k=20))
-    tokens = np.arange(11)
-    (alone, *_), _ = answers_of(session, [Task(tokens=tokens, drawing=one)], EngineSettings())
-    chance = np.random.default_rng(0)
-    others = [any_task(chance, session.vocab.size, seed) for seed in range(31)]
-    found, _ = answers_of(session, [*others, Task(tokens=tokens, drawing=one)], EngineSettings())
-    assert said(found[-1]) == said(alone)
 
 
 def test_cancelling_ends_a_task_after_the_present_step_whoever_cancels(session: Session) -> None:

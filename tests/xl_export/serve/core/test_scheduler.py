@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,6 @@ def pool(session: Session) -> list[tuple[Task, list[object]]]:
         driver.run(task)
         found.append((task, said(driver.answers[task])))
     return found
-
-
-def again(task: Task) -> Task:
-    """The same work as another task."""
-    names = ("tokens", "state", "score", "top", "drawing", "keep", "cached", "tenant", "bulk")
-    return Task(**{name: getattr(task, name) for name in names})
 
 
 def test_alone_a_task_says_what_generate_and_evaluate_say(
@@ -74,7 +69,7 @@ def test_a_mixed_load_changes_no_bit_of_a_task(
     expected = {}
     for at in chance.permutation(2 * len(pool)):
         task, alone = pool[at % len(pool)]
-        task = again(task)
+        task = replace(task)
         expected[task] = alone
         driver.submit(task)
         driver.iterate(int(chance.integers(3)))
@@ -93,7 +88,7 @@ def test_random_cancellations_leave_no_trace_and_no_row_is_lost(
     while cancelled < count or driver.scheduler.runs:
         if cancelled < count and len(driver.scheduler.runs) < 3 * rows:
             task, alone = pool[chance.integers(len(pool))]
-            task = again(task)
+            task = replace(task)
             expected[task] = alone
             driver.submit(task)
         if chance.random() < 0.5 and (runs := list(driver.scheduler.runs)):
@@ -117,7 +112,7 @@ def test_random_cancellations_leave_no_trace_and_no_row_is_lost(
     assert (scheduler.rows.free, scheduler.queue.count, scheduler.outside) == (rows, 0, 0)
     assert sum(scheduler.ended.values()) > count
     task, alone = pool[0]
-    driver.run(last := again(task))
+    driver.run(last := replace(task))
     assert said(driver.answers[last]) == alone
 
 
@@ -177,7 +172,7 @@ def test_a_failing_step_fails_only_its_tasks(
     """
     faulty = Faulty(session, **{what: POISON})
     driver = Driver(faulty, rows=4, prompt_tokens=prompt_tokens)  # type: ignore[arg-type]
-    good = [(again(t), alone) for t, alone in pool if POISON not in t.tokens and t.drawing is None]
+    good = [(replace(t), alone) for t, alone in pool if POISON not in t.tokens and t.drawing is None]
     bad = [Task(tokens=np.array([1, 2, POISON] * n), score=n % 2 == 1, keep=True) for n in range(1, 6)]
     for number, (task, _) in enumerate(good):
         driver.submit(task, *bad[number : number + 1])
@@ -199,7 +194,7 @@ def test_a_failing_prompt_leaves_the_prompts_after_it_alone(what: str, session: 
     drawings = [Drawing(max_tokens=5, seed=seed, bias={POISON: -1e6}) for seed in range(3)]
     good = [Task(tokens=np.arange(5, 13), drawing=drawing) for drawing in drawings]
     alone = Driver(session, rows=3)
-    alone.run(*(expected := [again(task) for task in good]))
+    alone.run(*(expected := [replace(task) for task in good]))
     driver = Driver(Faulty(session, **{what: POISON}), rows=6, prompt_tokens=64)  # type: ignore[arg-type]
     endless = Task(tokens=np.array([1, 2]), drawing=Drawing(max_tokens=10**6, bias={4: 1e6}))
     driver.submit(endless)
@@ -215,7 +210,7 @@ def test_a_row_that_fails_while_it_draws_fails_alone(
     session: Session, pool: list[tuple[Task, list[object]]]
 ) -> None:
     always = Drawing(max_tokens=9, bias={POISON: 1e6})  # it draws the poison and then feeds it
-    tasks = [(again(task), alone) for task, alone in pool[:8]]
+    tasks = [(replace(task), alone) for task, alone in pool[:8]]
     driver = Driver(Faulty(session, spoils=POISON), rows=9)  # type: ignore[arg-type]
     sound = [(task, alone) for task, alone in tasks if POISON not in task.tokens]
     driver.run(bad := Task(tokens=np.array([1, 2]), drawing=always), *[task for task, _ in sound])
