@@ -8,7 +8,7 @@ predicted.
 from __future__ import annotations
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import Form
+from runtimes.contract.tensors import FORM_FACTS, Form
 from trainer.model.config import ModelConfig
 
 BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
@@ -68,6 +68,6 @@ def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, streams: int
     A = model.heads * model.head_dim
     F = model.d_ff
     weights = 4 * D * A + 2 * D * F + F + 5 * D + 2 * A
-    memory = D * rule.mem_len if form == "hidden" else 2 * A * (rule.mem_len + 1)
+    memory = D * rule.mem_len if FORM_FACTS[form].holds == "hidden" else 2 * A * (rule.mem_len + 1)
     layer = weights + A * rule.position_rows + streams * memory
     return FLOAT * (model.layers * layer + D * model.vocab_size + model.vocab_size)

@@ -48,10 +48,8 @@ def refuse_unpromised(without: Collection[Promise], positions: np.ndarray, segme
         )
 
 
-def refuse_apart(form: str, without: Collection[Promise], fixed_rows: int | None) -> None:
-    """Raises StreamError for a ring whose rows cannot advance apart, unlike the rows of other rings."""
-    if form != "ring":
-        return
+def refuse_apart(without: Collection[Promise], fixed_rows: int | None) -> None:
+    """Raises StreamError for an artefact that does not promise that its rows can advance apart."""
     if fixed_rows is not None:
         raise StreamError(
             f"this artefact was traced for exactly {fixed_rows} rows, which advance by the same number of "

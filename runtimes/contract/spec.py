@@ -35,6 +35,7 @@ from runtimes.contract.precision import (
 from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import (
+    FORM_FACTS,
     POSITIONS,
     AnyForm,
     Shapes,
@@ -150,13 +151,18 @@ class Spec:
         return MEMORY_TYPES[self.memory_precision]
 
     @property
+    def circular(self) -> bool:
+        """Whether a token's slot in the memory follows from its position; see `FormFacts`."""
+        return FORM_FACTS[self.form].circular
+
+    @property
     def linear_ring(self) -> bool:
         """Whether the memory is a ring whose graph cannot write across the end of the ring.
 
         TensorRT's layer for memory in place writes consecutive slots. A session cuts a segment there, which
         changes no score under the mask `same-length`.
         """
-        return self.form == "ring" and self.target == "tensorrt"
+        return self.circular and self.target == "tensorrt"
 
     @property
     def in_place(self) -> bool:
@@ -164,16 +170,13 @@ class Spec:
 
         A graph for WebGPU makes a ring anew in each step: there, no operator writes into its input.
         """
-        return self.form == "ring" and self.target != "web"
+        return self.circular and self.target != "web"
 
     @property
     def rows_apart(self) -> bool:
-        """Whether the rows of one step can advance by different numbers of tokens.
-
-        A token's slot in a ring follows from its position; other memory shifts all rows alike.
-        """
+        """Whether the rows of one step can advance by different numbers of tokens."""
         promised = not {"unequal", "rows"} & set(self.without)
-        return self.form == "ring" and promised and self.fixed_rows is None
+        return self.circular and promised and self.fixed_rows is None
 
     @property
     def lossy(self) -> bool:

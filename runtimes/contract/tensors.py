@@ -28,10 +28,30 @@ NAME = re.compile(r"[A-Za-z_][\w-]{0,99}", re.ASCII)
 POSITIONS = "position_ids"  # the input that every step has
 Form = Literal["ring", "shift", "hidden"]
 FORMS: tuple[Form, ...] = get_args(Form)
-# `own`: the tensors of a traced module whose memory has none of the three forms. Only such an artefact has
-# shapes in its spec; the tensors of the three forms follow from the model.
 AnyForm = Literal[Form, "own"]
 Shapes = tuple[tuple[int, ...], ...]  # of memory tensors, without the axis of the batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormFacts:
+    """What is particular to a form of memory. Everything else asks for these facts and not for its name."""
+
+    holds: Literal["keys", "hidden", "own"]
+    """Keys and values of each group of heads, the inputs of each layer, or whatever a traced module defines.
+    Only the spec of the last one has shapes; other tensors follow from the model.
+    """
+    circular: bool = False
+    """Whether a step writes a token to the slot of its position modulo S. Then nothing moves, and every row
+    may be anywhere. In other memory a step moves the tokens of all rows by the same number of places.
+    """
+
+
+FORM_FACTS: dict[AnyForm, FormFacts] = {
+    "ring": FormFacts(holds="keys", circular=True),
+    "shift": FormFacts(holds="keys"),
+    "hidden": FormFacts(holds="hidden"),
+    "own": FormFacts(holds="own"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +185,13 @@ def language_model_tensors(model: ModelFacts) -> Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadGroup:
-    """Heads of one layer that share memory tensors. `mem_len` is the longest span among them."""
+    """Heads of one layer that share memory tensors."""
 
+    name: str
+    """The number of the layer, and of the group if the layer has several; in the names of its tensors."""
     heads: Sequence[int]
     mem_len: int
+    """The longest span among the heads."""
 
 
 def head_groups(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> tuple[tuple[HeadGroup, ...], ...]:
@@ -179,17 +202,31 @@ def head_groups(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> tuple[tup
     heads, so they have one group.
     """
     if not model.reaches:
-        return ((HeadGroup(heads=range(model.context_heads), mem_len=rule.mem_len),),) * model.layers
+        everything = range(model.context_heads)
+        return tuple(
+            (HeadGroup(name=f"{layer}", heads=everything, mem_len=rule.mem_len),)
+            for layer in range(model.layers)
+        )
+    splits = FORM_FACTS[form].holds == "keys"
     layers = []
-    for reaches in model.reaches:
+    for layer, reaches in enumerate(model.reaches):
+        spans = [min(reach, rule.mem_len) for reach in reaches]
         groups: list[list[int]] = []
         for head in sorted(range(model.context_heads), key=lambda head: -reaches[head]):
-            longest_head = groups[-1][0] if groups else head
-            span, longest = (min(reaches[number], rule.mem_len) for number in (head, longest_head))
-            if not groups or (form != "hidden" and 2 * span < longest and longest - span >= GROUP_STEP):
+            longest = spans[groups[-1][0] if groups else head]
+            if not groups or (splits and 2 * spans[head] < longest and longest - spans[head] >= GROUP_STEP):
                 groups.append([])
             groups[-1].append(head)
-        layers.append(tuple(HeadGroup(heads=g, mem_len=min(reaches[g[0]], rule.mem_len)) for g in groups))
+        layers.append(
+            tuple(
+                HeadGroup(
+                    name=f"{layer}" if len(groups) == 1 else f"{layer}.{number}",
+                    heads=heads,
+                    mem_len=spans[heads[0]],
+                )
+                for number, heads in enumerate(groups)
+            )
+        )
     return tuple(layers)
 
 
@@ -208,27 +245,27 @@ def state_tensors(
     and S follow from the longest span of the head group. The names of keys and values are those that
     onnxruntime-genai expects. Where a layer has several head groups, the names have the number of the group.
     """
-    if dtype == "int8" and form != "ring":
+    facts = FORM_FACTS[form]
+    if dtype == "int8" and not facts.circular:
         raise ConfigError(
             f"memory_precision is int8, which only ring memory has, and the memory is {form}; give fp16, or "
             "ring memory."
         )
-    if form == "own":
+    if facts.holds == "own":
         assert dtype != "int8"
         return _own_tensors(shapes, dtype)
     if shapes:
         raise ConfigError(f"memory_shapes is given with {form} memory, whose tensors follow from its model.")
     states = []
-    for layer, groups in enumerate(head_groups(model, rule, form)):
-        for number, group in enumerate(groups):
-            if form == "hidden":
-                names = [(f"past_hidden.{layer}", f"present_hidden.{layer}")]
+    for layer in head_groups(model, rule, form):
+        for group in layer:
+            if facts.holds == "hidden":
+                names = [(f"past_hidden.{group.name}", f"present_hidden.{group.name}")]
                 row: tuple[int, ...] = (group.mem_len, model.d_model)
             else:
-                slots = group.mem_len + (rule.segment if form == "ring" else 0)
-                where = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
+                slots = group.mem_len + (rule.segment if facts.circular else 0)
                 names = [
-                    (f"past_key_values.{where}.{kind}", f"present.{where}.{kind}")
+                    (f"past_key_values.{group.name}.{kind}", f"present.{group.name}.{kind}")
                     for kind in ("key", "value")
                 ]
                 row = (len(group.heads), slots, model.head_dim)

@@ -248,13 +248,13 @@ class GraphSession(ABC):
 
     def _refuse_lengths(self) -> None:
         """Raises StreamError if the rows of a step can only advance together."""
-        refuse_apart(self.spec.form, self.spec.without, self.spec.fixed_rows)
-        if not self.spec.rows_apart:
+        if not self.spec.circular:
             raise StreamError(
                 f"lengths were given, and in {self.spec.form} memory all rows of a step advance by the same "
                 "number of tokens; leave lengths out, or open an artefact with ring memory (`xl-export "
                 "export RUN --memory ring`), or the run."
             )
+        refuse_apart(self.spec.without, self.spec.fixed_rows)
         if self._counts_from_end is None:
             self._counts_from_end = sees_segment_end(self)
             if self._counts_from_end is None:

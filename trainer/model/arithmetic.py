@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import Form
+from runtimes.contract.tensors import FORM_FACTS, Form
 from trainer.model.config import ModelConfig
 
 
@@ -23,9 +23,10 @@ def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment
     summed whether visible or not, S for the ring and M + T otherwise. R: rows of the position table. P:
     persistent vectors of a head.
     """
+    facts = FORM_FACTS[form]
     D, A, F, T = model.d_model, model.heads * model.head_dim, model.d_ff, segment
-    projected = T + (rule.mem_len if form == "hidden" else 0)
-    columns = rule.slots if form == "ring" else rule.mem_len + T
+    projected = T + (rule.mem_len if facts.holds == "hidden" else 0)
+    columns = rule.slots if facts.circular else rule.mem_len + T
     pairs = 2 * columns + rule.position_rows + 2 * model.persistent
     layer = D * A * (2 * T + 2 * projected) + 2 * D * F * T + T * A * pairs
     return model.layers * layer + T * D * model.vocab_size

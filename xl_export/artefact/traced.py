@@ -20,7 +20,7 @@ from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
-from runtimes.contract.tensors import AnyForm
+from runtimes.contract.tensors import FORM_FACTS, AnyForm
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
@@ -210,7 +210,7 @@ class TracedModule:
                 f"{self.step.name} is no language model, and such a step is exported for ONNX Runtime in "
                 "fp32; leave out target, precision and memory_precision."
             )
-        if target == "tensorrt" and self.form == "ring":
+        if target == "tensorrt" and FORM_FACTS[self.form].circular:
             raise ConfigError(
                 "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
                 "module shift its memory, or leave out target."

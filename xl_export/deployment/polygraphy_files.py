@@ -111,7 +111,7 @@ def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, fol
     across the end of its ring.
     """
     spec = session.spec
-    rings = [state.row[1] for state in spec.state] if spec.form == "ring" else []
+    rings = [state.row[1] for state in spec.state] if spec.circular else []
     largest = max(rings, default=1)
     wanted = -(-(int(memory.positions[0]) + spec.rule.slots) // largest) * largest
     while (left := wanted - int(memory.positions[0])) > 0:

@@ -57,7 +57,7 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     ring cannot be written across its end, since a client does not know where that is, for memory tensors of
     no size, and for other sizes that the server does not accept.
     """
-    if spec.form == "ring" and spec.target == "tensorrt":
+    if spec.linear_ring:
         raise ConfigError(
             "the artefact has a ring for TensorRT, whose segments are cut at its end, and Triton Inference "
             "Server cuts none; export it with --memory shift."

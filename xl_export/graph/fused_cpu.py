@@ -44,7 +44,7 @@ LARGEST = 10_000_000  # parameters of a model whose layers are one node each
 
 def takes(spec: Spec) -> bool:
     """Whether the operator computes what this artefact's layers compute."""
-    return spec.form == "ring" and spec.target == "onnxruntime"
+    return spec.circular and spec.target == "onnxruntime"
 
 
 def matrices_of(node: ir.Node) -> Mapping[int, tuple[int, int]]:

@@ -54,20 +54,20 @@ class MemoryLayers(Layers):
         self.inputs = {facts.name: graph_input(facts) for facts in spec.inputs}
         self.masks: dict[int, StepMask] = {}
 
-    def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
-        """The layer's groups of heads with their names and rules."""
-        named = []
-        for number, group in enumerate(groups):
-            rule = dataclasses.replace(self.rule, mem_len=group.mem_len)
-            name = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
-            named.append(Group(layer, name, group.heads, rule))
-        return named
+    def with_rules(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
+        """The layer's groups of heads with their rules."""
+        return [
+            Group(layer, group.name, group.heads, dataclasses.replace(self.rule, mem_len=group.mem_len))
+            for group in groups
+        ]
 
     def mask_of(self, group: Group) -> StepMask:
         """The mask of a group. All groups with the same memory length share it."""
         if group.rule.mem_len not in self.masks:
             rows = self.terms.rows(group.rule)
-            self.masks[group.rule.mem_len] = make_mask(self.op, self.inputs, group.rule, self.spec.form, rows)
+            self.masks[group.rule.mem_len] = make_mask(
+                self.op, self.inputs, group.rule, rows, circular=self.spec.circular
+            )
         return self.masks[group.rule.mem_len]
 
     def from_input(
@@ -151,7 +151,7 @@ class MemoryLayers(Layers):
             pair = [self.write_ring(group, *sides) for sides in zip(pasts, stored, strict=True)]
             present += pair
             kept = widened(op, *pair)
-        elif self.spec.form == "ring":
+        elif self.spec.circular:
             written = self.write_ring(group, past, self.to_memory(new))
             present.append(written)
             kept = self.from_memory(written)

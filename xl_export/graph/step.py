@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from runtimes.contract.tensors import head_groups
+from runtimes.contract.tensors import FORM_FACTS, head_groups
 from xl_export.graph.head import all_logits, embed, selected
 from xl_export.graph.memory import Group, MemoryLayers
 from xl_export.graph.ops import remove_unused_nodes
@@ -40,7 +40,7 @@ class StepGraph(MemoryLayers):
         x = self.embedded()
         present: list[ir.Value] = []
         for layer, groups in enumerate(head_groups(self.spec.model, self.rule, self.spec.form)):
-            x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
+            x = self.block(layer, self.positioned(layer, x), self.with_rules(layer, groups), present)
         if self.spec.in_place:
             # Past and present are bound to one buffer, which is right only where nothing else reads the past.
             assert all(len(self.inputs[state.name].uses()) == 1 for state in self.spec.state), (
@@ -116,7 +116,8 @@ class StepGraph(MemoryLayers):
         order = [head for group in groups for head in group.heads]
         # In head-split, some heads are in no group: they see persistent vectors alone, and come last.
         others = [head for head in range(config.heads) if head not in order]
-        if self.spec.form == "hidden":
+        hidden = FORM_FACTS[self.spec.form].holds == "hidden"
+        if hidden:
             query, key, value = self.from_hidden(groups[0], x, order, others, present)
         else:
             query, key, value = self.from_input(layer, x, order, others)
@@ -126,7 +127,7 @@ class StepGraph(MemoryLayers):
         for group, q, k, v in zip(
             groups, queries, self.cut(key, sizes), self.cut(value, sizes), strict=False
         ):
-            if self.spec.form != "hidden":  # there, keys and values of the memory are computed already
+            if not hidden:  # there, keys and values of the memory are computed already
                 k, v = (
                     self.remembered(group, kind, new, present) for kind, new in (("key", k), ("value", v))
                 )

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import AnyForm
 from xl_export.graph.ops import Ops
 
 
@@ -40,7 +39,7 @@ class StepMask:
 
 
 def make_mask(
-    op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: AnyForm, rows: int
+    op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, rows: int, *, circular: bool
 ) -> StepMask:
     """The mask of heads that remember `rule.mem_len` tokens, whose tables by distance have `rows` rows.
 
@@ -52,7 +51,7 @@ def make_mask(
     offset = op.Unsqueeze(_range(op, length), op.constant(np.array([1])))  # [T, 1]
     first = op.Gather(inputs["position_ids"], op.constant(np.array(0)), axis=1)  # [B]
     write_at = None
-    if form == "ring":
+    if circular:
         # The token of stream position p is in slot p mod S, so the distance follows from the two, modulo S.
         slots = op.constant(np.array(rule.slots))
         write_at = op.Mod(first, slots)

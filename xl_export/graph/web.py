@@ -21,7 +21,6 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import AnyForm
 from xl_export.graph.head import selected_densely
 from xl_export.graph.memory import Group
 from xl_export.graph.ops import Ops
@@ -48,7 +47,9 @@ class WebStep(StepGraph):
     def mask_of(self, group: Group) -> WebMask:
         if group.rule.mem_len not in self.masks:
             rows = self.terms.rows(group.rule)
-            self.masks[group.rule.mem_len] = make_mask(self.op, self.inputs, group.rule, self.spec.form, rows)
+            self.masks[group.rule.mem_len] = make_mask(
+                self.op, self.inputs, group.rule, rows, circular=self.spec.circular
+            )
         mask = self.masks[group.rule.mem_len]
         assert isinstance(mask, WebMask)
         return mask
@@ -77,7 +78,9 @@ class WebStep(StepGraph):
         return answer if mask.sees is None else op.Mul(answer, mask.sees)
 
 
-def make_mask(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: AnyForm, rows: int) -> WebMask:
+def make_mask(
+    op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, rows: int, *, circular: bool
+) -> WebMask:
     """The mask of heads that remember `rule.mem_len` tokens, as `visibility.make_mask` returns it."""
     first = op.Gather(inputs["position_ids"], op.constant(np.array(0)), axis=1)
     length = op.Squeeze(op.Shape(inputs["input_ids"], start=1))
@@ -87,7 +90,7 @@ def make_mask(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: A
     position = _column(op, clipped)  # [B, 1, T, 1]
     zero, one = (op.constant(np.float32(x)) for x in (0, 1))
     one_hot = written = None
-    if form == "ring":
+    if circular:
         size = op.constant(np.float32(rule.slots))
         places = np.arange(rule.slots, dtype=np.float32)
         slot = _column(op, op.Mod(inputs["position_ids"], op.constant(np.array(rule.slots))))

@@ -158,7 +158,7 @@ def refuse_artefact(spec: Spec, artefact: Path) -> None:
     """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have."""
     refuse_ort_format(spec, artefact, what="TensorRT")
     reason = None
-    if spec.form == "ring" and not spec.linear_ring:
+    if spec.circular and not spec.linear_ring:
         reason = "a ring that is written across its end, and TensorRT has no circular TensorScatter"
     elif spec.precision in QUANTISED and spec.target != "tensorrt":
         reason = f"{spec.precision} weights, whose operators only ONNX Runtime has"

@@ -41,7 +41,7 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     if spec.precision != "fp32":
         model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":
-        ring = spec.form == "ring"
+        ring = spec.circular
         persistent = config.sublayers == "all-attention"
         body = ir.serde.deserialize_function(function_body(spec.opset, ring=ring, persistent=persistent))
         model.functions[body.identifier()] = body
@@ -71,7 +71,7 @@ class _OperatorStep(_EngineStep):
         attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
         attributes |= {"mem_len": group.rule.mem_len, "heads": len(group.heads)}
         name = NAME
-        if self.spec.form == "ring":
+        if self.spec.circular:
             slot = self.mask_of(group).write_at
             assert slot is not None, "the mask of a ring has the slots"
             inputs.append(self.op.Cast(slot, to=ir.DataType.INT32))

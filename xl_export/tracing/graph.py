@@ -117,7 +117,7 @@ def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
             opset_version=spec.opset,
             verbose=False,
             optimize=True,
-            custom_translation_table=translations() if spec.form == "ring" else None,
+            custom_translation_table=translations() if spec.circular else None,
         )
         assert made is not None, "torch.onnx gave no program"
         model: ir.Model = made.model
@@ -313,7 +313,7 @@ def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
                 f"the traced step has a {node.op_type} operator, which {NOT_FOR_ENGINES[node.op_type]}, "
                 "and TensorRT does not take it; leave out --target tensorrt, or use the written graph."
             )
-    if spec.form == "ring":
+    if spec.circular:
         for past, present in zip(
             graph.inputs[-len(spec.state) :], graph.outputs[-len(spec.state) :], strict=True
         ):

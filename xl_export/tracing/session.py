@@ -31,7 +31,7 @@ class GraphStep(nn.Module):
         fed = dict(zip((tensor.name for tensor in inputs), tensors, strict=False))
         memory = tensors[len(fed) :]
         # A ring is written in its own type, and everything else computes in float32.
-        past = memory if self.spec.form == "ring" or not half else tuple(tensor.float() for tensor in memory)
+        past = memory if self.spec.circular or not half else tuple(tensor.float() for tensor in memory)
         given = {name: fed[name] for name in self._step.inputs}
         results, after = self._step(given, fed[POSITIONS], past)
         present = [tensor.half() if half else tensor for tensor in after]

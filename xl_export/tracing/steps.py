@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import Form, state_tensors
+from runtimes.contract.tensors import FORM_FACTS, Form, state_tensors
 from trainer.model.attention import Terms
 from trainer.model.model import Block, LanguageModel, Visibility, visibility_of
 from trainer.model.projected import nearest_terms, projected_block
@@ -33,7 +33,7 @@ class OwnStep(nn.Module):
     def __init__(self, model: LanguageModel, rule: MemoryRule, form: Form) -> None:
         super().__init__()
         self.rule = rule
-        self.form = form
+        self._facts = FORM_FACTS[form]
         self.config = model.config
         facts = dataclasses.replace(model.facts(), reaches=())  # a traced head has the whole memory
         self.sizes = Sizes(
@@ -56,7 +56,7 @@ class OwnStep(nn.Module):
             # Tables for the longest segment that is traced: a rule of two tokens is traced with more.
             wide = dataclasses.replace(rule, segment=longest_traced(rule))
             rows = wide.slots
-            if form == "ring":  # a gate has one row for each slot, and is added to the other terms
+            if self._facts.circular:  # a gate has one row for each slot, and is added to the other terms
                 rows = rule.slots if model.spans() else model.positions.table_rows(wide)
             vectors = model.positions.vectors(rows, wide)
             for layer in range(len(self.blocks)):
@@ -78,7 +78,7 @@ class OwnStep(nn.Module):
         M = self.rule.mem_len
         visibility = (
             self._ring_visibility(positions)
-            if self.form == "ring"
+            if self._facts.circular
             else visibility_of(T, positions[:, 0], self.rule)
         )
         x = self.vocabulary.embed(tokens)
@@ -88,13 +88,13 @@ class OwnStep(nn.Module):
             table = getattr(self, f"input_table_{layer}")
             x = x if table is None else x + table[self._rows(positions)]
             terms = Terms(**{name: getattr(self, f"terms_{layer}_{name}") for name in TERMS})
-            if self.form == "hidden":
+            if self._facts.holds == "hidden":
                 past = memory[layer].to(x.dtype)
                 after.append(torch.cat([past, x], dim=1)[:, T:].to(memory[layer].dtype))
                 x = block(x, past, nearest_terms(terms, M + T), visibility)
                 continue
             pair = list(memory[2 * layer : 2 * layer + 2])
-            if self.form == "ring":
+            if self._facts.circular:
                 kept: list[Tensor] = []
 
                 def write(ring: Tensor, new: Tensor, kept: list[Tensor] = kept) -> Tensor:

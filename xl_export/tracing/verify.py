@@ -20,7 +20,7 @@ from runtimes.base.errors import ArtefactError, DivergedError, first_line
 from runtimes.contract.memory import FAR
 from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import AnyForm
+from runtimes.contract.tensors import FORM_FACTS, AnyForm
 from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sentence
 
 TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
@@ -72,7 +72,7 @@ def check_module(
             keeps("padding", _padding, streams)
         if rule.mask == "same-length":
             keeps("cuts", _cuts_agree, streams)
-        if form == "ring" and rule.segment > 1:
+        if FORM_FACTS[form].circular and rule.segment > 1:
             keeps("unequal", _uneven_rows, streams)
         if broken:
             names = ", ".join(f'"{promise}"' for promise in unkept)
@@ -150,7 +150,7 @@ class _Streams:
         self.step_of = step
         self.module = step.module
         self.rule = rule
-        self.form = form
+        self.circular = FORM_FACTS[form].circular
         self.rows = rows
         self.name = step.name
         T = rule.segment
@@ -416,7 +416,7 @@ def _restarts(streams: _Streams) -> None:
     again, _ = streams.feed(text, [T], streams.full)
     fresh, _ = streams.feed(text, [T])
     starts_with_zeros = not any(bool(x.any()) for x in streams.start())
-    if streams.form != "ring" and not (starts_with_zeros and streams.difference(again, fresh) <= TOLERANCE):
+    if not streams.circular and not (starts_with_zeros and streams.difference(again, fresh) <= TOLERANCE):
         streams.step_of.restart_rows()
         return
     if not starts_with_zeros:

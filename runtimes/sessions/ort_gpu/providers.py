@@ -91,13 +91,13 @@ class Provider(ABC):
         if spec.target == "tensorrt":
             return "export the artefact again"  # its attention may still copy sizes from the CPU
         update = "install onnxruntime-gpu 1.27 or newer, which has every kernel and needs CUDA 13"
-        if spec.form == "ring":
+        if spec.circular:
             return f"{update}, or export with {SHIFT}, which 1.25 runs too"
         return "install onnxruntime-gpu 1.25 or newer"
 
     def refuse_form(self, spec: Spec, device: Device) -> None:
         """Raises ConfigError for a form of memory that the provider cannot compute in any release."""
-        if spec.form == "ring" and not self.circular:
+        if spec.circular and not self.circular:
             raise ConfigError(
                 f"device is {device}, and {self.words} has no memory that is written in a circle; export "
                 f"with {SHIFT}, or give --device cuda."

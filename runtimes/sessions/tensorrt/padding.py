@@ -93,7 +93,7 @@ class Padding:
         self.widths = profile.tokens[1:]
         self.rings = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
         # Keys before the text count as zeros under the other rule, and padding would replace them.
-        self.before_texts = spec.form == "shift" and spec.rule.initial_memory == "masked"
+        self.before_texts = not spec.circular and spec.rule.initial_memory == "masked"
 
     def fits(self, length: int) -> bool:
         """Whether a segment has a length that the plugin knows; single tokens have a profile of their own."""

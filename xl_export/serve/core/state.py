@@ -64,7 +64,7 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     nothing = np.empty(0, np.int64)
     if count == position:
         return StreamState.begin(session), nothing
-    if session.spec is None or session.spec.form != "ring":
+    if session.spec is None or not session.spec.circular:
         raise StreamError(
             "only ring memory can be rewound in part; export the model with it, or fork a stream before what "
             "you may want to take back."

@@ -26,12 +26,13 @@ STEPS = 3  # what a step writes to the memory shows in the logits of the steps a
 def refuse_unserved(session: Session) -> None:
     """Raises StreamError for a session whose rows cannot advance apart and in place on the CPU."""
     spec = session.spec
-    if spec is not None and not spec.rows_apart:
-        refuse_apart(spec.form, spec.without, spec.fixed_rows)
-        raise StreamError(
-            f"the artefact has {spec.form} memory, in which streams cannot be served apart from each "
-            "other; export it with `--memory ring`."
-        )
+    if spec is not None:
+        if not spec.circular:
+            raise StreamError(
+                f"the artefact has {spec.form} memory, in which streams cannot be served apart from each "
+                "other; export it with `--memory ring`."
+            )
+        refuse_apart(spec.without, spec.fixed_rows)
     memory = session.start(2)
     token = np.zeros((2, 1), np.int64)
     session.predict(token, memory)

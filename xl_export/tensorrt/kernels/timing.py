@@ -149,7 +149,7 @@ def attention_shapes(model: onnx.ModelProto, spec: Spec, profiles: Iterable[Prof
         tokens = profile.tokens[1]
         for node, group in zip(nodes, groups, strict=True):
             signature = signatures[node.domain, node.op_type]
-            ring = spec.form == "ring"
+            ring = spec.circular
             values = {item.name: item.i for item in node.attribute}
             # Queries, keys and positions are computed; a kernel's sizes do not include theirs.
             of = [dims.get(name, ()) for name in node.input[: len(signature.inputs)]]
