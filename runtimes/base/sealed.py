@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import Content, atomic_file, open_file, read_bytes, read_json, reading, sha256
+from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, reading, sha256
 from runtimes.base.records import from_json, to_json
 
 Record = TypeVar("Record")
@@ -141,35 +141,6 @@ def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -
     _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
     if failure:
         raise failure
-
-
-@contextlib.contextmanager
-def reading_files(
-    folder: Path,
-    files: Mapping[str, FileFacts],
-    *,
-    wanted: Collection[str],
-    large: Collection[str],
-    record: str,
-    again: str,
-) -> Iterator[dict[str, Content]]:
-    """The content of the wanted files of a folder, each of which is the one that `record` lists.
-
-    files: all that `record` lists; those that are not wanted are verified too. large: names of files that
-    `reading_verified` reads; all others are verified before the body of the `with` statement runs.
-    """
-    contents: dict[str, Content] = {}
-    with contextlib.ExitStack() as verified_later:
-        for name, facts in files.items():
-            path = folder / name
-            if name not in wanted:
-                verify_file(path, facts, record=record, again=again)
-            elif name in large:
-                content = reading_verified(path, facts, record=record, again=again)
-                contents[name] = verified_later.enter_context(content)
-            else:
-                contents[name] = read_verified(path, facts, record=record, again=again)
-        yield contents
 
 
 def _refuse_other_size(path: Path, facts: FileFacts, *, again: str) -> None:

@@ -20,7 +20,14 @@ from runtimes.base.errors import ArtefactError, ConfigError, StreamError
 from runtimes.base.files import Content
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
-from runtimes.base.sealed import FileFacts, read_sealed, reading_files, write_sealed
+from runtimes.base.sealed import (
+    FileFacts,
+    read_sealed,
+    read_verified,
+    reading_verified,
+    verify_file,
+    write_sealed,
+)
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
@@ -46,8 +53,6 @@ from runtimes.contract.tensors import (
     refuse_signature,
     row_bytes,
     state_tensors,
-    with_memory,
-    without_memory,
 )
 from runtimes.contract.vocabulary import VOCAB as VOCAB
 
@@ -135,7 +140,11 @@ class Spec:
     @cached_property
     def signature(self) -> Signature:
         """The inputs and outputs that are not memory."""
-        return without_memory(self.inputs, self.outputs)
+        after = {tensor.present for tensor in self.state}
+        return (
+            tuple(tensor for tensor in self.inputs if tensor.present is None),
+            tuple(tensor for tensor in self.outputs if tensor.name not in after),
+        )
 
     def graph_shape(self, tensor: TensorSpec) -> tuple[int | str, ...]:
         """The shape of a tensor as the graph has it."""
@@ -185,21 +194,25 @@ class Spec:
 
     def completed(self) -> Spec:
         """The same contract with the tensors and tolerances that follow from its other fields."""
-        memory = state_tensors(self.model, self.rule, self.form, self.state_dtype, self.memory_shapes)
-        signature = language_model_tensors(self.model) if self.language_model else self.signature
+        before = state_tensors(self.model, self.rule, self.form, self.state_dtype, self.memory_shapes)
+        after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in before]
+        inputs, outputs = language_model_tensors(self.model) if self.language_model else self.signature
         if not self.language_model:
-            refuse_signature(signature)
-        inputs, outputs = with_memory(signature, memory)
+            refuse_signature((inputs, outputs))
         most, mean = tolerances(self.precision, self.memory_precision, self.target, self.answers)
-        return dataclasses.replace(self, inputs=inputs, outputs=outputs, tolerance=most, mean_tolerance=mean)
+        return dataclasses.replace(
+            self,
+            inputs=(*inputs, *before),
+            outputs=(*outputs, *after),
+            tolerance=most,
+            mean_tolerance=mean,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The contract as JSON."""
         document = to_json(self)
-        if not self.without:  # so that the spec of an artefact that keeps every promise stays as it was
-            del document["without"]
-        for name in ("fixed_rows", "moves_every"):
-            if document[name] is None:
+        for name in ("without", "fixed_rows", "moves_every"):  # absent unless they say something
+            if not document[name]:
                 del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}
         return document | tensors
@@ -335,8 +348,17 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
         made = f"make one with `xl-export export {folder if is_run else 'RUN'} --out ARTEFACT`"
         raise ArtefactError(f"{folder} {found}; {made}.")
     spec = read_spec(path)
-    files = reading_files(folder, spec.files, wanted=wanted, large=[WEIGHTS], record=SPEC, again=EXPORT_AGAIN)
-    with files as contents:
+    contents: dict[str, Content] = {}
+    with contextlib.ExitStack() as verified_later:
+        for name, facts in spec.files.items():
+            if name not in wanted:
+                verify_file(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+                continue
+            if name == WEIGHTS:
+                content = reading_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+                contents[name] = verified_later.enter_context(content)
+            else:
+                contents[name] = read_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
         yield spec, contents
 
 

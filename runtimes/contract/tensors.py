@@ -101,24 +101,7 @@ OPTIONAL_WHEN = {
     "log_probs": "Read it if targets holds a token.",
 }
 
-
 Signature = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]  # inputs and outputs, in order
-
-
-def with_memory(signature: Signature, memory: Sequence[TensorSpec]) -> Signature:
-    """The inputs and outputs of a step graph: first the signature's, then the memory before and after."""
-    inputs, outputs = signature
-    after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in memory]
-    return (*inputs, *memory), (*outputs, *after)
-
-
-def without_memory(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
-    """The inputs and outputs of a step graph that are not its memory; the inverse of `with_memory`."""
-    after = {tensor.present for tensor in inputs if tensor.present}
-    return (
-        tuple(tensor for tensor in inputs if tensor.present is None),
-        tuple(tensor for tensor in outputs if tensor.name not in after),
-    )
 
 
 def refuse_signature(signature: Signature) -> None:
