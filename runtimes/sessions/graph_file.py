@@ -19,15 +19,24 @@ VARINT = 0
 FIXED64 = 1
 BYTES = 2
 FIXED32 = 5
-# The fields of each message that are read, by number.
-MODEL = {7: "graph", 25: "function"}
-GRAPH = {1: "node", 5: "tensor", 15: "sparse"}
-FUNCTION = {7: "node", 11: "attribute"}
-NODE = {4: "op_type", 5: "attribute"}
-ATTRIBUTE = {5: "tensor", 10: "tensor", 6: "graph", 11: "graph", 22: "sparse", 23: "sparse"}
-SPARSE = {1: "values", 2: "indices"}
-TENSOR = {13: "external"}
-ENTRY = {1: "key", 2: "value"}
+# The fields of each message that are read: their numbers, and the messages in them.
+MESSAGES = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {4: "operator", 5: "attribute"},
+    "attribute": {
+        5: "tensor",
+        10: "tensor",
+        6: "graph",
+        11: "graph",
+        22: "sparse",
+        23: "sparse",
+    },
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "external data"},
+    "external data": {1: "key", 2: "value"},
+}
 # The operators that run a part of the graph repeatedly, perhaps for ever. No graph of this project has one.
 LOOPS = {b"Loop", b"Scan", b"SequenceMap"}
 COMPILED = b"EPContext"  # the operator that holds what a provider has compiled, or names a file of it
@@ -57,7 +66,7 @@ def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str], co
     """
     inside = _Inside()
     try:
-        _read_model(memoryview(data), inside)
+        _read("model", memoryview(data), inside, depth=0)
     except (_DamagedError, RecursionError) as error:
         raise ArtefactError(
             f"{name} is not a readable ONNX file; copy or export the artefact again."
@@ -95,60 +104,22 @@ def refuse_foreign_ort_graph(data: Content, *, name: str) -> None:
             )
 
 
-def _read_model(data: memoryview, inside: _Inside) -> None:
-    for name, value in _fields(data, MODEL):
-        if name == "graph":
-            _read_graph(value, inside, depth=0)
-        else:
-            for inner, content in _fields(value, FUNCTION):
-                if inner == "node":
-                    _read_node(content, inside, depth=0)
-                else:
-                    _read_attribute(content, inside, depth=0)
-
-
-def _read_graph(data: memoryview, inside: _Inside, *, depth: int) -> None:
+def _read(message: str, data: memoryview, inside: _Inside, *, depth: int) -> None:
+    """Notes what a message of the format holds. depth: of graphs around it."""
     if depth > DEEPEST:
         raise _DamagedError
-    for name, value in _fields(data, GRAPH):
-        if name == "node":
-            _read_node(value, inside, depth=depth)
-        elif name == "tensor":
-            _read_tensor(value, inside)
+    for name, value in _fields(data, MESSAGES[message]):
+        if name == "operator":
+            if (operator := bytes(value)) in LOOPS:
+                inside.loops.add(operator)
+            elif operator == COMPILED:
+                inside.compiled = True
+        elif name == "external data":
+            entry = dict(_fields(value, MESSAGES[name]))
+            if bytes(entry.get("key", b"")) == b"location":
+                inside.files.add(bytes(entry.get("value", b"")))
         else:
-            _read_sparse(value, inside)
-
-
-def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
-    for name, value in _fields(data, NODE):
-        if name == "attribute":
-            _read_attribute(value, inside, depth=depth)
-        elif (operator := bytes(value)) in LOOPS:
-            inside.loops.add(operator)
-        elif operator == COMPILED:
-            inside.compiled = True
-
-
-def _read_attribute(data: memoryview, inside: _Inside, *, depth: int) -> None:
-    for name, value in _fields(data, ATTRIBUTE):
-        if name == "graph":
-            _read_graph(value, inside, depth=depth + 1)
-        elif name == "tensor":
-            _read_tensor(value, inside)
-        else:
-            _read_sparse(value, inside)
-
-
-def _read_sparse(data: memoryview, inside: _Inside) -> None:
-    for _, value in _fields(data, SPARSE):
-        _read_tensor(value, inside)
-
-
-def _read_tensor(data: memoryview, inside: _Inside) -> None:
-    for _, value in _fields(data, TENSOR):
-        entry = dict(_fields(value, ENTRY))
-        if bytes(entry.get("key", b"")) == b"location":
-            inside.files.add(bytes(entry.get("value", b"")))
+            _read(name, value, inside, depth=depth + (message == "graph"))
 
 
 def _fields(data: memoryview, wanted: Mapping[int, str]) -> Iterator[tuple[str, memoryview]]:

@@ -15,12 +15,13 @@ from runtimes.contract.device import Kind
 from runtimes.contract.engine import Flavour
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.ort_gpu.driver import ask_driver
-from runtimes.sessions.ort_gpu.providers import PROVIDERS, both_installed
+from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import load_tensorrt
 
 Folders = Literal["artefacts", "engines", "runs"]
 TRAIN_PACKAGE = install("train")
+BEST_FIRST: tuple[Kind, ...] = ("cuda", "mps", "cpu")  # devices of runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,32 +44,25 @@ def list_devices() -> list[DeviceReport]:
     It loads the packages that are installed, and computes nothing. Only opening a folder shows whether its
     answers are right there.
     """
-    found: list[DeviceReport] = []
-    for kind in PROVIDERS:
-        found.append(_report(kind, "artefacts", lambda kind=kind: _provider(kind)))  # type: ignore[misc]
-    found.append(_report("cpu", "artefacts", _onnxruntime_on_cpu))
-    found.append(_report("tensorrt", "engines", lambda: _engines("tensorrt")))
-    found.append(_report("tensorrt-rtx", "engines", lambda: _engines("rtx")))
-    found.append(_report("cuda", "runs", lambda: _torch("cuda")))
-    found.append(_report("mps", "runs", lambda: _torch("mps")))
-    found.append(_report("cpu", "runs", lambda: _torch("cpu")))
-    return found
+    return [
+        *(_report(kind, "artefacts", _provider, kind) for kind in PROVIDERS),
+        _report("cpu", "artefacts", _onnxruntime_on_cpu),
+        _report("tensorrt", "engines", _engines, "tensorrt"),
+        _report("tensorrt-rtx", "engines", _engines, "rtx"),
+        *(_report(kind, "runs", _torch, kind) for kind in BEST_FIRST),
+    ]
 
 
 def hints() -> list[str]:
     """What is wrong with this installation as a whole, a sentence each."""
-    if not both_installed():
-        return []
-    return [
-        "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other: run "
-        "`pip uninstall -y onnxruntime onnxruntime-gpu`, and install one of them again."
-    ]
+    fault = fault_of_both()
+    return [] if fault is None else [f"{fault}."]
 
 
-def _report(device: Kind, computes: Folders, ask: Callable[[], str]) -> DeviceReport:
-    """The report of a device. ask: gives what is there, and raises UserError where it cannot be used."""
+def _report(device: Kind, computes: Folders, ask: Callable[..., str], *arguments: str) -> DeviceReport:
+    """The report of a device. ask: returns what is there, and raises UserError if it cannot be used."""
     try:
-        return DeviceReport(device=device, computes=computes, usable=True, sentence=ask())
+        return DeviceReport(device=device, computes=computes, usable=True, sentence=ask(*arguments))
     except UserError as error:
         return DeviceReport(device=device, computes=computes, usable=False, sentence=str(error))
 

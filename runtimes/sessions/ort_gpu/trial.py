@@ -9,7 +9,6 @@ import numpy as np
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import differences, output_differences
 from runtimes.contract.reference import (
-    Reference,
     StepReference,
     load_reference,
     load_step_reference,
@@ -19,7 +18,7 @@ from runtimes.contract.reference import (
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 
-TRIED_TOKENS = 24  # of the reference, in each of its rows
+TRIED_TOKENS = 24  # of each row of the reference
 SINGLE_TOKENS = 8  # enough for a CUDA graph in both directions
 
 
@@ -33,57 +32,41 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
         _refuse_wrong_outputs(session, load_step_reference(folder, spec), spec)
         return
     reference = load_reference(folder, spec)
-    trials = [_beginning(reference, TRIED_TOKENS)]
+    segments = _first(reference.segments)
+    trials = [(segments, reference.restarts[: len(segments)])]
     if (
         spec.rule.mask == "same-length" and "cuts" not in spec.without and not spec.fixed_rows
     ):  # under the other mask answers depend on how tokens are cut
-        trials.append(_one_by_one(reference, SINGLE_TOKENS))
-    for trial in trials:
-        log_probs, _ = replay(session, trial.tokens, trial.segments.tolist(), trial.restarts)
-        difference = float(differences(log_probs, trial.log_probs).max())
-        if not difference <= spec.tolerance:  # nor for a NaN
-            raise ArtefactError(
-                f"{session.computed_by} differs from the reference by {difference:.2g} nats (tolerance "
-                f"{spec.tolerance:g}); `xl-export check --device` shows more."
-            )
+        singles = [1] * min(SINGLE_TOKENS, segments[0])  # a row may restart after the first segment
+        restarts = np.zeros((len(singles), len(reference.tokens)), bool)
+        restarts[0] = reference.restarts[0]
+        trials.append((singles, restarts))
+    for lengths, restarts in trials:
+        fed = sum(lengths)
+        log_probs, _ = replay(session, reference.tokens[:, : fed + 1], lengths, restarts)
+        _refuse_beyond(spec, session, differences(log_probs, reference.log_probs[:, :fed]), "nats")
 
 
 def _refuse_wrong_outputs(session: Session, reference: StepReference, spec: Spec) -> None:
     """`refuse_wrong_answers` for a step that is no language model."""
-    count = int(np.searchsorted(np.cumsum(reference.segments), TRIED_TOKENS)) + 1
-    segments = reference.segments[:count].tolist()
-    outputs = replay_step(session, reference.inputs, segments, reference.restarts[:count])
+    segments = _first(reference.segments)
+    outputs = replay_step(session, reference.inputs, segments, reference.restarts[: len(segments)])
     for name, output in outputs.items():
-        difference = float(output_differences(output, reference.outputs[name][:, : output.shape[1]]).max())
-        if not difference <= spec.tolerance:
-            raise ArtefactError(
-                f"{session.computed_by} differs from the reference by {difference:.2g} in {name} (tolerance "
-                f"{spec.tolerance:g}); `xl-export check --device` shows more."
-            )
+        right = reference.outputs[name][:, : output.shape[1]]
+        _refuse_beyond(spec, session, output_differences(output, right), f"in {name}")
 
 
-def _beginning(reference: Reference, tokens: int) -> Reference:
-    """The first segments of a reference, so many that they have `tokens` tokens or more."""
-    count = int(np.searchsorted(np.cumsum(reference.segments), tokens)) + 1
-    return _cut(reference, reference.segments[:count], reference.restarts[:count])
+def _first(segments: np.ndarray) -> list[int]:
+    """The first segments of a reference, so many that they have `TRIED_TOKENS` tokens or more."""
+    count = int(np.searchsorted(np.cumsum(segments), TRIED_TOKENS)) + 1
+    first: list[int] = segments[:count].tolist()
+    return first
 
 
-def _one_by_one(reference: Reference, tokens: int) -> Reference:
-    """The first tokens of a reference in segments of one; no more than its first segment has, after which a
-    row may restart.
-    """
-    segments = np.ones(min(tokens, int(reference.segments[0])), np.int64)
-    restarts = np.zeros((len(segments), len(reference.tokens)), bool)
-    restarts[0] = reference.restarts[0]
-    return _cut(reference, segments, restarts)
-
-
-def _cut(reference: Reference, segments: np.ndarray, restarts: np.ndarray) -> Reference:
-    length = int(segments.sum())
-    return Reference(
-        tokens=reference.tokens[:, : length + 1],
-        segments=segments,
-        restarts=restarts,
-        log_probs=reference.log_probs[:, :length],
-        last=reference.last,
-    )
+def _refuse_beyond(spec: Spec, session: Session, apart: np.ndarray, unit: str) -> None:
+    difference = float(apart.max())
+    if not difference <= spec.tolerance:  # nor for a NaN
+        raise ArtefactError(
+            f"{session.computed_by} differs from the reference by {difference:.2g} {unit} (tolerance "
+            f"{spec.tolerance:g}); `xl-export check --device` shows more."
+        )
