@@ -127,6 +127,16 @@ def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="session")
+def cut_ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That run for engines whose memory is a ring: segments are cut at its end. Tests must not change it."""
+    from xl_export.artefact.export import export
+
+    # ONNX Attention rounds all rows alike, which the body of the project's operator does not.
+    folder = tmp_path_factory.mktemp("artefacts") / "cut-ring"
+    return export(run, folder, target="tensorrt", precision="fp32", attention="native")
+
+
+@pytest.fixture(scope="session")
 def fast_traces() -> Iterator[None]:
     """For tests that trace: torch.onnx would parse the sources of all its translations for each trace."""
     from torch.onnx._internal.exporter._registration import onnxscript_apis

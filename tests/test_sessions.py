@@ -53,9 +53,10 @@ def session(
 
 @pytest.fixture(scope="module")
 def folders(
-    run: Path, artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    run: Path, artefacts: dict[str, Path], cut_ring: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    return folders_of_kinds({"torch": run, **artefacts}, tmp_path_factory.mktemp("kinds"))
+    made = {"torch": run, "cut-ring": cut_ring, **artefacts}
+    return folders_of_kinds(made, tmp_path_factory.mktemp("kinds"))
 
 
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:

@@ -106,21 +106,22 @@ class Naive:
     def start(self, stream: str, rows: int = 1) -> None:
         self.streams[stream] = [Row([]) for _ in range(rows)]
 
-    def step(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
+    def fed(self, stream: str, tokens: list[list[int]]) -> list[np.ndarray]:
+        """The logits after each token of each row, which the new tokens end."""
         for row, new in zip(self.streams[stream], tokens, strict=True):
             row.tokens += new
-        logits = [self.logits(row)[-len(tokens[0]) :] for row in self.streams[stream]]
-        return {"logits": np.stack(logits).ravel()}
+        return [self.logits(row) for row in self.streams[stream]]
+
+    def step(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
+        return {"logits": np.stack([each[-len(tokens[0]) :] for each in self.fed(stream, tokens)]).ravel()}
 
     def predict(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
-        self.step(stream, tokens)
-        return {"logits": np.stack([self.logits(row)[-1] for row in self.streams[stream]]).ravel()}
+        return {"logits": np.stack([each[-1] for each in self.fed(stream, tokens)]).ravel()}
 
     def score(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
-        self.step(stream, tokens)
         found = []
-        for row, new in zip(self.streams[stream], tokens, strict=True):
-            logits = self.logits(row)
+        fed = self.fed(stream, tokens)
+        for row, new, logits in zip(self.streams[stream], tokens, fed, strict=True):
             log_probs = (logits - log_sum_exp(logits)[:, None])[np.arange(len(logits) - 1), row.tokens[1:]]
             found.append(np.concatenate([[np.nan], log_probs])[-len(new) :])
         return {"log_probs": np.concatenate(found)}

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.nightly import matrix
 from tests.parity.operations import Implementation, Program, Reference
 from tests.web.npm import packages
 
 MODELS = (
     *("ring", "shift", "hidden", "words, adaptive softmax", "bytes, groups of heads", "subwords, zeros"),
-    *("empty weights", "empty weights, hidden", "memory of bytes"),
+    *("empty weights", "memory of bytes"),
 )
 SERVED = ("ring", "bytes, groups of heads")
 BATCHES = {"check", "score", "generate", "fork", "save", "load", "step", "predict", "restart"}
@@ -46,9 +47,10 @@ OPENED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("how", "name"),
     [
-        *(("cpp", name) for name in MODELS),
-        *(("javascript", name) for name in MODELS),
-        *((how, name) for how in ("worker", "native", "copied") for name in ("ring", "shift")),
+        *((how, name) for how in ("cpp", "javascript") for name in MODELS),
+        pytest.param("cpp", "empty weights, hidden", marks=pytest.mark.slow),
+        pytest.param("javascript", "empty weights, hidden", marks=pytest.mark.slow),
+        *matrix(("worker", "native", "copied"), ("ring", "shift"), together=1),
     ],
 )
 def test_libraries_answer_as_the_naive_reference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -106,8 +107,9 @@ def subwords(tokenizer: Tokenizer, more: int = 0) -> SubwordVocab:
     return SubwordVocab("tokenizers", content, size=tokenizer.get_vocab_size() + more)
 
 
+@functools.cache
 def vocabularies(text: str) -> dict[str, Vocab]:
-    """One of every kind and option."""
+    """One of every kind and option. Tests must not change them."""
     symbols = ["<unk>", "<eos>", "<s>", "the", "cat", "naïve", "i̇", ",", "🙂"]
     return {
         "byte": ByteVocab(),

@@ -11,7 +11,6 @@ from runtimes import open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.graph import cut
 from runtimes.sessions.onnx_runtime import OrtSession
-from xl_export.artefact.export import export
 
 
 def test_pieces_end_at_the_end_of_a_ring() -> None:
@@ -29,9 +28,9 @@ def test_pieces_end_at_the_end_of_a_ring() -> None:
         assert [piece.start for piece in pieces] == edges[:-1]
 
 
-def test_an_uncut_segment_never_crosses_the_end_of_a_ring(run: Path, tmp_path: Path) -> None:
+def test_an_uncut_segment_never_crosses_the_end_of_a_ring(cut_ring: Path) -> None:
     """ONNX Runtime refuses such a step as TensorRT demands: what is tested above is cutting, not wrapping."""
-    session = open_session(export(run, tmp_path / "artefact", target="tensorrt"))
+    session = open_session(cut_ring)
     assert isinstance(session, OrtSession)
     memory = session.start(1)
     memory.positions[:] = session.rule.slots - 3

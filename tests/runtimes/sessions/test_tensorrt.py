@@ -25,6 +25,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
+from tests.nightly import every
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -44,7 +45,7 @@ def session(engine: Path) -> Session:
     return open_session(engine)
 
 
-@pytest.mark.parametrize("attention", ["native", "plugin"])
+@pytest.mark.parametrize("attention", every(2, ["native", "plugin"]))
 def test_memory_in_float16_is_carried_too(cuda: FakeCuda, run: Path, tmp_path: Path, attention: Any) -> None:
     artefact = export(run, tmp_path / "artefact", target="tensorrt", attention=attention)
     engine = make_engine(artefact, tmp_path / "engine")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import open_session
+from runtimes import Session, open_session
 from runtimes.contract.engine import Profile
 from runtimes.contract.rule import MemoryRule
 from tests import fake_gpu
@@ -45,11 +45,20 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def engine_of(run: Path, folder: Path, **changes: Any) -> Path:
-    """The engine of a run, in fp32 so that its answers can be compared closely; with a plugin by default."""
-    memory = changes.pop("memory", None)
-    artefact = export(run, folder / "artefact", target="tensorrt", precision="fp32", memory=memory)
-    return make_engine(artefact, folder / "engine", **{"attention": "plugin", "profiles": BATCH, **changes})
+@pytest.fixture(scope="module")
+def ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(run, tmp_path_factory.mktemp("ring"))
+
+
+def exported(run: Path, folder: Path, **options: Any) -> Path:
+    """A run for engines with a plugin, in fp32 so that its answers can be compared closely."""
+    return export(run, folder / "artefact", target="tensorrt", precision="fp32", **options)
+
+
+def opened(artefact: Path, engine: Path, **changes: Any) -> Session:
+    """The session over an engine of an artefact."""
+    options = {"attention": "plugin", "profiles": BATCH, **changes}
+    return open_session(make_engine(artefact, engine, **options))
 
 
 def naive_log_probs(run: Path, stream: np.ndarray, cuts: list[int]) -> np.ndarray:
@@ -69,12 +78,12 @@ def naive_log_probs(run: Path, stream: np.ndarray, cuts: list[int]) -> np.ndarra
 
 
 def test_a_plugin_over_a_ring_always_sees_one_length(
-    lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
+    lengths: list[int], run: Path, ring: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    """150 tokens, 6 turns of the ring of 24 slots, in segments of all lengths: windows go back at its end."""
-    session = open_session(engine_of(run, tmp_path))
+    """100 tokens, 4 turns of the ring of 24 slots, in segments of all lengths: windows go back at its end."""
+    session = opened(ring, tmp_path / "engine")
     draw, cuts = np.random.default_rng(1), list[int]()
-    while sum(cuts) < 150:
+    while sum(cuts) < 100:
         cuts.append(int(draw.integers(2, 9)))
     stream = rows(tokens, 1, sum(cuts))
     expected, memory, at = naive_log_probs(run, stream, cuts), session.start(1), 0
@@ -89,10 +98,10 @@ def test_a_plugin_over_a_ring_always_sees_one_length(
 
 
 def test_what_was_not_fed_here_is_not_guessed(
-    lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
+    lengths: list[int], run: Path, ring: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     """A fork near the end of the ring knows no tokens to feed again, so it feeds its segment singly."""
-    session, reference = open_session(engine_of(run, tmp_path)), open_session(run)
+    session, reference = opened(ring, tmp_path / "engine"), open_session(run)
     stream = rows(tokens, 2, 24)
     memories = [one.start(2) for one in (session, reference)]
     for at, stop in ((0, 8), (8, 16), (16, 18)):
@@ -109,14 +118,12 @@ def test_what_was_not_fed_here_is_not_guessed(
 
 
 def test_only_plugins_pad_segments_to_usual_lengths(
-    lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
+    lengths: list[int], ring: Path, tokens: np.ndarray, tmp_path: Path
 ) -> None:
     profiles = (Profile(name="segment", batch=(1, 1, 6), tokens=(1, 4, 8)), BATCH[1])
     stream = rows(tokens, 1, 24)
     for attention, expected in (("plugin", [4, 8, 4, 8]), ("native", [3, 6, 4, 8])):
-        folder = tmp_path / attention
-        folder.mkdir()
-        session = open_session(engine_of(run, folder, attention=attention, profiles=profiles))
+        session = opened(ring, tmp_path / attention, attention=attention, profiles=profiles)
         memory, at = session.start(1), 0
         lengths.clear()
         for length in (3, 6, 4, 8):
@@ -137,7 +144,8 @@ def test_shift_memory_is_padded_only_at_the_start(
     name: str, lengths: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     run = make_run(**SHIFTED[name])
-    session, reference = open_session(engine_of(run, tmp_path, memory="shift")), open_session(run)
+    artefact = exported(run, tmp_path, memory="shift")
+    session, reference = opened(artefact, tmp_path / "engine"), open_session(run)
     stream = rows(tokens, 2, 40)
     memories = [one.start(2) for one in (session, reference)]
     for first in (3, 5, 8):  # each is a new text in the same rows
@@ -158,7 +166,8 @@ def test_shift_memory_that_begins_with_zeros_is_not_padded(
 ) -> None:
     """Its first tokens see M empty places, of which padding would take some."""
     run = make_run(rule=ZEROS)
-    session, reference = open_session(engine_of(run, tmp_path, memory="shift")), open_session(run)
+    artefact = exported(run, tmp_path, memory="shift")
+    session, reference = opened(artefact, tmp_path / "engine"), open_session(run)
     found, wanted = (one.step(rows(tokens, 1, 3), one.start(1))[0] for one in (session, reference))
     assert np.abs(found - wanted).max() < 1e-4
     assert lengths == [3]
@@ -168,7 +177,8 @@ def test_no_row_needs_to_have_a_token(
     lengths: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     """Logits of no position are wanted then, of which TensorRT has no empty tensor."""
-    session = open_session(engine_of(make_run(**ARCHITECTURES["adaptive-softmax"]), tmp_path))
+    artefact = exported(make_run(**ARCHITECTURES["adaptive-softmax"]), tmp_path)
+    session = opened(artefact, tmp_path / "engine")
     memory = session.start(2)
     for length in (1, 5):
         said, _ = session.predict(rows(tokens, 2, length), memory, lengths=np.array([0, 0]))

@@ -15,7 +15,6 @@ from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
-from xl_export.artefact.export import export
 
 
 @pytest.fixture
@@ -23,15 +22,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return install(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artefact for engines whose memory is a ring."""
-    folder = tmp_path_factory.mktemp("ring") / "artefact"
-    return export(run, folder, target="tensorrt", precision="fp32", attention="native")
-
-
 def test_a_ring_is_bound_once_and_has_one_graph(
-    cuda: FakeCuda, ring: Path, artefacts: dict[str, Path], tmp_path: Path, tokens: np.ndarray
+    cuda: FakeCuda, cut_ring: Path, artefacts: dict[str, Path], tmp_path: Path, tokens: np.ndarray
 ) -> None:
     """40 tokens go round the ring of 24 slots. Shift memory of the same model has two buffers and graphs."""
 
@@ -43,15 +35,15 @@ def test_a_ring_is_bound_once_and_has_one_graph(
             session.step(tokens[None, at : at + 1], memory)
         return len(cuda.memory) - before, cuda.calls["instantiate"] - graphs
 
-    in_place, apart = buffers_and_graphs(ring, "ring"), buffers_and_graphs(artefacts["shift"], "shift")
+    in_place, apart = buffers_and_graphs(cut_ring, "ring"), buffers_and_graphs(artefacts["shift"], "shift")
     assert (in_place[1], apart[1]) == (1, 2)
-    assert apart[0] - in_place[0] == len(load_spec(ring).state)  # one buffer more for each tensor
+    assert apart[0] - in_place[0] == len(load_spec(cut_ring).state)  # one buffer more for each tensor
 
 
 def test_an_engine_that_does_not_write_in_place_is_refused(
-    ring: Path, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cut_ring: Path, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_engine(ring, tmp_path / "engine")
+    folder = make_engine(cut_ring, tmp_path / "engine")
     monkeypatch.setattr(fake_gpu._Engine, "get_aliased_input_tensor", lambda *_: None)
     with pytest.raises(
         ArtefactError, match=r"0\.key in a tensor of its own, expected over past_key_values\.0"
@@ -69,19 +61,19 @@ def test_an_engine_that_writes_over_its_shift_memory_is_refused(
 
 
 def test_contexts_take_the_scratch_memory_of_their_own_profile(
-    ring: Path, cuda: FakeCuda, tmp_path: Path
+    cut_ring: Path, cuda: FakeCuda, tmp_path: Path
 ) -> None:
-    open_session(make_engine(ring, tmp_path / "engine"))
+    open_session(make_engine(cut_ring, tmp_path / "engine"))
     assert [context.name for context in cuda.contexts] == ["ON_PROFILE_CHANGE"] * 2
 
 
 def test_rtx_captures_only_rings_and_keeps_its_kernels(
-    ring: Path, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cut_ring: Path, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = install(monkeypatch, package="tensorrt_rtx")
     options: dict[str, Any] = {"flavour": "rtx", "gpu": None, "hardware": "same-capability"}
     monkeypatch.setenv("XL_EXPORT_RTX_CACHE", str(tmp_path / "nowhere"))
-    folder = make_engine(ring, tmp_path / "ring", **options)
+    folder = make_engine(cut_ring, tmp_path / "ring", **options)
     with pytest.raises(StreamError, match="is no folder; make it, or unset the variable"):
         open_session(folder)
     monkeypatch.setenv("XL_EXPORT_RTX_CACHE", str(tmp_path))
@@ -107,13 +99,13 @@ def test_rtx_captures_only_rings_and_keeps_its_kernels(
 
 
 def test_compiled_kernels_that_others_may_have_written_are_not_read(
-    ring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cut_ring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(monkeypatch, package="tensorrt_rtx")
     kept, engine = tmp_path / "kept", tmp_path / "engine"
     kept.mkdir(mode=0o700)
     monkeypatch.setenv("XL_EXPORT_RTX_CACHE", str(kept))
-    make_engine(ring, engine, flavour="rtx", gpu=None, hardware="same-capability")
+    make_engine(cut_ring, engine, flavour="rtx", gpu=None, hardware="same-capability")
     open_session(engine)
     gc.collect()
     [file] = kept.glob("*.cache")

@@ -24,11 +24,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.FakeCuda:
     return fake_gpu.install(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export(run, tmp_path_factory.mktemp("ring") / "artefact", **FP32)
-
-
 def profiles(segment: int, token: int) -> tuple[Profile, Profile]:
     """Two profiles of one batch each."""
     return (
@@ -47,9 +42,9 @@ def profiles(segment: int, token: int) -> tuple[Profile, Profile]:
     ],
 )
 def test_every_path_is_compared(
-    form: str, sizes: tuple[int, int], paths: int, ring: Path, artefacts: dict[str, Path], tmp_path: Path
+    form: str, sizes: tuple[int, int], paths: int, cut_ring: Path, artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    artefact = ring if form == "ring" else artefacts[form]
+    artefact = cut_ring if form == "ring" else artefacts[form]
     report = check(fake_gpu.make_engine(artefact, tmp_path / "engine", profiles=profiles(*sizes)))
     assert report.passed, report
     assert (report.paths, report.missing) == (paths, ())
@@ -108,9 +103,9 @@ def test_an_unreachable_path_fails_the_check_and_is_named(
 
 
 def test_an_engine_that_rejects_its_reference_is_named(
-    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: Path
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_ring: Path
 ) -> None:
-    engine = fake_gpu.make_engine(ring, tmp_path / "engine")
+    engine = fake_gpu.make_engine(cut_ring, tmp_path / "engine")
     monkeypatch.setattr(fake_gpu._Context, "set_input_shape", lambda *_: False)
     with pytest.raises(StreamError, match=r"no stream of its reference \(input_ids .* does not fit"):
         check(engine)
