@@ -167,10 +167,14 @@ class Schedule:
         order = self.random.choices(range(batch), k=self.random.choice((batch, MOST_ROWS)))
         self.last[-1] += f": rows {order}"
         tensors = {name: np.asarray(array)[order] for name, array in memory.tensors.items()}
-        if len(order) == batch and not self.on_device and self.random.random() < 0.5:
+        how = self.random.choice(("in place", "exchanged", "a new memory"))
+        if how == "in place" and len(order) == batch and not self.on_device:
             memory.positions[:] = memory.positions[order]
             for name, array in tensors.items():
                 memory.tensors[name][:] = array
+        elif how == "exchanged":
+            memory.positions = memory.positions[order]
+            memory.tensors.update(tensors)
         else:
             self.memory = Memory(memory.positions[order], tensors, memory.owner)
         self.alone = [_copy(self.alone[row]) for row in order]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.once import made_in
 
 SOURCE = Path(__file__).with_name("stubs.cpp")
 # The library that holds all functions; the others hold only their name and version.
@@ -63,10 +66,11 @@ def load_all(folder: Path) -> Stubs:
     return Stubs(libraries[WHOLE])
 
 
-def load_driver(path: Path) -> Stubs:
-    """Builds a library with NVIDIA's driver at `path`, and loads it for who opens it by that path."""
-    _compile(path, [], str(SOURCE))
-    return Stubs(path)
+def built_driver() -> Path:
+    """A library with NVIDIA's driver, compiled unless build/ has it."""
+    key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = Path(__file__).parents[2] / "build" / f"driver-{key}"
+    return made_in(folder, lambda to: _compile(to / DRIVER, [], str(SOURCE))) / DRIVER
 
 
 def build(provider: Path, folder: Path) -> dict[str, Path]:

@@ -12,50 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runtimes import check, load_memory, open_session, save_memory
+from runtimes import check, open_session
 from runtimes.base import progress
 from runtimes.base.errors import ConfigError, MissingPackageError, StreamError
 from runtimes.contract.device import Device
-from runtimes.contract.memory import DeviceTensor
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests import host_gpu
-from tests.nightly import every
 from xl_export.artefact.export import export
-
-
-@pytest.mark.parametrize("form", every(3, FORMS))
-def test_a_device_computes_the_same_bits_as_the_cpu(
-    artefacts: dict[str, Path], launched: list[int], form: str, tmp_path: Path
-) -> None:
-    device, cpu = (
-        host_gpu.opened(artefacts[form]),
-        OrtSession.open(artefacts[form], threads=1, kernel="standard"),
-    )
-    assert device.identity == cpu.identity
-    rng, here, there = np.random.default_rng(0), device.start(2), cpu.start(2)
-    for number, length in enumerate([8, 1, 1, 1, 1, 1, 3, 8, 1, 1, 8, 1, 1, 1]):
-        tokens = rng.integers(0, device.vocab.size, (2, length))
-        if number == 5:  # a fork goes its own way, and leaves the first as it was
-            fork = here.copy()
-            device.step(tokens[:, ::-1], fork)
-        if number == 8:
-            here.positions[1] = there.positions[1] = 0
-        if number == 10:  # a file goes between the two
-            save_memory(here, tmp_path / "here.npz")
-            save_memory(there, tmp_path / "there.npz")
-            here, there = load_memory(tmp_path / "there.npz", device), load_memory(tmp_path / "here.npz", cpu)
-        method = ("step", "predict")[number % 2]
-        mine, here = getattr(device, method)(tokens, here)
-        expected, there = getattr(cpu, method)(tokens, there)
-        np.testing.assert_array_equal(mine, expected, err_msg=f"at {number}")
-        assert all(isinstance(array, DeviceTensor) for array in here.tensors.values())
-        for name, array in there.tensors.items():
-            np.testing.assert_array_equal(np.asarray(here.tensors[name]), array, err_msg=name)
-        np.testing.assert_array_equal(here.positions, there.positions)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import gc
 import shutil
-from pathlib import Path
 
 import pytest
 
 from runtimes.base.errors import StreamError
 from runtimes.sessions.ort_gpu import stream
-from tests.cuda.stubs import DRIVER, load_driver
+from tests.cuda.stubs import Stubs, built_driver
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-def test_a_captured_step_copies_what_is_in_pinned_memory_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = tmp_path / DRIVER
-    driver = load_driver(library)
+def test_a_captured_step_copies_what_is_in_pinned_memory_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = built_driver()
+    driver = Stubs(library)
     monkeypatch.setattr(stream, "LIBRARY", str(library))
     own = stream.Stream(0)
     given, answers, device = own.pinned(8), own.pinned(8), own.pinned(8)  # the stub's GPU has host memory
