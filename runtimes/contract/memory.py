@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +26,23 @@ STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
 MOST_PARTS = 256  # of a memory, kept with their bindings
 
 
-class DeviceTensor:
-    """A memory tensor that lies on a device: it has a shape and a dtype, and `np.asarray` downloads it."""
+class DeviceTensor(ABC):
+    """A memory tensor that lies on a device. `np.asarray` downloads its content too."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
+
+    @abstractmethod
+    def copy(self) -> np.ndarray:
+        """The content as a new array on the host."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        host = self.copy()
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A memory that is pickled holds plain arrays: another process may have no GPU.
+        return np.array, (self.copy(),)
 
 
 class _InUse:

@@ -53,7 +53,8 @@ def context_losses(
     under the `full` mask, too, the last token sees as much as it may. Raises DivergedError for a model whose
     losses are not finite.
     """
-    rows = _rows_that_fit(session)
+    step_bytes = session.step_bytes(segment=session.rule.segment)
+    rows = min(MAX_ROWS, max(1, memory_bytes() // (4 * step_bytes)))  # a quarter of this machine's memory
     refuse_if_too_large(session, rows=rows, segment=session.rule.segment)
     nats = np.empty(len(positions), np.float32)
     memory = session.start(min(rows, len(positions)))
@@ -87,8 +88,3 @@ def _last_losses(
         log_probs, memory = session.score(windows[:, piece], targets[:, piece], memory)
         at = piece.stop
     return -log_probs[:, -1], memory
-
-
-def _rows_that_fit(session: Session) -> int:
-    """The number of windows whose step takes at most a quarter of this machine's memory."""
-    return min(MAX_ROWS, max(1, memory_bytes() // (4 * session.step_bytes(segment=session.rule.segment))))

@@ -55,7 +55,8 @@ def recl(losses_ICN: np.ndarray, lengths: Sequence[int], *, r: float) -> list[Re
 def relative_gains(losses_ICN: np.ndarray, *, r: float) -> np.ndarray:
     """The gain g_i(c, c') [I, C - 1] of each step from one length to the next."""
     steps = range(losses_ICN.shape[1] - 1)
-    return np.stack([_gain(*relative_losses(losses_ICN, step, step + 1, r=r)) for step in steps], axis=1)
+    pairs = [relative_losses(losses_ICN, step, step + 1, r=r) for step in steps]
+    return np.stack([-np.expm1(after - before) for before, after in pairs], axis=1)
 
 
 def perplexity_gains(losses_ICN: np.ndarray, *, r: float) -> np.ndarray:
@@ -81,10 +82,6 @@ def relative_losses(
     hardest = np.argsort(-baseline_N, kind="stable")[:count]
     kept = np.minimum(baseline_N, losses_ICN[:, [short, long]])[:, :, hardest].mean(axis=2)
     return kept[:, 0], kept[:, 1]
-
-
-def _gain(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    return -np.expm1(after - before)
 
 
 def _exp(nats: np.ndarray) -> np.ndarray:

@@ -186,7 +186,8 @@ def _continued(vocab: Vocab, own: np.ndarray, before: str | Sequence[int], conte
     A vocabulary that puts a symbol before each line puts it before any text that it encodes. A text that
     goes on within the line of its context has none, as a text generated after a prompt has none.
     """
-    if not isinstance(vocab, WordVocab) or vocab.start_of_line is None or not _begins(own, _start_of(vocab)):
+    start = _as_ids(vocab.special.beginning)
+    if not isinstance(vocab, WordVocab) or vocab.start_of_line is None or not _begins(own, start):
         return own
     end = vocab.special.end_of_line
     ids = np.concatenate([context.fed, context.last])
@@ -199,10 +200,6 @@ def _continued(vocab: Vocab, own: np.ndarray, before: str | Sequence[int], conte
         since = len(ids) - 1 - others[-1] if len(others) else len(ids) - 1
         line_ended = since % 2 == 1
     return own if line_ended else own[1:]
-
-
-def _start_of(vocab: Vocab) -> np.ndarray:
-    return _as_ids(vocab.special.beginning)
 
 
 def _size(

@@ -180,10 +180,7 @@ def _refusals(doing: str) -> Iterator[None]:
 
 
 class OrtArray(DeviceTensor):
-    """An array on a device. `np.asarray` and `copy` download its content.
-
-    place: where it is, from `Provider.place`.
-    """
+    """An array on a device. place: where it is, from `Provider.place`."""
 
     def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, place: Mapping[str, Any]) -> None:
         self.shape = shape
@@ -204,17 +201,8 @@ class OrtArray(DeviceTensor):
                 self.value.update_inplace(np.ascontiguousarray(array))
 
     def copy(self) -> np.ndarray:
-        """The content as a new array on the host."""
         with _refusals(f"copy an array {list(self.shape)} from the device"):
             return np.array(self.value.numpy())  # in host memory `numpy()` shares the bytes
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        host = self.copy()
-        return host if dtype is None else host.astype(dtype, copy=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A memory that is pickled holds plain arrays: another process may have no GPU.
-        return np.array, (self.copy(),)
 
 
 class DeviceBinding:

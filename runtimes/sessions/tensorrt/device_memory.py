@@ -145,9 +145,7 @@ class Cuda:
 
 
 class DeviceArray(DeviceTensor):
-    """An array on the device, freed when nothing refers to it. `np.asarray` and `copy` download its
-    content.
-    """
+    """An array on the device, freed when nothing refers to it."""
 
     def __init__(self, cuda: Cuda, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.cuda = cuda
@@ -158,19 +156,10 @@ class DeviceArray(DeviceTensor):
         weakref.finalize(self, cuda.release, "cudaFree", address)
 
     def copy(self) -> np.ndarray:
-        """The content as a new array on the host."""
         host = np.empty(self.shape, self.dtype)
         self.cuda.download(host, self)
         self.cuda.synchronize()
         return host
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        host = self.copy()
-        return host if dtype is None else host.astype(dtype, copy=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A memory that is pickled holds plain arrays: another process may have no GPU.
-        return np.array, (self.copy(),)
 
 
 class PinnedArray:
