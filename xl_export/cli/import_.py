@@ -143,16 +143,15 @@ def import_command(
         from xl_export.importers.formats import open_source, recognise
         from xl_export.importers.self_check import check_import
         from xl_export.importers.shared.checkpoint import ImportOptions
-        from xl_export.importers.shared.settings import Overrides, Settings, read_settings
+        from xl_export.importers.shared.settings import Settings, read_settings
         from xl_export.importers.write import import_record, write_run
-    given = [("option", Settings(**flags))]
-    if settings is not None:
-        given.append((str(settings), read_settings(settings)))
+    chosen = {} if settings is None else read_settings(settings).chosen(str(settings))
+    chosen |= Settings(**flags).chosen("option")
     opened = open_source(source)
     name = recognise(opened, wanted)
     module = FORMATS[name].module
     checkpoint = module.read(
-        opened, ImportOptions(overrides=Overrides(*given), vocab=vocab, allow_nonfinite=allow_nonfinite)
+        opened, ImportOptions(settings=chosen, vocab=vocab, allow_nonfinite=allow_nonfinite)
     )
     record = import_record(checkpoint, name=name, project=module.PROJECT)
     difference = None

@@ -58,10 +58,11 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     state = ((renamed(name), tensor) for name, tensor in found.items())
     names = {bare_name(name): name for name in reversed(found)}
     spell = partial(spelled, plain="in_emb.weight" in names, prefix=names["key_pe"].removesuffix("key_pe"))
-    t = options.tensors(state, where=where, project=PROJECT, spell=spell)
+    t = Tensors(state, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite, spell=spell)
     sizes = Sizes(t)
-    settings = options.overrides.applied_to(PROJECT, defaults(sizes))
+    settings = options.applied_to(PROJECT, defaults(sizes))
     config, converted = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
+    t.finish()
     vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     vocabulary = read_vocabulary(vocab_path, size=config.vocab_size)
     rule = MemoryRule(
@@ -117,7 +118,7 @@ class Sizes:
 def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Returns the configuration of the model, and its tensors under the names of this project.
 
-    Raises ArtefactError for a tensor that is missing, has another shape or has no place in the model.
+    Raises ArtefactError for a tensor that is missing or has another shape.
     """
     s = sizes
     with sizes_of(t.where):
@@ -141,7 +142,6 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
     converted["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
     for layer in range(s.layers):
         converted |= _block(t, s, config, layer)
-    t.finish()
     return config, converted
 
 

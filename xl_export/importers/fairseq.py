@@ -81,7 +81,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
             settings[name] = Setting(settings[name].value, BY_DEFAULT)
     segment = task["tokens_per_sample"]
     settings["segment"] = Setting(segment or TOKENS_PER_SAMPLE, IN_FILE if segment else BY_DEFAULT)
-    settings = options.overrides.applied_to(PROJECT, settings)
+    settings = options.applied_to(PROJECT, settings)
     t = state_tensors(
         opened,
         options,
@@ -136,8 +136,8 @@ def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any],
             f"{where} is a fairseq model {shown(str(name))}; only its {NAME}, of examples/truncated_bptt, "
             "can be imported."
         )
-    checked(model, MODEL, where=str(where), inside="cfg.model.")
-    task = checked(task, TASK, where=str(where), inside="cfg.task.")
+    checked(model, MODEL, where=where, inside="cfg.model.")
+    task = checked(task, TASK, where=where, inside="cfg.task.")
     known = (*DEFAULTS, "d_inner")
     return {key: model[key] for key in known if model.get(key) is not None}, task
 

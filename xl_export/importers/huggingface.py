@@ -37,6 +37,7 @@ from xl_export.importers.shared.validated import (
     NOTHING,
     TRUTH,
     Table,
+    Tensors,
     checked,
     fixed,
     ignored,
@@ -105,7 +106,9 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
             )
         state, shards = read_weights(weights)
         named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-        t = options.tensors(named, where=weights, project=PROJECT, spell=spelled)
+        t = Tensors(
+            named, where=weights, project=PROJECT, allow_nonfinite=options.allow_nonfinite, spell=spelled
+        )
         facts = config_facts(described)
         files = {"config": opened.path / CONFIG, "model": weights}
         files |= {f"shard {number}": path for number, path in enumerate(shards, 1)}
@@ -116,7 +119,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
     found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
     settings = (
-        options.overrides.applied_to(PROJECT, defaults(described))
+        options.applied_to(PROJECT, defaults(described))
         if whole
         else state_settings(opened, options, PROJECT, {"segment": SEGMENT}, facts)
     )
@@ -207,7 +210,7 @@ def checked_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if isinstance(described["cutoffs"], list | tuple):
         share = described.get("proj_share_all_but_first", True)
         described = {"tie_projs": [False] + [share] * len(described["cutoffs"])} | described
-    return checked(described, config_table(described), where=str(path))
+    return checked(described, config_table(described), where=path)
 
 
 def config_facts(config: dict[str, Any]) -> Architecture:

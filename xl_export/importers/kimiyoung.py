@@ -75,7 +75,12 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     model = None
     if isinstance(opened.content, Foreign):
         facts, model = module_facts(opened.content, where)
-        t = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
+        t = Tensors(
+            module_tensors(opened.content, where),
+            where=where,
+            project=PROJECT,
+            allow_nonfinite=options.allow_nonfinite,
+        )
     else:
         t = state_tensors(opened, options, project=PROJECT)
         facts = architecture(t, options, reversed_clusters=True)
@@ -86,7 +91,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         settings = state_settings(opened, options, PROJECT, known, facts)
         notes = state_notes(opened, facts)
     else:
-        settings = options.overrides.applied_to(PROJECT, known)
+        settings = options.applied_to(PROJECT, known)
         last = ", ".join(f"{name} {shown(model[name])}" for name in LENGTHS)
         notes = (f"attn_type {facts.attention_type}, last run with {last}",)
     trained = 0 if model is None else sum(model[name] for name in ("tgt_len", "ext_len", "mem_len"))
@@ -243,12 +248,11 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
     Raises ArtefactError for a module or a setting that is unknown, or that computes something else than this
     project.
     """
-    at = str(where)
     parts = modules_of(module, where)
-    m = checked(parts.pop("").state, MODEL, where=at)
+    m = checked(parts.pop("").state, MODEL, where=where)
     embedding = parts["word_emb"].state if "word_emb" in parts else {}
-    ends = list(checked_setting(embedding, "cutoffs", ASCENDING, where=at, inside="word_emb."))
-    div_val = checked_setting(embedding, "div_val", whole(1), where=at, inside="word_emb.")
+    ends = list(checked_setting(embedding, "cutoffs", ASCENDING, where=where, inside="word_emb."))
+    div_val = checked_setting(embedding, "div_val", whole(1), where=where, inside="word_emb.")
     if ends[-1:] != [m["n_token"]]:
         raise ArtefactError(
             f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {m['n_token']}."
@@ -264,7 +268,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
                 f"{where}: the module {path} is a {values.shown(part.name)}, expected {kind}, the only one "
                 f"that can be imported; {OWN_MODEL}"
             )
-        settings[path] = checked(part.state, known[kind], where=at, inside=f"{path}.")
+        settings[path] = checked(part.state, known[kind], where=where, inside=f"{path}.")
     if parts:
         path, part = next(iter(parts.items()))
         raise ArtefactError(
@@ -310,30 +314,16 @@ def defaults(dataset: str | None, facts: Architecture, model: dict[str, Any] | N
         if model is not None:
             known["segment"] = Setting(model["tgt_len"] + model["ext_len"], "the file")
         return known
-    if (published_ := published_for(dataset, facts)) or model is None:
-        return published_
+    if dataset in ("enwik8", "text8", "wt103", "lm1b"):
+        return published(dataset, facts.d_model)
+    if model is None:
+        return {}
     return {
         "mem_len": Setting(model["mem_len"], "the file"),
         "segment": Setting(model["tgt_len"], "the file"),
         "mask": Setting("same-length" if model["same_length"] else "full", "the file"),
         "clamp_len": Setting(max(model["clamp_len"], 0), "the file"),
     }
-
-
-def published_for(dataset: str | None, facts: Architecture) -> dict[str, Setting]:
-    """Returns the evaluation that was published for this data set and size; nothing for another data set."""
-    large = facts.d_model >= 1024
-    if dataset in ("enwik8", "text8"):
-        if large:
-            return published(f"{dataset} large", segment=128, mem_len=3800, clamp_len=1000)
-        return published(f"{dataset} base", segment=80, mem_len=2100, clamp_len=820)
-    if dataset == "wt103":
-        if large:
-            return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)
-        return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
-    if dataset == "lm1b":
-        return published("lm1b", segment=32, mem_len=128, clamp_len=0)
-    return {}
 
 
 def under_rule(

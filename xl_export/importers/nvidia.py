@@ -18,7 +18,7 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.settings import memory_rule, published
 from xl_export.importers.shared.state_dict import (
     architecture,
     project_of,
@@ -79,14 +79,14 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
         found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
     if whole:
-        settings = options.overrides.applied_to(PROJECT, defaults(facts))
+        settings = options.applied_to(PROJECT, published("wt103", facts.d_model))
         lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in LENGTHS)
         notes = (
             f"attn_type {facts.attention_type}, trained with {lengths}",
             *unread(content, OF_TRAINING),
         )
     else:
-        settings = state_settings(opened, options, PROJECT, defaults(facts), facts)
+        settings = state_settings(opened, options, PROJECT, published("wt103", facts.d_model), facts)
         notes = state_notes(opened, facts)
     return checkpoint(
         t,
@@ -144,7 +144,7 @@ def config_facts(config: Any, where: Path) -> Architecture:
     """Returns the sizes and options in `model_config`; raises ArtefactError if one is wrong."""
     cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
     clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
-    c = checked(config, model_config(clusters), where=str(where), inside="model_config.")
+    c = checked(config, model_config(clusters), where=where, inside="model_config.")
     return Architecture(
         layers=c["n_layer"],
         d_model=c["d_model"],
@@ -162,13 +162,6 @@ def config_facts(config: Any, where: Path) -> Architecture:
         dropout=float(c["dropout"]),
         attention_dropout=float(c["dropatt"]),
     )
-
-
-def defaults(facts: Architecture) -> dict[str, Setting]:
-    """Returns the evaluation that the project published for a model of this size."""
-    if facts.d_model >= 1024:
-        return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)
-    return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
 
 
 def renamed(name: Any) -> Any:

@@ -11,6 +11,7 @@ from trainer.run.checkpoint import load_run
 from trainer.run.history import CONFIG, MODEL
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
 from xl_export.importers.shared.settings import Setting
+from xl_export.importers.shared.validated import Tensors
 
 PROJECT = "xl-export"
 
@@ -38,13 +39,13 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         "mask": rule.mask,
         "clamp_len": rule.clamp_len or 0,
     }
-    settings = options.overrides.applied_to(
-        PROJECT, {name: Setting(value, CONFIG) for name, value in defaults.items()}
-    )
+    settings = options.applied_to(PROJECT, {name: Setting(value, CONFIG) for name, value in defaults.items()})
     changed = {name: setting.value for name, setting in settings.items()}
     rule = dataclasses.replace(rule, **changed | {"clamp_len": changed["clamp_len"] or None})
     state = run.model.state_dict()
-    tensors = options.tensors(state.items(), where=opened.path / MODEL, project=PROJECT)
+    tensors = Tensors(
+        state.items(), where=opened.path / MODEL, project=PROJECT, allow_nonfinite=options.allow_nonfinite
+    )
     taken = {name: tensors.take(name, *tensor.shape) for name, tensor in state.items()}
     return Checkpoint(
         config=run.config.model,

@@ -84,13 +84,17 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """
     where = opened.path
     plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
-    t = options.tensors(
-        renamed(opened.content), where=where, project=PROJECT, spell=partial(spelled, plain=plain)
+    t = Tensors(
+        renamed(opened.content),
+        where=where,
+        project=PROJECT,
+        allow_nonfinite=options.allow_nonfinite,
+        spell=partial(spelled, plain=plain),
     )
     facts = sizes(t, plain=plain)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = options.overrides.applied_to(PROJECT, defaults(facts, found.dataset))
+    settings = options.applied_to(PROJECT, defaults(facts, found.dataset))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")
     return checkpoint(
         t,
@@ -167,16 +171,11 @@ def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
 
     If the data set is unknown, the kind of the vocabulary and the size of the model decide.
     """
-    large = facts.d_model >= 1024
     if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
-        return published("lm1b", segment=32, mem_len=128, clamp_len=0)
+        return published("lm1b", facts.d_model)
     if dataset in ("enwik8", "text8") or (dataset is None and not facts.cutoffs):
-        if large:
-            return published("enwik8 and text8 large", segment=128, mem_len=3800, clamp_len=1000)
-        return published("enwik8 and text8 base", segment=80, mem_len=2100, clamp_len=820)
-    if large:
-        return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)
-    return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
+        return published("enwik8 and text8", facts.d_model)
+    return published("wt103", facts.d_model)
 
 
 def spelled(name: str, *, plain: bool) -> str:

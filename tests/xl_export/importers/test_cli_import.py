@@ -23,7 +23,7 @@ from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA
 from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
-from xl_export.importers import FORMATS, formats, kimiyoung, nvidia, self_check, tensorflow
+from xl_export.importers import FORMATS, formats, kimiyoung, self_check, tensorflow
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
 from xl_export.importers.shared.settings import Settings, read_settings
 
@@ -214,13 +214,12 @@ SCRIPTS: dict[str, tuple[str, tuple[int, ...], int, int, int, int]] = {
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_published_settings_are_those_of_the_scripts(script: str) -> None:
     dataset, cutoffs, d_model, segment, mem_len, clamp_len = SCRIPTS[script]
-    facts: Any = SimpleNamespace(d_model=d_model, cutoffs=cutoffs)
+    facts: Any = SimpleNamespace(d_model=d_model, cutoffs=cutoffs, attention_type=0)
     expected = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
     found = [
         tensorflow.defaults(facts, dataset),
         tensorflow.defaults(facts, None),  # a vocab.txt does not name the data set
-        kimiyoung.published_for(dataset, facts),
-        *([nvidia.defaults(facts)] if dataset == "wt103" else []),
+        kimiyoung.defaults(dataset, facts, None),
     ]
     assert [{name: setting.value for name, setting in each.items()} for each in found] == [expected] * len(
         found

@@ -20,7 +20,7 @@ from xl_export.importers import FORMATS
 from xl_export.importers.formats import open_source, recognise
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
-from xl_export.importers.shared.settings import Overrides, Settings
+from xl_export.importers.shared.settings import Settings
 
 LENGTHS = {"mem_len": 9, "mask": "full", "clamp_len": 0}
 
@@ -35,9 +35,9 @@ def bare(name: str, **settings: Any) -> Callable[[Path], tuple[Source, ImportOpt
 
     def make(_: Path) -> tuple[Source, ImportOptions]:
         folder, state_of, vocab, *_others = CASES[name]
-        overrides = Overrides(("option", Settings(segment=8, **settings)))
+        chosen = Settings(segment=8, **settings).chosen("option")
         source = Source(path=folder / "state.pt", content={"model": state_of(folder)})
-        return source, ImportOptions(overrides=overrides, vocab=folder / vocab)
+        return source, ImportOptions(settings=chosen, vocab=folder / vocab)
 
     return make
 

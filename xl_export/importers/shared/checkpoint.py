@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import VOCAB, Vocab
 from trainer.model.config import ModelConfig
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from xl_export.importers.pickle.compressed import present
-from xl_export.importers.shared.settings import Overrides, Setting, size_notes
+from xl_export.importers.shared.settings import Setting, size_notes
 from xl_export.importers.shared.validated import Tensors
 from xl_export.importers.shared.vocabularies import IDS
 
@@ -36,23 +36,28 @@ class Source:
 class ImportOptions:
     """Options that the user chose for one import."""
 
-    # Settings that replace the project's.
-    overrides: Overrides = field(default_factory=Overrides)
+    # Settings that replace the project's, by name.
+    settings: Mapping[str, Setting] = field(default_factory=dict)
     # The file of the vocabulary; None searches the folder of the checkpoint.
     vocab: Path | None = None
     allow_nonfinite: bool = False  # whether weights may be NaN or infinite
 
-    def tensors(
-        self,
-        tensors: Iterable[tuple[Any, Any]],
-        *,
-        where: Path,
-        project: str,
-        spell: Callable[[str], str] = str,
-    ) -> Tensors:
-        return Tensors(
-            tensors, where=str(where), project=project, spell=spell, allow_nonfinite=self.allow_nonfinite
-        )
+    def chosen(self, name: str) -> Any:
+        """Returns the value that the user chose for a setting; None if it was not chosen."""
+        return self.settings[name].value if name in self.settings else None
+
+    def applied_to(self, project: str, defaults: Mapping[str, Setting]) -> dict[str, Setting]:
+        """Returns `defaults`, with the values that the user chose in their place.
+
+        Raises ConfigError for a setting that the project does not use.
+        """
+        for name, setting in self.settings.items():
+            if name not in defaults:
+                raise ConfigError(
+                    f"{name} is set ({setting.origin}), and a {project} checkpoint takes only "
+                    f"{', '.join(defaults)}; leave {name} out."
+                )
+        return {**defaults, **self.settings}
 
     def notes_on(
         self, tensors: Tensors, config: ModelConfig, settings: Mapping[str, Setting]

@@ -6,7 +6,7 @@ They come from options, from a file, or from what the checkpoint's project publi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,13 @@ class Settings:
             given = getattr(self, name)
             if given is not None and not value <= given <= MAX_LENGTH:
                 raise ConfigError(f"{name} is {given}; expected {value} to {MAX_LENGTH}.")
+
+    def chosen(self, origin: str) -> dict[str, Setting]:
+        """Returns those that are set, by name. origin: where the user set them."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.clamp_len is not None:
+            values["clamp_len"] = max(self.clamp_len, 0)
+        return {name: Setting(value, origin) for name, value in values.items() if value is not None}
 
 
 # From the words on the command lines of the projects to the names of `Settings`.
@@ -98,36 +105,6 @@ class Setting:
     origin: str  # an option, a file, the checkpoint, or what was published
 
 
-class Overrides:
-    """Settings that the user chose, as pairs of an origin and its settings; earlier pairs win."""
-
-    def __init__(self, *sources: tuple[str, Settings]) -> None:
-        self.sources = sources
-
-    def chosen(self, name: str) -> Any:
-        """Returns the value that the user chose for a setting; None if it was not chosen."""
-        values = (getattr(settings, name) for _, settings in self.sources)
-        return next((value for value in values if value is not None), None)
-
-    def applied_to(self, project: str, defaults: Mapping[str, Setting]) -> dict[str, Setting]:
-        """Returns `defaults`, with the values that the user chose in their place.
-
-        Raises ConfigError for a setting that the project does not use.
-        """
-        chosen = dict(defaults)
-        for origin, settings in reversed(self.sources):
-            for field in dataclasses.fields(settings):
-                if (value := getattr(settings, field.name)) is None:
-                    continue
-                if field.name not in defaults:
-                    raise ConfigError(
-                        f"{field.name} is set ({origin}), and a {project} checkpoint takes only "
-                        f"{', '.join(defaults)}; leave {field.name} out."
-                    )
-                chosen[field.name] = Setting(max(value, 0) if field.name == "clamp_len" else value, origin)
-        return chosen
-
-
 def memory_rule(
     chosen: Mapping[str, Setting],
     *,
@@ -156,42 +133,60 @@ def memory_rule(
     )
 
 
-SIZES = {  # layers and d_model of the published models, of which several may share one evaluation
-    "enwik8 base": ((12, 512),),
-    "text8 base": ((12, 512),),
-    "enwik8 and text8 base": ((12, 512),),
-    "enwik8 large": ((24, 1024),),
-    "text8 large": ((24, 1024),),
-    "enwik8 and text8 large": ((24, 1024),),
-    "wt103 base": ((16, 410),),
-    "wt103 large": ((18, 1024),),
-    "lm1b": ((18, 1024), (20, 1024), (24, 1280)),
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """How a project evaluated a model that it published, with the mask `same-length`."""
+
+    segment: int
+    mem_len: int
+    clamp_len: int
+    # Layers and d_model; several models may share one evaluation.
+    sizes: tuple[tuple[int, int], ...]
+
+
+BYTES_BASE = Published(segment=80, mem_len=2100, clamp_len=820, sizes=((12, 512),))
+BYTES_LARGE = Published(segment=128, mem_len=3800, clamp_len=1000, sizes=((24, 1024),))
+PUBLISHED = {
+    "enwik8 base": BYTES_BASE,
+    "text8 base": BYTES_BASE,
+    "enwik8 and text8 base": BYTES_BASE,
+    "enwik8 large": BYTES_LARGE,
+    "text8 large": BYTES_LARGE,
+    "enwik8 and text8 large": BYTES_LARGE,
+    "wt103 base": Published(segment=64, mem_len=640, clamp_len=400, sizes=((16, 410),)),
+    "wt103 large": Published(segment=128, mem_len=1600, clamp_len=1000, sizes=((18, 1024),)),
+    "lm1b": Published(segment=32, mem_len=128, clamp_len=0, sizes=((18, 1024), (20, 1024), (24, 1280))),
 }
-PUBLISHED = "published for "
+ORIGIN = "published for "
+
+
+def published(dataset: str, d_model: int) -> dict[str, Setting]:
+    """Returns the evaluation that was published for a data set and a model of this width."""
+    name = dataset if dataset == "lm1b" else f"{dataset} {'large' if d_model >= 1024 else 'base'}"
+    model = PUBLISHED[name]
+    values = {
+        "mem_len": model.mem_len,
+        "segment": model.segment,
+        "mask": "same-length",
+        "clamp_len": model.clamp_len,
+    }
+    return {key: Setting(value, ORIGIN + name) for key, value in values.items()}
 
 
 def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) -> list[str]:
     """Returns one sentence for each published model whose sizes differ from those of this model."""
-    models: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for name, setting in settings.items():
-        if setting.origin.startswith(PUBLISHED):
-            models.setdefault(setting.origin.removeprefix(PUBLISHED), []).append(
-                f"--{name.replace('_', '-')}"
+        if setting.origin.startswith(ORIGIN):
+            model = setting.origin.removeprefix(ORIGIN)
+            options.setdefault(model, []).append(f"--{name.replace('_', '-')}")
+    notes = []
+    for model, names in options.items():
+        sizes = PUBLISHED[model].sizes
+        if (layers, d_model) not in sizes:
+            listed = " or ".join(f"{layers} layers, D {d_model}" for layers, d_model in sizes)
+            notes.append(
+                f"sizes differ from the published {model} ({listed}): "
+                f"give {', '.join(names)} if it was evaluated otherwise"
             )
-    return [
-        f"sizes differ from the published {model} ({_listed(SIZES[model])}): "
-        f"give {', '.join(options)} if it was evaluated otherwise"
-        for model, options in models.items()
-        if (layers, d_model) not in SIZES[model]
-    ]
-
-
-def _listed(sizes: Sequence[tuple[int, int]]) -> str:
-    return " or ".join(f"{layers} layers, D {d_model}" for layers, d_model in sizes)
-
-
-def published(name: str, *, segment: int, mem_len: int, clamp_len: int) -> dict[str, Setting]:
-    """Returns the evaluation that a project published for its model `name`."""
-    origin = f"{PUBLISHED}{name}"
-    values = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
-    return {key: Setting(value, origin) for key, value in values.items()}
+    return notes

@@ -128,7 +128,7 @@ def architecture(t: Tensors, options: ImportOptions, *, reversed_clusters: bool)
         cutoffs=cutoffs,
         reversed_clusters=reversed_clusters,
         attention_type=kind,
-        pre_norm=bool(options.overrides.chosen("pre_lnorm")),
+        pre_norm=bool(options.chosen("pre_lnorm")),
         biases_in_layers=untied,
         tie_weights=True if "crit.out_layers.0.weight" not in t else None,
         tie_projections=tuple(_tied_projection(t, i, tables) for i in range(len(cutoffs) + 1)),
@@ -152,7 +152,7 @@ def _heads(t: Tensors, options: ImportOptions, *, kind: int, untied: bool) -> tu
         table = t.peek("r_emb", dimensions=4).shape
         return table[2], table[3]
     width = t.peek("layers.0.dec_attn.q_net.weight", dimensions=2).shape[0]
-    heads = options.overrides.chosen("n_head")
+    heads = options.chosen("n_head")
     if heads is None or width % heads:
         raise ConfigError(
             f"{t.where} is a bare state dict with queries of {width} numbers, and n_head is "
@@ -167,7 +167,7 @@ def _cutoffs(t: Tensors, options: ImportOptions) -> tuple[int, ...]:
     if "crit.cluster_weight" not in t:
         return ()
     tails = t.peek("crit.cluster_weight", dimensions=2).shape[0]
-    chosen = options.overrides.chosen("cutoffs")
+    chosen = options.chosen("cutoffs")
     if chosen is None or len(chosen) != tails:
         raise ConfigError(
             f"{t.where} is a bare state dict with {tails} tail clusters, and cutoffs "
@@ -199,11 +199,11 @@ def state_tensors(
     """
     state = state_in(opened.content) or {}
     original = {renamed(bare_name(name)): name for name in state}
-    named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-    return options.tensors(
-        named,
+    return Tensors(
+        ((renamed(bare_name(name)), tensor) for name, tensor in state.items()),
         where=opened.path,
         project=project,
+        allow_nonfinite=options.allow_nonfinite,
         spell=lambda name: str(original.get(name, spelled(name))),
     )
 
@@ -247,13 +247,13 @@ def state_settings(
     missing keys, if another setting is needed.
     """
     assumed = {"pre_lnorm": Setting(False, "assumed: not in a state dict")}
-    if options.overrides.chosen("n_head") is not None:
+    if options.chosen("n_head") is not None:
         assumed["n_head"] = Setting(facts.heads, "the tensors")
-    if options.overrides.chosen("cutoffs") is not None:
+    if options.chosen("cutoffs") is not None:
         assumed["cutoffs"] = Setting(facts.cutoffs, "the tensors")
     unknown = {} if facts.attention_type == 3 else {"clamp_len": Setting(None, "")}
     unknown |= {name: Setting(None, "") for name in ("mem_len", "segment", "mask")}
-    settings = options.overrides.applied_to(project, unknown | known | assumed)
+    settings = options.applied_to(project, unknown | known | assumed)
     if missing := [name for name in WORDS if name in settings and settings[name].value is None]:
         keys = ", ".join(f'"{WORDS[name]}"' for name in missing)
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)

@@ -78,9 +78,19 @@ def checkpoint(
     """Returns the model with its memory rule and vocabulary.
 
     notes: sentences of the format; those on vocabulary, weights and settings follow them. Raises
-    ArtefactError as `convert` does.
+    ArtefactError for a tensor that is missing, has another shape or has no place in the model.
     """
-    config, converted = convert(t, facts)
+    config, converted = convert_vocabulary(
+        t,
+        _config(t, facts),
+        reversed_clusters=facts.reversed_clusters,
+        tie_weights=facts.tie_weights,
+        tie_projections=facts.tie_projections,
+    )
+    converted |= _positions(t, facts, config)
+    for layer in range(config.layers):
+        converted |= _block(t, facts, layer, config.d_ff)
+    t.finish()
     return Checkpoint(
         config=config,
         tensors=converted,
@@ -90,26 +100,6 @@ def checkpoint(
         files=files,
         notes=(*notes, *vocabulary.notes, *options.notes_on(t, config, settings)),
     )
-
-
-def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Returns the configuration of the model, and its tensors under the names of this project.
-
-    Raises ArtefactError for a tensor that is missing, has another shape or has no place in the model.
-    """
-    config = _config(t, facts)
-    config, converted = convert_vocabulary(
-        t,
-        config,
-        reversed_clusters=facts.reversed_clusters,
-        tie_weights=facts.tie_weights,
-        tie_projections=facts.tie_projections,
-    )
-    converted |= _positions(t, facts, config)
-    for layer in range(config.layers):
-        converted |= _block(t, facts, layer, config.d_ff)
-    t.finish()
-    return config, converted
 
 
 def _config(t: Tensors, facts: Architecture) -> ModelConfig:

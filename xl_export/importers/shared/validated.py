@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,10 +34,10 @@ class Tensors:
         self,
         tensors: Iterable[tuple[Any, Any]],
         *,
-        where: str,
+        where: Path,
         project: str,
+        allow_nonfinite: bool,
         spell: Callable[[str], str] = str,
-        allow_nonfinite: bool = False,
     ) -> None:
         self.where = where
         self.project = project
@@ -124,7 +125,7 @@ class Tensors:
 
 
 @contextlib.contextmanager
-def sizes_of(where: str) -> Iterator[None]:
+def sizes_of(where: Path) -> Iterator[None]:
     """Raises ArtefactError with the name of the file if its sizes fit no model."""
     try:
         yield
@@ -210,7 +211,7 @@ NOT_SAMPLED = Rule(
 )
 
 
-def checked(facts: Any, table: Table, *, where: str, inside: str = "") -> dict[str, Any]:
+def checked(facts: Any, table: Table, *, where: Path, inside: str = "") -> dict[str, Any]:
     """Returns the settings of a checkpoint by the names of `table`; one that is absent is None.
 
     inside: the part of the checkpoint that holds the settings, such as `model_config.`, for messages. Raises
@@ -234,7 +235,7 @@ def checked(facts: Any, table: Table, *, where: str, inside: str = "") -> dict[s
     return {name: facts.get(name) for name in table}
 
 
-def checked_setting(facts: Mapping[Any, Any], name: str, rule: Rule, *, where: str, inside: str = "") -> Any:
+def checked_setting(facts: Mapping[Any, Any], name: str, rule: Rule, *, where: Path, inside: str = "") -> Any:
     """Returns one setting; raises ArtefactError if its rule does not accept it."""
     value = facts.get(name)
     if not rule.accepts(value):
