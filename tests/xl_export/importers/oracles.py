@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from runtimes.contract.session import Session
 from tests.commands import xl
+from xl_export.importers import FORMATS
+from xl_export.importers.formats import open_source, recognise
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers.shared.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
 SHARED = Path(os.environ.get("XL_EXPORT_ORACLES", Path(__file__).parents[4] / "shared" / "oracles"))
@@ -62,6 +68,21 @@ class Case:
         result = xl("import", self.source, "--out", out, *self.options)
         assert result.exit_code == 0, result.output
         return out
+
+
+def read(source: Path | Source, vocab: Path | None = None, **settings: Any) -> Checkpoint:
+    """What the importer of its format makes of a checkpoint, without a run."""
+    opened = open_source(source) if isinstance(source, Path) else source
+    options = ImportOptions(settings=Settings(**settings).chosen("option"), vocab=vocab)
+    checkpoint: Checkpoint = FORMATS[recognise(opened)].module.read(opened, options)
+    return checkpoint
+
+
+def assert_same_tensors(first: Checkpoint, second: Checkpoint, *, without: Collection[str] = ()) -> None:
+    """without: the names that only the first has."""
+    assert first.tensors.keys() - second.tensors.keys() == set(without)
+    for name, tensor in second.tensors.items():
+        assert torch.equal(first.tensors[name], tensor), name
 
 
 def oracle_cases() -> list[Case]:

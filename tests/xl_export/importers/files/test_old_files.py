@@ -102,11 +102,17 @@ def test_numbers_of_numpy_are_numbers(protocol: int, tmp_path: Path) -> None:
 
 
 def test_what_a_training_keeps_beside_its_weights_is_passed_over(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = object.__new__(torch.optim.Adam)  # its constructor imports much of PyTorch
+    optimizer.__dict__ |= {
+        "defaults": {"lr": 0.1},
+        "state": collections.defaultdict(dict),
+        "param_groups": [],
+    }
+    scheduler = object.__new__(torch.optim.lr_scheduler.CosineAnnealingLR)
+    scheduler.__dict__ |= {"optimizer": optimizer, "T_max": 3}
     content = {
         "optimizer": optimizer,
-        "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3),
+        "scheduler": scheduler,
         "args": argparse.Namespace(work_dir=Path("/x/y"), begun=datetime.timedelta(3)),
         "version": torch.__version__,
         "losses": collections.deque([1.5]),

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.commands import json_of, refused, xl
+from tests.commands import refused, xl
 from tests.nightly import every
-from tests.xl_export.importers.oracles import DATA
-from trainer.run.checkpoint import load_run
+from tests.xl_export.importers.oracles import DATA, assert_same_tensors, read
+from xl_export.importers.formats import open_source, recognise
 from xl_export.importers.kimiyoung import module_tensors
 from xl_export.importers.pickle.read import read_pickle
 
@@ -26,8 +26,8 @@ LARGE, NVIDIA, SPAN = (
     DATA / "adaptive-span-enwik8",
 )
 HF, VARIANTS = DATA / "hf-wt103" / "pretrained", DATA / "variants"
-LENGTHS = ("--mem-len", 9, "--segment", 8, "--mask", "same-length", "--clamp-len", 6)
-ABSOLUTE = ("--mem-len", 0, "--segment", 8, "--mask", "full")
+LENGTHS = {"mem_len": 9, "segment": 8, "mask": "same-length", "clamp_len": 6}
+ABSOLUTE = {"mem_len": 0, "segment": 8, "mask": "full"}
 
 
 def of_module(folder: Path) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def prefixed(prefix: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 # Where from, its state dict, its vocabulary, options of both imports, settings of the bare one.
-CASES: dict[str, tuple[Path, Callable[[Path], dict[str, Tensor]], str, tuple[Any, ...], dict[str, Any]]] = {
+CASES: dict[str, tuple[Path, Callable[[Path], dict[str, Tensor]], str, dict[str, Any], dict[str, Any]]] = {
     "kimiyoung": (LARGE, of_module, "cache.pt", LENGTHS, {}),
     "kimiyoung untied": (DATA / "kimiyoung-ptb-full-mask", of_module, "cache.pt", LENGTHS, {}),
     "one table": (
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Path, Callable[[Path], dict[str, Tensor]], str, tuple[Any
         of_module,
         "vocab.txt",
         LENGTHS,
-        {"cutoffs": [10, 25], "n_head": 2},
+        {"cutoffs": (10, 25), "n_head": 2},
     ),
     "some projections": (VARIANTS / "kimiyoung-clusters", of_module, "vocab.txt", LENGTHS, {}),
     "pre-norm": (VARIANTS / "kimiyoung-pre-norm", of_module, "vocab.txt", LENGTHS, {"pre_lnorm": True}),
@@ -69,14 +69,14 @@ CASES: dict[str, tuple[Path, Callable[[Path], dict[str, Tensor]], str, tuple[Any
         lambda folder: read_pickle(folder / "checkpoint_last.pt")["model_state"],
         "cache.pt",
         LENGTHS,
-        {"cutoffs": [93, 189, 301]},
+        {"cutoffs": (93, 189, 301)},
     ),
     "huggingface": (HF, of_huggingface, "vocab.pkl", LENGTHS, {}),
     "adaptive-span": (
         SPAN,
         lambda folder: read_pickle(folder / "checkpoint.pt")["model"],
         "corpus.pt",
-        ("--segment", 8),
+        {"segment": 8},
         {},
     ),
 }
@@ -91,27 +91,18 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", every(2, CASES))
 def test_a_state_dict_gives_the_model_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     folder, state_of, vocab, options, settings = CASES[name]
-    options = (*options, "--vocab", folder / vocab)
     wrapping = list(WRAPPINGS)[list(CASES).index(name) % len(WRAPPINGS)]
     torch.save(WRAPPINGS[wrapping](state_of(folder)), tmp_path / "state.pt")
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
-    assert xl("import", folder, "--out", tmp_path / "whole", *options).exit_code == 0
-    bare = xl(
-        "import", tmp_path / "state.pt", "--out", tmp_path / "bare", *options,
-        "--settings", tmp_path / "settings.json",
-    )  # fmt: skip
-    assert bare.exit_code == 0, bare.output
-    first, second = load_run(tmp_path / "whole"), load_run(tmp_path / "bare")
+    first = read(folder, folder / vocab, **options)
+    second = read(tmp_path / "state.pt", folder / vocab, **options | settings)
     # A state dict does not hold dropout; all the rest must be the same.
-    known = dataclasses.replace(first.config.model, dropout=0.0, attention_dropout=0.0)
+    known = dataclasses.replace(first.config, dropout=0.0, attention_dropout=0.0)
     if name == "absolute":
-        known = dataclasses.replace(known, context=second.config.model.context)
-    assert second.config.model == known
-    assert second.config.evaluation == first.config.evaluation
-    mine, theirs = first.model.state_dict(), second.model.state_dict()
-    assert mine.keys() == theirs.keys()
-    for key, tensor in mine.items():
-        assert name == "absolute" or torch.equal(tensor, theirs[key]), key
+        known = dataclasses.replace(known, context=second.config.context)
+    assert second.config == known
+    assert second.rule == first.rule
+    if name != "absolute":
+        assert_same_tensors(first, second)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -123,9 +114,8 @@ def test_hugging_face_names_need_no_prefix(tied: bool, tmp_path: Path) -> None:
             state |= {key: state[f"layers.0.dec_attn.{name}"] for key in state if key.endswith(name)}
             state[name] = state[f"layers.0.dec_attn.{name}"].clone()
     torch.save(state, tmp_path / "state.pt")
-    result = xl("import", tmp_path / "state.pt", "--describe", "--vocab", HF / "vocab.pkl", *LENGTHS)
-    assert result.output.startswith("format      huggingface:"), result.output
-    assert "initial memory zeros" in result.output
+    assert recognise(open_source(tmp_path / "state.pt")) == "huggingface"
+    assert read(tmp_path / "state.pt", HF / "vocab.pkl", **LENGTHS).rule.initial_memory == "zeros"
 
 
 @pytest.mark.parametrize(
@@ -163,9 +153,7 @@ def test_what_weights_do_not_tell_is_noted(format_: str, activation: str, tmp_pa
         "model": state_of(folder),
     }
     torch.save(content, tmp_path / "state.pt")
-    notes = json_of(
-        xl("import", tmp_path / "state.pt", "--describe", "--json", "--vocab", folder / vocab, *options)
-    )["notes"]
+    notes = read(tmp_path / "state.pt", folder / vocab, **options).notes
     assert any("assumed, because tensors do not tell it: " in note and activation in note for note in notes)
     (unread,) = (note for note in notes if note.startswith("only the weights were read"))
     assert "hyper_parameters" in unread

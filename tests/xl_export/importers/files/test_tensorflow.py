@@ -9,17 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.commands import refused, xl
-from tests.xl_export.importers.oracles import DATA
-from tests.xl_export.importers.test_transformer_xl import variables_of
-from trainer.run.checkpoint import load_run
+from tests.xl_export.importers.oracles import DATA, assert_same_tensors, read
+from tests.xl_export.importers.tensorflow_variables import variables_of
 from xl_export.importers import tensorflow_checkpoint
+from xl_export.importers.shared.checkpoint import Checkpoint
 from xl_export.importers.tensorflow_checkpoint import find_prefix
 
 BYTES = DATA / "kimiyoung-enwik8"
-VOCAB = ("--vocab", BYTES / "cache.pt", "--segment", 8)
+VOCAB = ("--vocab", BYTES / "cache.pt")
 INSTALLED = importlib.util.find_spec("tensorflow") is not None
 STAND_IN = '''
 """Reads checkpoints as TensorFlow does, from an .npz file in the place of the data."""
@@ -47,11 +46,9 @@ class train:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model() -> Checkpoint:
     """The model of an oracle, whose variables are then written as TensorFlow has them."""
-    out = tmp_path_factory.mktemp("tensorflow") / "run"
-    assert xl("import", BYTES, "--out", out, "--segment", 8).exit_code == 0
-    return out
+    return read(BYTES)
 
 
 @pytest.fixture
@@ -71,19 +68,16 @@ def write(folder: Path, variables: dict[str, np.ndarray], index: str = "whole") 
     return folder / "model.ckpt-7"
 
 
-def check_model(source: Path, run: Path, out: Path) -> None:
-    result = xl("import", source, "--out", out, *VOCAB)
-    assert result.exit_code == 0, result.output
-    first, second = (load_run(path).model.state_dict() for path in (run, out))
-    assert first.keys() - second.keys() == {"positions.frequencies"}  # which TensorFlow computes
-    assert all(torch.equal(first[name], second[name]) for name in second)
+def check_model(source: Path, model: Checkpoint) -> Checkpoint:
+    found = read(source, BYTES / "cache.pt")
+    assert_same_tensors(model, found, without={"positions.frequencies"})  # which TensorFlow computes
+    return found
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_prefix_file_and_folder_give_the_same_model(run: Path, tmp_path: Path) -> None:
-    prefix = write(tmp_path / "source", variables_of(run))
-    check_model(prefix, run, tmp_path / "out")
-    assert '"data 1"' in (tmp_path / "out" / "import.json").read_text()
+def test_prefix_file_and_folder_give_the_same_model(model: Checkpoint, tmp_path: Path) -> None:
+    prefix = write(tmp_path / "source", variables_of(model))
+    assert "data 1" in check_model(prefix, model).files
     for path in (prefix.parent, prefix.parent / "checkpoint", *prefix.parent.glob("model.ckpt-7.*")):
         assert find_prefix(path) == prefix
     (prefix.parent / "checkpoint").unlink()
@@ -91,7 +85,7 @@ def test_prefix_file_and_folder_give_the_same_model(run: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_what_tensorflow_cannot_read_is_refused_in_one_sentence(run: Path, tmp_path: Path) -> None:
+def test_what_tensorflow_cannot_read_is_refused_in_one_sentence(tmp_path: Path) -> None:
     words = "is a TensorFlow checkpoint that TensorFlow could not read"
     prefix = write(tmp_path / "source", {}, "broken")
     refused(xl("import", prefix, "--describe", *VOCAB), f"{words} (Unable to open table file); give")
@@ -108,17 +102,17 @@ def test_what_tensorflow_cannot_read_is_refused_in_one_sentence(run: Path, tmp_p
 
 @pytest.mark.usefixtures("stand_in")
 def test_no_module_of_the_current_folder_is_executed(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python has that folder first on its module path, and a stranger's files may lie there."""
-    prefix, here = write(tmp_path / "source", variables_of(run)), tmp_path / "here"
+    prefix, here = write(tmp_path / "source", variables_of(model)), tmp_path / "here"
     here.mkdir()
     for name in ("numpy", "tensorflow", "sitecustomize"):
         (here / f"{name}.py").write_text(f"open({str(here / 'executed')!r}, 'w')")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here)
     monkeypatch.setenv("PYTHONPATH", f"{here}:.:")
-    check_model(prefix, run, tmp_path / "out")
+    check_model(prefix, model)
     assert not (here / "executed").exists()
 
 
@@ -170,15 +164,15 @@ def test_without_tensorflow_the_extra_and_the_other_way_are_named(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-def test_tensorflow_itself_reads_what_it_wrote(run: Path, tmp_path: Path) -> None:
+def test_tensorflow_itself_reads_what_it_wrote(model: Checkpoint, tmp_path: Path) -> None:
     """Damage is refused."""
     from tests.xl_export.importers.files.tensorflow_files import write_checkpoint
 
-    variables = variables_of(run)
+    variables = variables_of(model)
     variables["transformer/r_w_bias/Adam_1"] = np.zeros((4, 12), np.float32)
     prefix = write_checkpoint(tmp_path / "source", variables)
-    check_model(prefix, run, tmp_path / "out")
-    check_model(prefix.parent, run, tmp_path / "folder")
+    check_model(prefix, model)
+    check_model(prefix.parent, model)
     draw = np.random.default_rng(3)
     for path in tensorflow_checkpoint.files_of(prefix).values():
         whole = path.read_bytes()
