@@ -251,7 +251,7 @@ def test_what_is_neither_file_nor_folder_is_refused(path: str, tmp_path: Path) -
     refused(Path(path), tmp_path, "neither a file nor a folder")
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), form=st.sampled_from(["zip", "tar", "tar.gz", "bz2", "xz"]))
 def test_a_mutated_archive_gives_files_or_one_sentence(
     data: st.DataObject, form: str, tmp_path_factory

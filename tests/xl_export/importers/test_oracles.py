@@ -3,6 +3,8 @@ theirs was."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +21,23 @@ CASES = oracle_cases()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every oracle under every evaluation, imported."""
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
+    """Imports a checkpoint under one evaluation, once; returns the run."""
     folder = tmp_path_factory.mktemp("imported")
-    return {str(case): case.imported(folder / str(case)) for case in CASES}
+    return functools.cache(lambda case: case.imported(folder / str(case)))
 
 
-@pytest.mark.parametrize("case", every(2, CASES), ids=str)  # the next test computes each in float64
-def test_pytorch_gives_every_token_the_oracles_likelihood(case: Case, runs: dict[str, Path]) -> None:
-    session, expected = open_session(runs[str(case)]), case.expected()
+@pytest.mark.parametrize("case", every(4, CASES), ids=str)  # the next test computes each in float64
+def test_pytorch_gives_every_token_the_oracles_likelihood(case: Case, run_of: Callable[[Case], Path]) -> None:
+    session, expected = open_session(run_of(case)), case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
     if session.rule.segment >= expected["segments_b"].max():
         assert np.abs(nll(session, expected, "segments_b") - expected["nll_b"]).max() < ROUNDING
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_double_precision_meets_the_oracles_own(case: Case, runs: dict[str, Path]) -> None:
-    run, expected = load_run(runs[str(case)]), case.expected()
+def test_double_precision_meets_the_oracles_own(case: Case, run_of: Callable[[Case], Path]) -> None:
+    run, expected = load_run(run_of(case)), case.expected()
     model, rule = run.model.double().eval(), run.config.evaluation
     tokens, targets = (torch.from_numpy(expected[name]) for name in ("tokens", "targets"))
     for kind in ("segments", "segments_b"):
@@ -91,9 +93,9 @@ ARTEFACTS = [
 
 @pytest.mark.parametrize(("case", "form"), ARTEFACTS)
 def test_artefacts_give_every_token_the_oracles_likelihood(
-    case: Case, form: str, runs: dict[str, Path], tmp_path: Path
+    case: Case, form: str, run_of: Callable[[Case], Path], tmp_path: Path
 ) -> None:
-    session = open_session(export(runs[str(case)], tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    session = open_session(export(run_of(case), tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
     expected = case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
 
@@ -111,13 +113,15 @@ def test_oracles_outside_the_repository_agree_in_pytorch_ring_and_shift(case: Ca
 
 
 @pytest.mark.parametrize("case", variant_cases(), ids=str)
-def test_options_that_no_oracle_has(case: Case, tmp_path: Path) -> None:
-    session, expected = open_session(case.imported(tmp_path / "run")), case.expected()
+def test_options_that_no_oracle_has(case: Case, run_of: Callable[[Case], Path]) -> None:
+    session, expected = open_session(run_of(case)), case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
 
 
 @pytest.mark.parametrize("case", every(4, variant_cases()), ids=str)
-def test_options_that_no_oracle_has_are_exported(case: Case, tmp_path: Path) -> None:
-    run, expected = case.imported(tmp_path / "run"), case.expected()
-    session = open_session(export(run, tmp_path / "artefact", memory="ring"))
+def test_options_that_no_oracle_has_are_exported(
+    case: Case, run_of: Callable[[Case], Path], tmp_path: Path
+) -> None:
+    session = open_session(export(run_of(case), tmp_path / "artefact", memory="ring"))
+    expected = case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from runtimes import open_session
 from tests.commands import refused, xl
-from tests.xl_export.importers.oracles import DATA, nll
+from tests.xl_export.importers.oracles import DATA, assert_same_tensors, nll, read
 from trainer.run.checkpoint import load_run
 
 FOLDER = DATA / "hf-wt103"
@@ -54,21 +54,10 @@ def write(folder: Path, **parts: Any) -> Path:
     return folder / "checkpoint_best.pt"
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, np.ndarray]:
+def test_a_checkpoint_gives_the_likelihoods_of_hugging_faces_model(tmp_path: Path) -> None:
     with np.load(FOLDER / "expected.npz") as arrays:
-        return dict(arrays)
-
-
-@pytest.mark.parametrize("config", ["cfg", "args"])
-def test_a_checkpoint_gives_the_likelihoods_of_hugging_faces_model(
-    config: str, expected: dict[str, np.ndarray], tmp_path: Path
-) -> None:
-    parts: dict[str, Any] = {}
-    if config == "args":
-        facts = {"arch": "transformer_xl", "task": "truncated_bptt_lm", "tokens_per_sample": 16, "lr": [0.1]}
-        parts = {"cfg": None, "args": argparse.Namespace(**MODEL | facts)}
-    result = xl("import", write(tmp_path, **parts), "--out", tmp_path / "run")
+        expected = dict(arrays)
+    result = xl("import", write(tmp_path), "--out", tmp_path / "run")
     assert "format      fairseq: " in result.output, result.output
     assert "memory 47, segment 16, same-length mask, clamp 32, initial memory zeros" in result.output
     assert np.abs(nll(open_session(tmp_path / "run"), expected) - expected["nll"]).max() < 2e-5
@@ -76,6 +65,14 @@ def test_a_checkpoint_gives_the_likelihoods_of_hugging_faces_model(
     assert vocab.encode("word0 strange\n\nword494\n").tolist() == [4, 3, 2, 2, 498, 2]
     decode = vocab.decoder()
     assert "".join(map(decode, (4, 2, 5))) == "word0\nword1"
+
+
+def test_older_checkpoints_have_their_options_in_args(tmp_path: Path) -> None:
+    facts = {"arch": "transformer_xl", "task": "truncated_bptt_lm", "tokens_per_sample": 16, "lr": [0.1]}
+    new = read(write(tmp_path))
+    old = read(write(tmp_path, cfg=None, args=argparse.Namespace(**MODEL | facts)))
+    assert (old.config, old.rule, old.settings) == (new.config, new.rule, new.settings)
+    assert_same_tensors(old, new)
 
 
 def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None:
