@@ -9,16 +9,14 @@ from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
 from trainer.data.archives import SUFFIXES
 from xl_export.importers import FORMATS, tensorflow_checkpoint
+from xl_export.importers.huggingface import CONFIG, INDEX, WEIGHTS, find_weights
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.compressed import inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 from xl_export.importers.shared.checkpoint import Source, shown_folder
-from xl_export.importers.shared.shards import INDEX, WEIGHTS, find_weights
 from xl_export.importers.shared.state_dict import state_in, unwrapped
 from xl_export.importers.shared.validated import OWN_MODEL, shown
-
-CONFIG = "config.json"
 
 
 def recognise(opened: Source, wanted: str = "auto") -> str:
