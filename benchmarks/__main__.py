@@ -137,9 +137,7 @@ def measure(
     from benchmarks.history import begin  # needs ONNX Runtime
 
     config = case.size(options)
-    result = begin(
-        case.name, config, threads=used, file=history, engine=case.engine, precision=case.precision
-    )
+    result = begin(case, config, threads=used, file=history)
     more: dict[str, Any] = {"progress": lambda line: click.echo(line, err=True)}
     if case.resumable:
         earlier = read_results(result.file) if result.file.is_file() else []
@@ -158,7 +156,7 @@ def measure(
     show(document, [title, *result.machine_lines, "", *table], as_json=as_json)
     click.echo(f"appended to {result.file}", err=as_json)
     if csv_to:
-        write_csv(csv_to, [document])
+        write_csv(csv_to, document)
         click.echo(f"written to {csv_to}", err=True)
     if plot_to:
         assert case.draw is not None

@@ -11,32 +11,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORM_FACTS, Form
 from trainer.model.config import ModelConfig
 
-BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
 FLOAT = 4  # bytes
-
-
-def query_blocks(window: int) -> list[tuple[int, int]]:
-    """(first, end) of each block of queries; the block's scores are computed against keys 0 … end - 1."""
-    return [(first, min(first + BLOCK, window)) for first in range(0, window, BLOCK)]
-
-
-def window_multiply_adds(model: ModelConfig, window: int) -> int:
-    """For one prediction of the vanilla model over a window of W tokens, all recomputed.
-
-        layers but the last   W (4 D A + 2 D F) + 2 A Σ_blocks (end - first) end
-        last layer            W 2 D A (keys, values) + 2 D A (query, out) + 2 D F + 2 A W
-        output                D V
-
-    The sum over blocks is W² for one block and nears W²/2 for many: keys after a block are never touched.
-    The last layer answers only for the last position.
-    """
-    D = model.d_model
-    A = model.heads * model.head_dim
-    F = model.d_ff
-    pairs = sum((end - first) * end for first, end in query_blocks(window))
-    full = window * (4 * D * A + 2 * D * F) + 2 * A * pairs
-    last = window * 2 * D * A + 2 * D * A + 2 * D * F + 2 * A * window
-    return (model.layers - 1) * full + last + D * model.vocab_size
 
 
 def needed_multiply_adds(model: ModelConfig, rule: MemoryRule, segment: int) -> int:

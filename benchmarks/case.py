@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from benchmarks.configs import CONFIGS, LONGEST, BenchmarkConfig
-from benchmarks.runs import History, Row, Run
+from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.machine import available_cpus
 from runtimes.base.records import to_json
@@ -23,6 +23,7 @@ from runtimes.contract.rule import MemoryRule
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
+Cell = Callable[[Figures, Run], str]  # the text of a column for a row of a run
 
 
 class CaseRow:
@@ -35,7 +36,7 @@ class CaseRow:
 class Line(NamedTuple):
     """A row as the history holds it, and the run that measured it."""
 
-    row: Row
+    row: Figures
     run: Run
 
 
@@ -43,9 +44,30 @@ class Column(NamedTuple):
     """A column of a table. One whose cells are all empty is left out."""
 
     title: str
-    cell: Callable[[Row, Run], str]
+    value: str | Cell  # a field of the row, such as `token` or `token.slowest`; or a function
+    form: str | Callable[[Any], str] = ""  # how a field is shown: a format such as `.2f`, or a function
     note: str = ""  # explains the column below the table
     detail: bool = False  # shown on the terminal only, and not in the documents
+
+    def cell(self, row: Figures, run: Run) -> str:
+        """The text of a cell. A timing is shown by its median, and a field that a row does not have is empty.
+
+        Without `form`, whole numbers have separators, and others three significant digits.
+        """
+        if not isinstance(self.value, str):
+            return self.value(row, run)
+        value: Any = row
+        for name in self.value.split("."):
+            value = value and value.get(name)
+        if isinstance(value, dict):
+            value = value["median"]
+        if callable(self.form):
+            return self.form(value)
+        if value is None:
+            return ""
+        if isinstance(value, float) and not self.form:
+            return number(value)
+        return format(value, self.form or ("," if isinstance(value, int) else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +103,7 @@ class Job:
     folder: Path  # temporary
     options: Mapping[str, Any] = field(default_factory=dict)  # of the case: those that have a value
     progress: Callable[[str], None] = lambda line: None
-    earlier: Sequence[Row] = ()  # of a resumable case, what is in its history
+    earlier: Sequence[Figures] = ()  # of a resumable case, what is in its history
     keep: Callable[[CaseRow], object] = lambda row: None  # of a resumable case, appends a row to its history
 
     def __getitem__(self, name: str) -> Any:
@@ -137,7 +159,7 @@ class Case:
     draw: Callable[[Any, Sequence[Any]], None] | None = None  # into a figure of matplotlib
     unavailable: Callable[[], str | None] = lambda: None  # why this machine cannot measure the case
     resumable: bool = False  # `run` does not measure again what `earlier` has, and keeps each new row at once
-    engine: str = "onnxruntime"
+    engine: str = "onnxruntime"  # the package that computes
     precision: str = "fp32"
 
     def measure(
@@ -188,13 +210,15 @@ def lengths_option() -> click.Option:
     """Several lengths of attention."""
     return click.Option(
         ["--attention-lengths"],
-        callback=lambda ctx, option, text: text if text is None else parse_lengths(text),
+        callback=parse_lengths,
         help="Lengths in tokens, such as 64,128,256; the default depends on the size.",
     )
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
+def parse_lengths(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     """The attention lengths of a text such as `64,128`, ascending and each once."""
+    if text is None:
+        return None
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part) <= LONGEST for part in parts):
         raise ConfigError(
@@ -232,7 +256,7 @@ def only_option(names: Iterable[str], text: str) -> Callable[[], click.Option]:
 
 def file_option(name: str, text: str, **settings: Any) -> Callable[[], click.Option]:
     """A file or a folder; name: as on the command line, and of the option in `Job` if that differs."""
-    return lambda: click.Option(name.split(), type=FILE, help=text, **settings)
+    return option(name, text, type=FILE, **settings)
 
 
 def option(name: str, text: str, **settings: Any) -> Callable[[], click.Option]:
@@ -252,21 +276,11 @@ def megabytes(num_bytes: float | None) -> str:
     return f"{num_bytes / 1e6:,.4g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
 
 
-def whole(name: str) -> Callable[[Row, Run], str]:
-    """Cells with a whole number."""
-    return lambda row, run: f"{row[name]:,}"
+def microseconds(milliseconds: float) -> str:
+    """A time in microseconds."""
+    return number(milliseconds * 1e3)
 
 
-def milliseconds(name: str, *, scale: float = 1.0) -> Callable[[Row, Run], str]:
-    """Cells with the median of a timing, in milliseconds unless scaled."""
-    return lambda row, run: "" if row.get(name) is None else number(row[name]["median"] * scale)
-
-
-def words(name: str) -> Callable[[Row, Run], str]:
-    """Cells with a value as it is; empty for None and for what a row does not have."""
-    return lambda row, run: "" if row.get(name) is None else str(row[name])
-
-
-def decimal(name: str, form: str = ".2f") -> Callable[[Row, Run], str]:
-    """Cells with a plain number in that format."""
-    return lambda row, run: "" if row.get(name) is None else format(row[name], form)
+def per_second(milliseconds: float) -> str:
+    """How many a second, if one takes so long."""
+    return f"{1e3 / milliseconds:,.0f}"

@@ -7,10 +7,10 @@ import json
 import os
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import Case
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.machine import BUSY, HostClock, commit, history_folder, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
@@ -24,7 +24,7 @@ STOLEN = 0.01  # the share of steal time from which on a note tells of it; nothi
 class Result:
     """What the figures of a result depend on, recorded before the measurement began."""
 
-    case: str
+    case: Case
     config: BenchmarkConfig
     threads: int
     #: The history file that it will be appended to.
@@ -32,9 +32,6 @@ class Result:
     limits: Limits
     machine: dict[str, Any]
     versions: dict[str, str]
-    #: The package that computes, such as `onnxruntime`.
-    engine: str = "onnxruntime"
-    precision: str = "fp32"
     began: HostClock = field(default_factory=HostClock.now)
 
     @property
@@ -42,7 +39,7 @@ class Result:
         """The case, the sizes of the model and the number of threads, as one line."""
         m = self.config.model
         return (
-            f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K "
+            f"{self.case.name}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K "
             f"{m.head_dim}, FF {m.d_ff}, segment {self.config.segment}, {self.threads} threads"
         )
 
@@ -53,7 +50,7 @@ class Result:
         limits = self.limits
         lines = [
             f"machine: {machine['cpu']}, {machine['cpus']} CPUs ({machine['busy_cpus']:g} busy before), "
-            f"{self.engine} {self.versions.get(self.engine, 'unknown')}; all times are medians",
+            f"{self.case.engine} {self.versions.get(self.case.engine, 'unknown')}; all times are medians",
             f"limits of the machine (the better of before and after): reading memory "
             f"{limits.read_bytes / 1e9:.0f} GB/s, fp32 products {limits.multiply_adds / 1e9:.0f} G "
             "multiply-adds/s",
@@ -90,14 +87,14 @@ class Result:
     def document(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The result with its rows, as a line of a history file."""
         return {
-            "case": self.case,
+            "case": self.case.name,
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "config": self.config.name,
             "model": to_json(self.config.model),
             "segment": self.config.segment,
             "threads": self.threads,
-            "precision": self.precision,
-            "engine": self.engine,
+            "precision": self.case.precision,
+            "engine": self.case.engine,
             "rows": rows,
             "limits": to_json(self.limits),
             "machine": self.machine,
@@ -106,20 +103,12 @@ class Result:
         }
 
 
-def begin(
-    case: str,
-    config: BenchmarkConfig,
-    *,
-    threads: int,
-    file: Path | None,
-    engine: str = "onnxruntime",
-    precision: str = "fp32",
-) -> Result:
+def begin(case: Case, config: BenchmarkConfig, *, threads: int, file: Path | None) -> Result:
     """A result with the machine and its limits recorded. file: of the history; the case's own by default.
 
     Raises UserError if the history file cannot be written, before anything is measured.
     """
-    file = file or history_folder() / f"{case}.jsonl"
+    file = file or history_folder() / f"{case.name}.jsonl"
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     refuse_unwritable(file, option="--history")
@@ -128,18 +117,10 @@ def begin(
         config=config,
         threads=threads,
         file=file,
-        machine=_machine_at_first(),
+        machine=machine_facts(),
         limits=measure_limits(threads),
         versions=versions(),
-        engine=engine,
-        precision=precision,
     )
-
-
-@cache
-def _machine_at_first() -> dict[str, Any]:
-    """The machine before the first case of this process; later, this process itself keeps the CPUs busy."""
-    return machine_facts()
 
 
 def append(path: Path, document: dict[str, Any]) -> None:

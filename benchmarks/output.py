@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,13 @@ def refuse_other_file(path: Path, *, start: bytes, option: str, force: bool) -> 
         )
 
 
-def write_csv(path: Path, documents: Sequence[dict[str, Any]]) -> None:
-    """A line for each row of the documents, and a column for each figure.
+def write_csv(path: Path, document: dict[str, Any]) -> None:
+    """A line for each row of a result, and a column for each figure.
 
     The column of a nested figure is named as in `token.median`. A figure that a case does not have is empty.
     """
-    lines = []
-    for document in documents:
-        facts = {name: document[name] for name in FACTS}
-        lines += [
-            {**facts, "cpu": document["machine"]["cpu"], **dict(_flat(row))} for row in document["rows"]
-        ]
+    facts = {name: document[name] for name in FACTS} | {"cpu": document["machine"]["cpu"]}
+    lines = [{**facts, **dict(_flat(row))} for row in document["rows"]]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, columns)

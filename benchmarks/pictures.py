@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.case import Line
 from benchmarks.cases import CASES
 from benchmarks.plot import THEMES, Theme, draw_positions, themed
-from benchmarks.runs import History, Row
+from benchmarks.runs import Figures, History
 from benchmarks.summaries import server_rates, sliding_window
 from runtimes.base.files import atomic_file
 from xl_export.figures.canvas import new_figure
@@ -201,7 +201,7 @@ PICTURES: dict[str, tuple[float, Draw]] = {  # by file name: height in inches, a
 }
 
 
-def _rows(case: str, history: History) -> list[Row]:
+def _rows(case: str, history: History) -> list[Figures]:
     return [line.row for line in _lines(case, history)]
 
 

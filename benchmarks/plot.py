@@ -73,11 +73,15 @@ def draw_latency(figure: Any, rows: Sequence[Any]) -> None:
     axes = figure.subplots()
     for row, colour in zip(rows, (SEGMENT, WINDOW), strict=True):
         axes.plot(
-            row.milliseconds, ".", ms=2, color=colour, label=f"{SIDES[row.side]} (median {row.median:.3g} ms)"
+            row.milliseconds,
+            ".",
+            ms=2,
+            color=colour,
+            label=f"{SIDES[row.side]} (median {row.token.median:.3g} ms)",
         )
     axes.set_xlabel("number of the token")
     axes.set_ylabel("time (ms)")
-    top = 4 * max(row.median for row in rows)
+    top = 4 * max(row.token.median for row in rows)
     beyond = sum(x > top for row in rows for x in row.milliseconds)
     axes.set_ylim(0, top)
     outside = f" (slower ones outside the picture: {beyond})" if beyond else ""

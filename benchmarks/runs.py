@@ -16,7 +16,7 @@ from runtimes.base.files import read_bytes
 
 SOFTWARE = (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch"))
 RENAMED = (("raw loop", "baseline loop"), ("relay", "baseline server"))  # sides of `serve` in older results
-Row = dict[str, Any]
+Figures = dict[str, Any]  # a row of a run, as the history holds it
 Document = dict[str, Any]
 
 
@@ -27,8 +27,8 @@ class Run:
     document: dict[str, Any]
 
     @property
-    def rows(self) -> list[Row]:
-        rows: list[Row] = self.document["rows"]
+    def rows(self) -> list[Figures]:
+        rows: list[Figures] = self.document["rows"]
         return rows
 
     @property
@@ -165,7 +165,7 @@ def read_results(path: Path) -> list[Document]:
     return documents
 
 
-def operators(row: Row) -> str:
+def operators(row: Figures) -> str:
     """`fused` or `standard`; a row that does not say is of the standard operators."""
     return str(row.get("operators", "standard"))
 

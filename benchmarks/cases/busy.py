@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.case import (
     Case,
     CaseRow,
+    Cell,
     Column,
     Job,
     Line,
@@ -26,13 +27,11 @@ from benchmarks.case import (
     number,
     option,
     repeats_option,
-    whole,
 )
 from benchmarks.checked_sessions import agreed, fed
 from benchmarks.measure import in_turns
 from benchmarks.models import random_run
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run as Measured
+from benchmarks.runs import Figures, Run
 from runtimes import Session, open_session
 from runtimes.base.machine import available_cpus
 from xl_export import export
@@ -116,10 +115,10 @@ def compare(sessions: Mapping[str, Session]) -> None:
         agreed(difference, TOLERANCE, f"the side with {side} differs from the default")
 
 
-def _against_the_better(name: str) -> Callable[[Figures, Measured], str]:
+def _against_the_better(name: str) -> Cell:
     """Cells with a time of the default divided by the better of one thread and all threads."""
 
-    def cell(row: Figures, measured: Measured) -> str:
+    def cell(row: Figures, measured: Run) -> str:
         fixed = [
             other[name]
             for other in measured.rows
@@ -144,10 +143,10 @@ CASE = Case(
     keys=("others", "side", "precision"),
     columns=(
         Column("size", lambda row, run: run.document["config"]),
-        Column("other processes", whole("others")),
-        Column("mean, ms", lambda row, run: number(row["mean"])),
-        Column("median, ms", lambda row, run: number(row["median"])),
-        Column("p99, ms", lambda row, run: number(row["p99"])),
+        Column("other processes", "others"),
+        Column("mean, ms", "mean"),
+        Column("median, ms", "median"),
+        Column("p99, ms", "p99"),
         Column("mean of the better", _against_the_better("mean")),
         Column("p99 of the better", _against_the_better("p99")),
     ),

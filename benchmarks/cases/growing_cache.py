@@ -31,10 +31,8 @@ from benchmarks.case import (
     Line,
     config_option,
     megabytes,
-    milliseconds,
     number,
     repeats_option,
-    whole,
 )
 from benchmarks.checked_sessions import agreed, fused_library, nats_apart, open_checked
 from benchmarks.measure import Timing, take_turns
@@ -177,15 +175,15 @@ CASE = Case(
     run=run,
     keys=("position", "mem_len"),
     columns=(
-        Column("tokens before", whole("position")),
-        Column("fixed memory, ms", milliseconds("fixed")),
-        Column("growing cache, ms", milliseconds("growing")),
+        Column("tokens before", "position"),
+        Column("fixed memory, ms", "fixed"),
+        Column("growing cache, ms", "growing"),
         Column(
             "times slower",
             lambda row, run: number(row["growing"]["median"] / row["fixed"]["median"]),
         ),
-        Column("fixed memory, MB", lambda row, run: megabytes(row["fixed_bytes"])),
-        Column("growing cache, MB", lambda row, run: megabytes(row["growing_bytes"])),
+        Column("fixed memory, MB", "fixed_bytes", megabytes),
+        Column("growing cache, MB", "growing_bytes", megabytes),
     ),
     notes=_notes,
     options=(config_option, repeats_option),

@@ -18,10 +18,8 @@ from benchmarks.case import (
     Job,
     config_option,
     megabytes,
-    milliseconds,
     number,
     repeats_option,
-    words,
 )
 from benchmarks.child import open_in_child
 from benchmarks.measure import Timing
@@ -80,18 +78,18 @@ CASE = Case(
     run=run,
     keys=("side",),
     columns=(
-        Column("side", words("side")),
-        Column("imports, ms", milliseconds("imports")),
-        Column("opening, ms", milliseconds("open")),
-        Column("first token, ms", milliseconds("token")),
+        Column("side", "side"),
+        Column("imports, ms", "imports"),
+        Column("opening, ms", "open"),
+        Column("first token, ms", "token"),
         Column(
             "at least, ms",
             lambda row, run: number(run.reading(row["needed_bytes"])),
             note="At least: reading weights and memory once, at the measured rate.",
             detail=True,
         ),
-        Column("resident MB", lambda row, run: megabytes(row["resident_bytes"])),
-        Column("weights and memory, MB", lambda row, run: megabytes(row["needed_bytes"])),
+        Column("resident MB", "resident_bytes", megabytes),
+        Column("weights and memory, MB", "needed_bytes", megabytes),
     ),
     options=(config_option, repeats_option),
     published=lambda history: [history.newest("load", "enwik8-large")],

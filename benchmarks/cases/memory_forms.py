@@ -21,9 +21,7 @@ from benchmarks.case import (
     Job,
     Line,
     config_option,
-    decimal,
     mem_len_option,
-    milliseconds,
     number,
     operators_option,
     repeats_option,
@@ -111,8 +109,8 @@ CASE = Case(
     columns=(
         Column("form", lambda row, run: f"`{row['form']}`"),
         Column("operators", lambda row, run: operators_of(row)),
-        Column("ms per token", milliseconds("token")),
-        Column("times the ring", decimal("ring_ratio")),
+        Column("ms per token", "token"),
+        Column("times the ring", "ring_ratio", ".2f"),
         Column(
             "at least by reading, ms", lambda row, run: number(run.reading(row["num_bytes"])), detail=True
         ),

@@ -21,19 +21,15 @@ from benchmarks.case import (
     Job,
     Line,
     config_option,
-    decimal,
     megabytes,
-    number,
+    microseconds,
     operators_option,
     repeats_option,
-    words,
 )
 from benchmarks.cases.precision import read_bytes
 from benchmarks.checked_sessions import Operators, filled, open_checked
 from benchmarks.measure import Limits, Timing, measure_limits, milliseconds, take_turns
 from benchmarks.models import random_run
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run
 from runtimes.contract.precision import Precision
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import FUSED, GRAPH
@@ -135,10 +131,6 @@ def cache_rate(num_bytes: int) -> float:
     return num_bytes / min(milliseconds(numbers.max, repeats=200)) * 1e3
 
 
-def _microseconds(name: str) -> Callable[[Figures, Run], str]:
-    return lambda row, run: number(row[name] * 1e3)
-
-
 def _notes(lines: Sequence[Line]) -> list[str]:
     return [
         "Run: ONNX Runtime's run of one token. What Python adds is the difference of medians; generate is "
@@ -153,16 +145,16 @@ CASE = Case(
     run=run,
     keys=("precision", "operators"),
     columns=(
-        Column("weights", words("precision")),
-        Column("parameters, millions", lambda row, run: f"{row['parameters'] / 1e6:.1f}"),
-        Column("MB to read", lambda row, run: megabytes(row["num_bytes"])),
-        Column("at least, µs", _microseconds("least")),
-        Column("run, µs", lambda row, run: number(row["onnxruntime"]["median"] * 1e3)),
-        Column("times at least", decimal("times_least")),
-        Column("predict adds, µs", _microseconds("predict_adds")),
-        Column("step adds, µs", _microseconds("step_adds")),
-        Column("score adds, µs", _microseconds("score_adds")),
-        Column("generate adds, µs", _microseconds("generate_adds")),
+        Column("weights", "precision"),
+        Column("parameters, millions", "parameters", lambda count: f"{count / 1e6:.1f}"),
+        Column("MB to read", "num_bytes", megabytes),
+        Column("at least, µs", "least", microseconds),
+        Column("run, µs", "onnxruntime", microseconds),
+        Column("times at least", "times_least", ".2f"),
+        Column("predict adds, µs", "predict_adds", microseconds),
+        Column("step adds, µs", "step_adds", microseconds),
+        Column("score adds, µs", "score_adds", microseconds),
+        Column("generate adds, µs", "generate_adds", microseconds),
     ),
     notes=_notes,
     options=(config_option, repeats_option, operators_option),

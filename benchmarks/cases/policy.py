@@ -32,18 +32,13 @@ from benchmarks.case import (
     Job,
     Line,
     config_option,
-    decimal,
     mem_len_option,
-    number,
+    microseconds,
     repeats_option,
-    whole,
-    words,
 )
+from benchmarks.cases.web import compiled, has_cpp
 from benchmarks.checked_sessions import agreed
 from benchmarks.measure import Timing
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run as Measured
-from benchmarks.web_sides import compiled, has_cpp
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig
 
@@ -320,10 +315,6 @@ def _compared(policy: Policy, artefact: Path, mem_len: int) -> dict[str, float]:
     }
 
 
-def _microseconds(value: Callable[[Figures], float]) -> Callable[[Figures, Measured], str]:
-    return lambda row, run: number(value(row) * 1e3)
-
-
 def _notes(lines: Sequence[Line]) -> list[str]:
     row, run = lines[0]
     model = run.document["model"]
@@ -340,13 +331,13 @@ CASE = Case(
     run=run,
     keys=("side", "mem_len"),
     columns=(
-        Column("side", words("side")),
-        Column("steps", whole("steps")),
-        Column("median, µs", _microseconds(lambda row: row["step"]["median"])),
-        Column("99 % within, µs", _microseconds(lambda row: row["p99"])),
-        Column("slowest, µs", _microseconds(lambda row: row["step"]["slowest"])),
-        Column("late steps", whole("late")),
-        Column("differs by", decimal("difference", ".1e"), detail=True),
+        Column("side", "side"),
+        Column("steps", "steps"),
+        Column("median, µs", "step", microseconds),
+        Column("99 % within, µs", "p99", microseconds),
+        Column("slowest, µs", "step.slowest", microseconds),
+        Column("late steps", "late"),
+        Column("differs by", "difference", ".1e", detail=True),
     ),
     notes=_notes,
     options=(config_option, repeats_option, mem_len_option),

@@ -6,7 +6,6 @@ precision is, and nothing about its quality.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,18 @@ from benchmarks.case import (
     Column,
     Job,
     config_option,
-    decimal,
     file_option,
     megabytes,
     mem_len_option,
-    milliseconds,
     number,
     operators_option,
     repeats_option,
-    words,
 )
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_run
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run
+from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import from_json
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
@@ -159,8 +154,8 @@ def _measured(row: Figures) -> Measured | None:
     return from_json(Measured, row["measured"], where="the row") if row.get("measured") else None
 
 
-def _quality(name: str, form: str) -> Callable[[Figures, Run], str]:
-    return lambda row, run: format(getattr(measured, name), form) if (measured := _measured(row)) else ""
+def _bits_lost(row: Figures, run: Run) -> str:
+    return f"{measured.bits_lost:+.4f}" if (measured := _measured(row)) else ""
 
 
 def _verdict(row: Figures, run: Run) -> str:
@@ -184,22 +179,22 @@ CASE = Case(
     run=run,
     keys=("precision", "memory_precision", "mem_len", "operators"),
     columns=(
-        Column("weights", words("precision")),
-        Column("memory", words("memory_precision")),
-        Column("ms per token", milliseconds("token")),
+        Column("weights", "precision"),
+        Column("memory", "memory_precision"),
+        Column("ms per token", "token"),
         Column(
             "at least, ms",
             lambda row, run: number(run.reading(row["read_bytes"])),
             note="At least: what the step must read and multiply, at the machine's best rates.",
             detail=True,
         ),
-        Column("times faster than fp32", decimal("speed_up")),
-        Column("MB on disk", lambda row, run: megabytes(row["num_bytes"])),
-        Column("MB per stream", lambda row, run: megabytes(row["bytes_per_stream"])),
-        Column("bits per token", _quality("bits_per_token", ".4f")),
-        Column("bits lost", _quality("bits_lost", "+.4f")),
-        Column("KL, nats", _quality("kl_nats", ".2g")),
-        Column("same likeliest token", _quality("agreement", ".1%")),
+        Column("times faster than fp32", "speed_up", ".2f"),
+        Column("MB on disk", "num_bytes", megabytes),
+        Column("MB per stream", "bytes_per_stream", megabytes),
+        Column("bits per token", "measured.bits_per_token", ".4f"),
+        Column("bits lost", _bits_lost),
+        Column("KL, nats", "measured.kl_nats", ".2g"),
+        Column("same likeliest token", "measured.agreement", ".1%"),
         Column("", _verdict),
     ),
     notes=lambda lines: [f"Memory of {lines[0].row['mem_len']:,} tokens, random weights."],

@@ -21,13 +21,10 @@ from benchmarks.case import (
     Column,
     Job,
     config_option,
-    decimal,
     mem_len_option,
-    milliseconds,
     operators_option,
+    per_second,
     repeats_option,
-    whole,
-    words,
 )
 from benchmarks.checked_sessions import Operators, agreed, fed, filled, open_checked
 from benchmarks.measure import Timing, take_turns
@@ -128,12 +125,12 @@ CASE = Case(
     run=run,
     keys=("side", "mem_len", "operators"),
     columns=(
-        Column("side", words("side")),
-        Column("texts", whole("texts")),
-        Column("tokens", whole("tokens")),
-        Column("ms per token", milliseconds("token")),
-        Column("tokens/s", lambda row, run: f"{1e3 / row['token']['median']:,.0f}"),
-        Column("times one stream", decimal("ratio")),
+        Column("side", "side"),
+        Column("texts", "texts"),
+        Column("tokens", "tokens"),
+        Column("ms per token", "token"),
+        Column("tokens/s", "token", per_second),
+        Column("times one stream", "ratio", ".2f"),
     ),
     claims=(
         Claim(

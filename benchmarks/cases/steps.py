@@ -17,25 +17,24 @@ from benchmarks.arithmetic import step_bytes
 from benchmarks.case import (
     Case,
     CaseRow,
+    Cell,
     Column,
     Job,
     config_option,
-    decimal,
     lengths_option,
     megabytes,
     mem_len_option,
     number,
     operators_option,
+    per_second,
     repeats_option,
-    whole,
 )
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact, random_run
 from benchmarks.plot import draw_lines
-from benchmarks.runs import History, Run
-from benchmarks.runs import Row as Figures
+from benchmarks.runs import Figures, History, Run
 from trainer.model.arithmetic import step_multiply_adds
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
@@ -107,7 +106,7 @@ def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Itera
         )
 
 
-def _of_step(side: str) -> Callable[[Figures, Run], str]:
+def _of_step(side: str) -> Cell:
     return lambda row, run: number(row[side]["median"] * row["batch"] * row["tokens"])
 
 
@@ -117,10 +116,10 @@ def _times_reading(row: Figures, run: Run) -> str:
 
 
 COLUMNS = (
-    Column("memory, tokens", whole("mem_len")),
-    Column("streams", whole("batch")),
-    Column("tokens of each", whole("tokens")),
-    Column("MB to read", lambda row, run: megabytes(row["num_bytes"]), detail=True),
+    Column("memory, tokens", "mem_len"),
+    Column("streams", "batch"),
+    Column("tokens of each", "tokens"),
+    Column("MB to read", "num_bytes", megabytes, detail=True),
     Column(
         "at least, ms",
         lambda row, run: number(max(run.reading(row["num_bytes"]), run.computing(row["multiply_adds"]))),
@@ -128,8 +127,8 @@ COLUMNS = (
     ),
     Column("ONNX Runtime, ms", _of_step("onnxruntime")),
     Column("PyTorch, ms", _of_step("pytorch")),
-    Column("PyTorch / ONNX Runtime", decimal("ratio")),
-    Column("ONNX Runtime, tokens/s", lambda row, run: f"{1e3 / row['onnxruntime']['median']:,.0f}"),
+    Column("PyTorch / ONNX Runtime", "ratio", ".2f"),
+    Column("ONNX Runtime, tokens/s", "onnxruntime", per_second),
     Column(
         "times reading",
         _times_reading,

@@ -21,19 +21,16 @@ from benchmarks.case import (
     Job,
     config_option,
     file_option,
-    milliseconds,
     number,
+    per_second,
     repeats_option,
-    whole,
 )
 from benchmarks.cases.learning.architectures import check
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.references.steps import reference_step
-from benchmarks.references.training import REFERENCE_HELP, code_folders
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run as Measured
+from benchmarks.references.training import REFERENCE_HELP, code_folders, reference_step
+from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.arithmetic import step_multiply_adds
@@ -198,7 +195,7 @@ SIDES = {
 }
 
 
-def _faster(row: Figures, run: Measured) -> str:
+def _faster(row: Figures, run: Run) -> str:
     """How many times as fast as the public code, if the run has measured that."""
     public = "reference spans" if "spans" in (row.get("side") or "") else "reference"
     if row.get("faster") is None or not any(other.get("side") == public for other in run.rows):
@@ -213,8 +210,8 @@ CASE = Case(
     keys=("side", "mem_len"),
     columns=(
         Column("what is trained", lambda row, run: SIDES[row.get("side")]),
-        Column("memory, tokens", whole("mem_len")),
-        Column("ms per trained token", milliseconds("token")),
+        Column("memory, tokens", "mem_len"),
+        Column("ms per trained token", "token"),
         Column(
             "at least, ms",
             lambda row, run: number(run.computing(row["multiply_adds"])),
@@ -225,7 +222,7 @@ CASE = Case(
             "times the cost without memory", lambda row, run: "" if row.get("side") else f"{row['ratio']:.2f}"
         ),
         Column("times as fast as the public code", _faster),
-        Column("tokens/s", lambda row, run: f"{1e3 / row['token']['median']:,.0f}", detail=True),
+        Column("tokens/s", "token", per_second, detail=True),
     ),
     options=(
         config_option,

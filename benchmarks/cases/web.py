@@ -3,15 +3,26 @@
 Every side first replays the artefact's reference. All have one thread and the same graph with standard
 operators. Copies are what the public interface of onnxruntime-web does. A token is measured early in a text
 and after 10,000 tokens: it costs the same. WebAssembly runs in Node, which has Chromium's compiler.
+
+A side has streams, which have names. `difference` is the largest from the artefact's reference, in nats, and
+raises ArtefactError beyond its limits. `feed` reads a number of tokens, and `times` reads them one by one and
+returns the milliseconds of each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.case import (
     Case,
@@ -21,16 +32,19 @@ from benchmarks.case import (
     Job,
     Line,
     config_option,
-    decimal,
     mem_len_option,
-    milliseconds,
     repeats_option,
-    words,
 )
 from benchmarks.measure import REST, Timing
 from benchmarks.models import random_artefact
-from benchmarks.web_sides import CppSide, NodeSide, PythonSide, Side, has_cpp, has_native, missing_for_node
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.memory import Memory
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.check import check
 
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "web"
+CPP_SOURCES = ROOT / "cpp"
 EARLY = 100  # tokens that a stream has seen
 LATE = 10_000
 TURNS = 5
@@ -93,7 +107,7 @@ def _opened(artefact: Path, folder: Path) -> dict[str, Side]:
         IN_PLACE: NodeSide(artefact, "wasm"),
         COPIES: NodeSide(artefact, "wasm", copies=True),
     }
-    if has_native():
+    if (WEB / "node_modules" / "onnxruntime-node").is_dir():
         sides[NATIVE] = NodeSide(artefact, "native")
     sides[PYTHON] = PythonSide(artefact)
     if has_cpp():
@@ -119,6 +133,163 @@ def _in_turns(sides: Mapping[str, Side], repeats: int) -> dict[str, dict[str, Ti
     }
 
 
+class NodeSide:
+    """The module of web/ in Node. device: `wasm` or `native`; copies: whether each step copies the memory."""
+
+    def __init__(self, artefact: Path, device: str, *, copies: bool = False) -> None:
+        memory = "copies" if copies else "in-place"
+        self._process = subprocess.Popen(
+            ["node", str(WEB / "bench" / "steps.js"), str(artefact), device, memory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._memory = "copied" if copies else "in place"
+
+    def difference(self) -> float:
+        report = self._ask({"check": True})
+        if not report["passed"] or report["facts"]["memory"] != self._memory:
+            raise ArtefactError(
+                f"{report['computedBy']} does not compute what it should ({report['sentence']}; memory "
+                f"{report['facts']['memory']}, {report['facts']['memoryReason']}); please report this."
+            )
+        return float(report["maxDifference"])
+
+    def feed(self, stream: str, count: int) -> None:
+        self._ask({"feed": [stream, count]})
+
+    def times(self, stream: str, count: int) -> list[float]:
+        found: list[float] = self._ask({"time": [stream, count]})["times"]
+        return found
+
+    def close(self) -> None:
+        with self._process:  # which closes its streams and waits for it
+            pass
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise ArtefactError("Node ended while it was measured; run the case again to see why.")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+class PythonSide:
+    """ONNX Runtime in this process, with standard operators and the memory in place."""
+
+    def __init__(self, artefact: Path) -> None:
+        self._artefact = artefact
+        self._session = OrtSession.open(artefact, threads=1, kernel="standard")
+        self._streams: dict[str, Memory] = {}
+
+    def difference(self) -> float:
+        report = check(self._artefact, threads=1)
+        if not report.passed:
+            raise ArtefactError(f"{report.sentence}; please report this.")
+        return report.max_difference
+
+    def feed(self, stream: str, count: int) -> None:
+        segment = self._session.rule.segment
+        memory = self._streams.setdefault(stream, self._session.start(1))
+        for at in range(0, count, segment):
+            tokens = np.arange(at, min(at + segment, count)) % self._session.vocab.size
+            self._session.predict(tokens[None], memory)
+
+    def times(self, stream: str, count: int) -> list[float]:
+        memory = self._streams[stream]
+        found = []
+        for token in range(count):
+            tokens = np.array([[token % self._session.vocab.size]])
+            began = time.perf_counter()
+            self._session.predict(tokens, memory)
+            found.append((time.perf_counter() - began) * 1e3)
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class CppSide:
+    """The program cpp/examples/benchmark.cpp over the library inside the Python wheel.
+
+    It is a new process each time, which fills a memory and then times single tokens; so it has no streams,
+    and one number for a call, the median.
+    """
+
+    def __init__(self, artefact: Path, folder: Path) -> None:
+        self._artefact = artefact
+        self._programs = {name: compiled(name, folder) for name in ("benchmark", "check")}
+
+    def difference(self) -> float:
+        ended = subprocess.run(
+            [self._programs["check"], self._artefact], capture_output=True, text=True, check=False
+        )
+        words = ended.stdout.split()
+        if ended.returncode or words[-1:] != ["passed"]:
+            raise ArtefactError(
+                f"the C++ library failed its check ({(ended.stderr or ended.stdout).strip()}); please report "
+                "this."
+            )
+        return float(words[words.index("most") + 1])
+
+    def feed(self, stream: str, count: int) -> None:
+        pass
+
+    def times(self, stream: str, count: int) -> list[float]:
+        ended = subprocess.run(
+            [self._programs["benchmark"], self._artefact, str(count), "1"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [float(json.loads(ended.stdout)["ms_per_token"])]
+
+    def close(self) -> None:
+        pass
+
+
+Side = NodeSide | PythonSide | CppSide
+
+
+def compiled(name: str, folder: Path) -> Path:
+    """A program of cpp/examples, compiled into a folder; raises ArtefactError if it cannot be."""
+    spec = find_spec("onnxruntime")
+    assert spec is not None
+    assert spec.origin is not None
+    library = next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"))
+    linked = folder / "libonnxruntime.so.1"  # the name that the library calls itself
+    if not linked.is_symlink():
+        linked.symlink_to(library)
+    source = CPP_SOURCES / "examples" / f"{name}.cpp"
+    program = folder / name
+    includes = [f"-I{CPP_SOURCES}", f"-I{CPP_SOURCES / 'third_party' / 'onnxruntime'}"]
+    command = ["g++", "-std=c++17", "-O2", *includes, str(source), "-o", str(program), str(linked)]
+    ended = subprocess.run([*command, f"-Wl,-rpath,{folder}"], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise ArtefactError(f"{source} could not be compiled: {ended.stderr.strip()[:300]}.")
+    return program
+
+
+def missing_for_node() -> str | None:
+    """Why the module cannot run in Node here; None where it can."""
+    if shutil.which("node") is None:
+        return "node is not installed"
+    if not (WEB / "node_modules" / "onnxruntime-web").is_dir():
+        return f"the npm packages are not installed; run `npm ci --ignore-scripts` in {WEB}"
+    return None
+
+
+def has_cpp() -> bool:
+    """Whether C++ programs can be compiled against the library of the Python wheel."""
+    spec = find_spec("onnxruntime")
+    found = spec and spec.origin and list((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"))
+    return bool(found) and shutil.which("g++") is not None
+
+
 def _late(lines: Sequence[Line], side: str) -> float | None:
     return next((float(row["late"]["median"]) for row, _ in lines if row["side"] == side), None)
 
@@ -140,15 +311,15 @@ CASE = Case(
     run=run,
     keys=("side", "mem_len"),
     columns=(
-        Column("side", words("side")),
-        Column("ms per token after 100", milliseconds("early")),
-        Column(f"ms per token after {LATE:,}", milliseconds("late")),
+        Column("side", "side"),
+        Column("ms per token after 100", "early"),
+        Column(f"ms per token after {LATE:,}", "late"),
         Column(
             "late / early",
             lambda row, run: f"{row['late']['median'] / row['early']['median']:.2f}" if row["early"] else "",
         ),
-        Column("times C++", decimal("times_cpp")),
-        Column("differs from the reference at most by, nats", decimal("difference", ".1e")),
+        Column("times C++", "times_cpp", ".2f"),
+        Column("differs from the reference at most by, nats", "difference", ".1e"),
     ),
     claims=(
         Claim(

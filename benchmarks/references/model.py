@@ -1,23 +1,33 @@
-"""What training and scoring ask of a reference, whatever project its code comes from."""
+"""The papers' public code as models that are trained and scored like this project's."""
 
 from __future__ import annotations
 
+import ast
+import sys
+from argparse import Namespace
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
+from trainer.model.config import ModelConfig
+from trainer.model.model import LanguageModel
 
 
 class ReferenceModel(nn.Module):
-    """A model of public code. A subclass sets `model`, and overrides `empty` and `losses`."""
+    """A model of public code. A subclass sets `model`, and overrides `empty`, `losses` and `weights_of`."""
 
+    marker: str  # the file by which the folder of the code is recognised
     model: nn.Module
 
-    def __init__(self, rule: MemoryRule) -> None:
+    def __init__(self, folder: Path, config: ModelConfig, rule: MemoryRule) -> None:
         super().__init__()
         self.rule = rule
 
@@ -28,6 +38,23 @@ class ReferenceModel(nn.Module):
     def losses(self, tokens: Tensor, targets: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The loss in nats [B, T] of each target after tokens int64 [B, T], and the memory after them."""
         raise NotImplementedError
+
+    def weights_of(self, ours: LanguageModel) -> dict[str, Tensor]:
+        """The weights of a model of this project, by the names that the code gives them."""
+        raise NotImplementedError
+
+    def copy_weights(self, ours: LanguageModel) -> None:
+        """Gives every parameter the value that it has in `ours`; raises ConfigError if there are others."""
+        values = self.weights_of(ours)
+        own = dict(self.model.named_parameters())
+        if missing := sorted(own.keys() - values.keys()):
+            raise ConfigError(
+                f"the public code has a parameter {missing[0]}, which is not known; give its published "
+                "version."
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(values[name])
 
     def penalty(self) -> Tensor:
         """What training minimises besides the mean loss."""
@@ -66,3 +93,174 @@ class ReferenceSession:
                 torch.from_numpy(tokens), torch.from_numpy(targets).clamp(min=0), memory.tensors
             )
         return -nats.numpy(), ReferenceMemory(after)
+
+
+ATTENTION_TYPES = {"relative": 0, "shaw": 1, "absolute": 2, "per-layer": 3}  # of Transformer-XL's --attn_type
+INITIAL = Namespace(init="normal", init_std=0.02, proj_init_std=0.01)  # the defaults of its train.py
+
+
+class TransformerXL(ReferenceModel):
+    """`MemTransformerLM` of Dai et al. 2019, with the values that its `train.py` starts from."""
+
+    marker = "mem_transformer.py"
+
+    def __init__(self, folder: Path, config: ModelConfig, rule: MemoryRule) -> None:
+        super().__init__(folder, config, rule)
+        _mend_pytorch()
+        sys.path[:0] = [str(folder), str(folder / "utils")]
+        self.model = import_module("mem_transformer").MemTransformerLM(
+            config.vocab_size,
+            config.layers,
+            config.heads,
+            config.d_model,
+            config.head_dim,
+            config.d_ff,
+            config.dropout,
+            config.attention_dropout,
+            tie_weight=config.vocabulary.tie_weights,
+            tgt_len=rule.segment,
+            ext_len=0,
+            mem_len=rule.mem_len,
+            same_length=rule.mask == "same-length",
+            attn_type=ATTENTION_TYPES[config.positions],
+            clamp_len=-1 if rule.clamp_len is None else rule.clamp_len,
+        )
+        initialise = _functions(folder / "train.py", ("init_weight", "init_bias", "weights_init"))
+        self.model.apply(initialise["weights_init"])
+        embedding = self.model.get_submodule("word_emb")
+        embedding.apply(initialise["weights_init"])  # as train.py does after the shared output
+
+    def empty(self, lanes: int) -> list[Tensor]:
+        return []
+
+    def losses(self, tokens: Tensor, targets: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        nats_TB, *memory = self.model(tokens.T.contiguous(), targets.T.contiguous(), *memory)
+        return nats_TB.T, memory
+
+    def weights_of(self, ours: LanguageModel) -> dict[str, Tensor]:
+        names = {
+            "word_emb.emb_layers.0.weight": ours.vocabulary.table["0"],
+            "crit.out_layers.0.weight": ours.vocabulary.table["0"],
+            "crit.out_layers.0.bias": ours.vocabulary.output_bias["0"],
+            "r_w_bias": ours.get_parameter("positions.u")[0],
+            "r_r_bias": ours.get_parameter("positions.v")[0],
+        }
+        for i in range(ours.config.layers):
+            part = f"layers.{i}"
+            block = f"blocks.{i}"
+            own = {name: tensor for name, tensor in ours.state_dict().items() if name.startswith(f"{block}.")}
+            names[f"{part}.dec_attn.qkv_net.weight"] = torch.cat(
+                [own[f"{block}.{name}.weight"] for name in ("query", "key", "value")]
+            )
+            names[f"{part}.dec_attn.r_net.weight"] = ours.get_parameter(f"positions.project.{i}.weight")
+            names[f"{part}.dec_attn.o_net.weight"] = own[f"{block}.out.weight"]
+            for kind in ("weight", "bias"):
+                names[f"{part}.dec_attn.layer_norm.{kind}"] = own[f"{block}.attention_norm.{kind}"]
+                names[f"{part}.pos_ff.layer_norm.{kind}"] = own[f"{block}.feed_forward_norm.{kind}"]
+                names[f"{part}.pos_ff.CoreNet.0.{kind}"] = own[f"{block}.expand.{kind}"]
+                names[f"{part}.pos_ff.CoreNet.3.{kind}"] = own[f"{block}.contract.{kind}"]
+        return names
+
+
+def _functions(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """These functions of a script that cannot be imported, because it trains when it is."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    wanted = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    space: dict[str, Any] = {"nn": nn, "args": INITIAL}
+    exec(compile(ast.Module(body=list(wanted), type_ignores=[]), str(path), "exec"), space)
+    return space
+
+
+def _mend_pytorch() -> None:
+    """Gives this process what the code expects of PyTorch 0.4: a version of CUDA, and masks of bytes."""
+    torch.version.cuda = torch.version.cuda or "10.0"
+    if Tensor.masked_fill.__name__ == "with_bytes":  # done already
+        return
+    for name in ("masked_fill", "masked_fill_"):
+        original = getattr(Tensor, name)
+
+        def with_bytes(x: Tensor, mask: Tensor, value: float, original: Any = original) -> Tensor:
+            answer: Tensor = original(x, mask.bool(), value)
+            return answer
+
+        setattr(Tensor, name, with_bytes)
+
+
+class AdaptiveSpan(ReferenceModel):
+    """`TransformerSeq` of Sukhbaatar et al. 2019a and 2019b.
+
+    Attention reaches `mem_len` tokens back, and never the token itself.
+    """
+
+    marker = "adaptive_span.py"
+
+    def __init__(self, folder: Path, config: ModelConfig, rule: MemoryRule) -> None:
+        super().__init__(folder, config, rule)
+        sys.path.insert(0, str(folder))
+        span = config.span
+        self.width = config.d_model
+        self.model = import_module("models").TransformerSeq(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            nb_heads=config.heads,
+            nb_layers=config.layers,
+            attn_span=rule.mem_len,
+            emb_dropout=config.embedding_dropout or 0.0,
+            inner_hidden_size=config.d_ff or 1,
+            dropout=config.attention_dropout,
+            adapt_io_params={"adapt_io_enabled": False},
+            adapt_span_params={
+                "adapt_span_enabled": span is not None,
+                "adapt_span_loss": span.penalty if span else 0.0,
+                "adapt_span_ramp": span.ramp if span else 32,
+                "adapt_span_init": span.initial if span else 0.0,
+                "adapt_span_cache": True,  # as all its launch scripts do
+            },
+            pers_mem_params={"pers_mem_size": config.persistent},
+        )
+        layers = self.model.get_submodule("layers").children()
+        attentions: list[Any] = [layer.get_submodule("attn.attn") for layer in layers]
+        self.attentions = attentions
+        self.spans = [attention.adaptive_span for attention in attentions] if span else []
+
+    def empty(self, lanes: int) -> list[Tensor]:
+        lengths = [attention.get_cache_size() for attention in self.attentions]
+        return [torch.zeros(lanes, length, self.width) for length in lengths]
+
+    def losses(self, tokens: Tensor, targets: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        log_probs, memory, _ = self.model(tokens, memory, target=targets)
+        return F.nll_loss(log_probs.transpose(1, 2), targets, reduction="none"), memory
+
+    def penalty(self) -> Tensor:
+        return torch.stack([span.get_loss() for span in self.spans]).sum() if self.spans else torch.zeros(())
+
+    def constrain(self) -> None:
+        for span in self.spans:
+            span.clamp_param()
+
+    def mean_span(self) -> float | None:
+        shares = [span._mask.current_val.detach() for span in self.spans]
+        return float(torch.stack(shares).mean()) * self.spans[0]._max_span if shares else None
+
+    def weights_of(self, ours: LanguageModel) -> dict[str, Tensor]:
+        names = {
+            "in_emb.weight": ours.vocabulary.table["0"],
+            "out_emb.weight": ours.vocabulary.output_table["0"],
+            "out_emb.bias": ours.vocabulary.output_bias["0"],
+            # Column l is for the distance S - l. A token does not see itself.
+            "key_pe": ours.get_parameter("positions.table")[1:].flip(0).T[None],
+        }
+        parts = {"proj_query": "query", "proj_key": "key", "proj_val": "value", "proj_out": "out"}
+        for i in range(ours.config.layers):
+            for theirs, name in parts.items():
+                names[f"layers.{i}.attn.{theirs}.weight"] = ours.get_parameter(f"blocks.{i}.{name}.weight")
+            share = ours.get_parameter(f"blocks.{i}.span.share")
+            names[f"layers.{i}.attn.attn.adaptive_span._mask.current_val"] = share[:, None, None]
+            pairs = (("norm1", "attention_norm"), ("norm2", "feed_forward_norm"), ("ff.fc1", "expand"))
+            for theirs, name in (*pairs, ("ff.fc2", "contract")):
+                for kind in ("weight", "bias"):
+                    names[f"layers.{i}.{theirs}.{kind}"] = ours.get_parameter(f"blocks.{i}.{name}.{kind}")
+        return names
+
+
+PROJECTS: dict[str, type[ReferenceModel]] = {"transformer-xl": TransformerXL, "adaptive-span": AdaptiveSpan}

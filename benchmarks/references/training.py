@@ -2,6 +2,8 @@
 
 JOB is a JSON file with the project, its folder, and the configuration of the model that it is compared with.
 The lanes of the text, the optimiser, its schedule and the clipping of gradients are this project's own.
+`reference_step` trains in this process instead, in turns with this project's own steps, so that both are
+timed alike.
 """
 
 from __future__ import annotations
@@ -12,28 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.references import adaptive_span, transformer_xl
-from benchmarks.references.model import ReferenceModel, ReferenceSession
+from benchmarks.references.model import PROJECTS, ReferenceModel, ReferenceSession
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import from_json, to_json
 from runtimes.tasks.evaluate import evaluate
 from trainer.run.config import TrainConfig
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.schedule import first_token, learning_rate
+from trainer.training.state import Training
 
-Project = Literal["transformer-xl", "adaptive-span"]
-PROJECTS = {
-    "transformer-xl": (transformer_xl.MARKER, transformer_xl.TransformerXL),
-    "adaptive-span": (adaptive_span.MARKER, adaptive_span.AdaptiveSpan),
-}
 POINTS = 20  # of the curve of the training loss
 
 
@@ -64,12 +61,12 @@ def code_folders(folders: Sequence[Path]) -> dict[str, Path]:
         places = [folder, folder / "pytorch"]
         here = {
             project: at.resolve()
-            for project, (marker, _) in PROJECTS.items()
+            for project, model in PROJECTS.items()
             for at in places
-            if (at / marker).is_file()
+            if (at / model.marker).is_file()
         }
         if not here:
-            markers = " or ".join(marker for marker, _ in PROJECTS.values())
+            markers = " or ".join(model.marker for model in PROJECTS.values())
             raise ConfigError(
                 f"{folder} has no {markers}; give the folder of a checkout, whose address is in "
                 "`benchmarks/references/__init__.py`."
@@ -109,8 +106,7 @@ def run_job(job: Path) -> Outcome:
     config = TrainConfig.from_json(facts["config"], where=str(job))
     torch.set_num_threads(config.threads or torch.get_num_threads())
     torch.manual_seed(config.seed)
-    _, make = PROJECTS[facts["project"]]
-    model = make(Path(facts["folder"]), config.model, config.training)
+    model = PROJECTS[facts["project"]](Path(facts["folder"]), config.model, config.training)
     tokens, test = (np.load(job.parent / f"{name}.npy") for name in ("tokens", "test"))
     curve, seconds = train_steps(model, config, tokens)
     score = evaluate(ReferenceSession(model), test, lanes=facts["lanes"])  # type: ignore[arg-type]
@@ -174,6 +170,23 @@ def in_parts(losses: np.ndarray) -> tuple[float, ...]:
     """The mean in bits of each of at most 20 parts of losses in nats."""
     parts = np.array_split(losses, min(POINTS, len(losses)))
     return tuple(round(float(part.mean()) / math.log(2), 4) for part in parts)
+
+
+def reference_step(
+    project: str, folder: Path, training: Training, tokens_BN: np.ndarray
+) -> Callable[[], float]:
+    """A function that trains one step of the code in `folder` and returns its loss in nats.
+
+    It begins with the weights of `training`, and reads the same lanes [B, N] with the same optimiser.
+    """
+    config = training.config
+    path = list(sys.path)
+    try:
+        model = PROJECTS[project](folder, config.model, config.training)
+    finally:
+        sys.path[:] = path  # one of the projects has modules that are named as packages of this one
+    model.copy_weights(training.model)
+    return ReferenceTraining(model, config, tokens_BN).step
 
 
 def main(arguments: Sequence[str]) -> None:

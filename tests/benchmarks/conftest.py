@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from benchmarks import measure
+from benchmarks import machine, measure
+from benchmarks.cases import steps
 from benchmarks.configs import CONFIGS, BenchmarkConfig
+from benchmarks.measure import Timing
 from trainer.model.config import ModelConfig
 
 TINY = BenchmarkConfig(
@@ -45,6 +48,7 @@ def quick_limits() -> Iterator[None]:
         patch.setattr(measure, "cache_bytes", lambda: 0)
         patch.setattr(measure, "MATRIX", 64)
         patch.setattr(measure, "REST", 0)
+        patch.setattr(machine, "busy_cpus", lambda: 0.0)
         yield
 
 
@@ -56,3 +60,21 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
     torch.set_num_threads(1)
     yield TINY
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def instant(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case `decode` without measuring: one row, in a moment."""
+    time = Timing(median=2.0, fastest=1.0, slowest=3.0, repeats=4)
+    row = steps.Row(
+        mem_len=8,
+        batch=1,
+        tokens=1,
+        operators="standard",
+        onnxruntime=time,
+        pytorch=time,
+        num_bytes=1,
+        multiply_adds=1,
+        tolerance=1e-4,
+    )
+    monkeypatch.setattr(steps, "DECODE", dataclasses.replace(steps.DECODE, run=lambda job: [row]))

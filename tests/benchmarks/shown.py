@@ -1,10 +1,13 @@
-"""Measures cases at a tiny size, and shows rows that were not measured."""
+"""Calls the commands, measures cases at a tiny size, and shows rows that were not measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from click.testing import CliRunner, Result
+
+from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.render import markdown, terminal
@@ -40,3 +43,8 @@ def on_terminal(case: str, rows: Sequence[Any], **changes: Any) -> list[str]:
 def in_documents(case: str, rows: Sequence[Any], **changes: Any) -> list[str]:
     """The lines of the table in Markdown."""
     return markdown(CASES[case], [a_run(case, rows, **changes)])
+
+
+def call(*arguments: object) -> Result:
+    """`call("run", "decode", "--csv", path)` → the result of `python -m benchmarks`."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from benchmarks.__main__ import main
 from benchmarks.cases.learning import architectures
 from benchmarks.cases.learning.architectures import MODELS, SIZE, check, recipe
 from benchmarks.measure import Limits
@@ -24,7 +23,7 @@ from benchmarks.runs import History, Run
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks.evaluate import evaluate
-from tests.benchmarks.shown import in_documents, rows_of
+from tests.benchmarks.shown import call, in_documents, rows_of
 from tests.nightly import every
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.attention import relative_attention
@@ -158,13 +157,13 @@ def test_each_row_is_measured_once(tmp_path: Path, text: str, quick: None) -> No
     arguments = ["run", "architectures", "--text", tmp_path / "text.gz", "--reference", reference]
     arguments += ["--only", "all-attention", "--history", tmp_path / "h.jsonl", "--threads", "1", "--json"]
 
-    def call(seeds: int) -> tuple[list[dict[str, Any]], Result]:
-        done = CliRunner().invoke(main, [*map(str, arguments), "--seeds", str(seeds)], catch_exceptions=False)
+    def train(seeds: int) -> tuple[list[dict[str, Any]], Result]:
+        done = call(*arguments, "--seeds", seeds)
         assert done.exit_code == 0, done.output
         return [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()], done
 
-    first, _ = call(1)
-    both, done = call(2)
+    first, _ = train(1)
+    both, done = train(2)
     assert both[:2] == first
     rows = [row for document in both for row in document["rows"]]
     assert [(row["side"], row["seed"]) for row in rows] == [
@@ -184,10 +183,15 @@ def test_each_row_is_measured_once(tmp_path: Path, text: str, quick: None) -> No
     assert rows[1]["parameters"] == 256 * 256
 
 
-def test_a_row_is_scored_without_and_with_memory(tmp_path: Path, text: str, quick: None) -> None:
+def test_a_row_is_scored_without_and_with_memory(
+    tmp_path: Path, text: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory that training did not have changes the score, and both figures are those of `evaluate`."""
     (tmp_path / "text").write_text(text[:60_000], encoding="utf-8")
     names = ["without recurrence"]
+    sizes, rule, public = MODELS[names[0]]
+    small = sizes | {"layers": 1, "d_model": 16, "head_dim": 4, "d_ff": 16}
+    monkeypatch.setitem(MODELS, names[0], (small, rule, public))
     (row,) = rows_of("architectures", SIZE, minutes=1, text=tmp_path / "text", seeds=1, names=names)
     config = TrainConfig.from_json(row.recipe, where="row")
     assert config.training.mem_len == 0
@@ -221,7 +225,7 @@ def test_the_public_code_reads_the_same_tokens() -> None:
 
     class Reader(ReferenceModel):
         def __init__(self) -> None:
-            super().__init__(config.training)
+            super().__init__(Path(), config.model, config.training)
             self.weight, self.read = torch.nn.Parameter(torch.zeros(())), []
 
         def empty(self, lanes: int) -> list[torch.Tensor]:
@@ -267,7 +271,7 @@ def test_the_table_mixes_no_rows_of_different_steps() -> None:
 
 def test_a_folder_without_public_code_is_refused(tmp_path: Path) -> None:
     history = tmp_path / "h.jsonl"
-    done = CliRunner().invoke(main, ["run", "architectures", "--reference", ".", "--history", str(history)])
+    done = call("run", "architectures", "--reference", ".", "--history", history)
     assert done.exit_code == 2
     assert "adaptive_span.py; give the folder of a checkout" in done.stderr
     assert not history.exists()

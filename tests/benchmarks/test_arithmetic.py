@@ -11,13 +11,9 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from benchmarks import arithmetic
-from benchmarks.arithmetic import (
-    needed_multiply_adds,
-    step_bytes,
-    window_multiply_adds,
-)
-from benchmarks.baselines.vanilla import window_graph
+from benchmarks.arithmetic import needed_multiply_adds, step_bytes
+from benchmarks.cases import sliding_window
+from benchmarks.cases.sliding_window import WindowGraph, window_multiply_adds
 from benchmarks.models import random_weights
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
@@ -67,21 +63,6 @@ def test_validation_takes_less_than_a_fiftieth_of_training(name: str) -> None:
     assert share(name) < 0.02
 
 
-def test_window_by_hand(monkeypatch):
-    # W 3: layer 0: 3 (4·4·2 + 2·4·3) + 2·2·9 = 204.
-    # Layer 1: 3·2·4·2 + 2·4·2 + 2·4·3 + 2·2·3 = 100; output: 4·5 = 20.
-    assert window_multiply_adds(MODEL, 3) == 324
-    monkeypatch.setattr(arithmetic, "BLOCK", 2)  # 2·2 + 1·3 = 7 pairs instead of 9, at 2·2 each
-    assert window_multiply_adds(MODEL, 3) == 316
-
-
-@pytest.mark.parametrize(("form", "expected"), [("ring", 696), ("shift", 696), ("hidden", 888)])
-def test_step_by_hand(form, expected):
-    # T 3, J 9, R 7: each layer 4·2·(6 + 6) + 2·4·3·3 + 3·2·(18 + 7) = 318.
-    # `hidden` projects 6 more, 4·2·12; output: 3·4·5.
-    assert step_multiply_adds(MODEL, RULE, form, 3) == expected
-
-
 @pytest.mark.parametrize(
     ("rule", "pairs"),
     [
@@ -107,8 +88,8 @@ def test_streams_share_the_weights_and_not_their_memory():
 
 @pytest.mark.parametrize("window", [1, 7, 11])
 def test_window_counts_what_the_graph_computes(window, monkeypatch):
-    monkeypatch.setattr(arithmetic, "BLOCK", 4)
-    graph = window_graph(random_weights(MODEL), MODEL, window)
+    monkeypatch.setattr(sliding_window, "BLOCK", 4)
+    graph = WindowGraph(random_weights(MODEL), MODEL, window).build()
     assert counted(graph, {"input_ids": np.zeros((1, window), np.int64)}) == window_multiply_adds(
         MODEL, window
     )

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
 from benchmarks.cases.learning import autocast_loss
 from benchmarks.cases.learning.autocast_loss import half_interval
 from benchmarks.documents import table
 from benchmarks.runs import History
-from tests.benchmarks.shown import in_documents
+from tests.benchmarks.shown import call, in_documents
 from trainer.run.config import TrainConfig
 
 
@@ -40,14 +38,14 @@ def test_a_pair_differs_in_nothing_but_the_precision(
     (tmp_path / "text").write_text(text[:20_000], encoding="utf-8")
     arguments = ["run", "autocast-loss", "--text", tmp_path / "text", "--history", tmp_path / "h.jsonl"]
 
-    def call(seeds: int) -> list[dict[str, Any]]:
-        done = CliRunner().invoke(main, [*map(str, arguments), "--threads", "1", "--seeds", str(seeds)])
+    def train(seeds: int) -> list[dict[str, Any]]:
+        done = call(*arguments, "--threads", 1, "--seeds", seeds)
         assert done.exit_code == 0, done.output
         documents = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
         return [row for document in documents for row in document["rows"]]
 
-    call(1)
-    rows = call(2)  # trains the second pair only
+    train(1)
+    rows = train(2)  # trains the second pair only
     assert [row["seed"] for row in rows] == [0, 1]
     assert [(config.seed, config.autocast) for config in trained] == [
         (seed, precision) for seed in (0, 1) for precision in ("none", "bf16")

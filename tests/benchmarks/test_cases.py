@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from benchmarks import child
-from benchmarks.__main__ import main
-from benchmarks.baselines import growing
-from benchmarks.cases import CASES, growing_cache, latency, load, policy, score, steps
+from benchmarks import checked_sessions, child
+from benchmarks.cases import (
+    CASES,
+    busy,
+    growing_cache,
+    latency,
+    load,
+    memory_forms,
+    policy,
+    precision,
+    score,
+    sliding_window,
+    training,
+)
+from benchmarks.cases.learning import architectures
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing
 from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
-from tests.benchmarks.shown import on_terminal, rows_of
+from runtimes.tasks.check import CheckReport
+from tests.benchmarks.shown import call, on_terminal, rows_of
+from xl_export.graph import step
 
-STEPS = ("decode", "segment", "batch")
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+# The fused operator, unless there is no compiler here to build it with.
+FUSED = ("--operators", "fused") if shutil.which("g++") else ()
 
 
 def measured(tmp_path: Path, *arguments: object) -> list[dict[str, Any]]:
@@ -57,12 +68,16 @@ def test_every_case_declares_fields_and_limits_that_exist(name: str) -> None:
 def test_steps_are_measured_drawn_and_written_as_csv(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     table, picture = tmp_path / "rows.csv", tmp_path / "decode.png"
-    documents = [measured(tmp_path, "decode", "--plot", picture)[-1]]
+    documents = [measured(tmp_path, "decode", "--plot", picture, *FUSED)[-1]]
     documents += [measured(tmp_path, name, "--csv", table)[-1] for name in ("segment", "batch")]
     shapes = [
         [(row["mem_len"], row["batch"], row["tokens"]) for row in document["rows"]] for document in documents
     ]
     assert shapes == [[(8, 1, 1), (20, 1, 1)], [(12, 1, 8)], [(12, 1, 1), (12, 3, 1)]]
+    operators = [document["rows"][0]["operators"] for document in documents]
+    assert operators == ["fused" if FUSED else "standard", "standard", "standard"]
+    operators = [document["rows"][0]["operators"] for document in documents]
+    assert operators == ["fused" if FUSED else "standard", "standard", "standard"]
     for row in [row for document in documents for row in document["rows"]]:
         assert row["ratio"] == pytest.approx(row["pytorch"]["median"] / row["onnxruntime"]["median"])
         assert row["multiply_adds"] > 0
@@ -77,24 +92,59 @@ def test_steps_are_measured_drawn_and_written_as_csv(tiny: BenchmarkConfig, tmp_
     assert float(written[0]["onnxruntime.median"]) == one["onnxruntime"]["median"]
 
 
-def test_score_compares_with_each_text_alone(
-    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_sliding_window_compares_equal_sides(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "sliding-window", "--attention-lengths", "20,8")
+    assert [row["attention_length"] for row in document["rows"]] == [8, 20]
+    for row in document["rows"]:
+        assert row["window"]["repeats"] == row["segment"]["repeats"] == tiny.repeats
+        assert row["ratio"] == pytest.approx(row["window"]["median"] / row["segment"]["median"])
+        assert row["predicted_ratio"] == pytest.approx(
+            row["window_multiply_adds"] / row["segment_multiply_adds"]
+        )
+        assert row["difference"] < row["tolerance"]
+        assert row["table_9"] is None
+    document = measured(tmp_path, "sliding-window", "--attention-lengths", "8", *FUSED)[1]
+    assert {row["operators"] for row in document["rows"]} == {"fused" if FUSED else "standard"}
+
+
+def test_forms_of_memory_are_measured_beside_the_ring(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "memory-forms", *FUSED)
+    rows = document["rows"]
+    assert [row["form"] for row in rows] == ["ring", "shift", "hidden"]
+    assert [row["operators"] for row in rows] == ["fused" if FUSED else "standard", "standard", "standard"]
+    assert rows[0]["ring_ratio"] == 1
+    assert rows[0]["difference"] == 0
+    assert all(row["token"]["repeats"] == tiny.token_repeats and row["difference"] < 1e-4 for row in rows)
+
+
+def test_precision_measures_the_quality_of_a_trained_run(
+    make_run: Callable[..., Path], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = tmp_path / "history.jsonl"
-    printed = call("run", "score", "--config", "tiny", "--threads", 1, "--history", result).stdout
-    assert "takes at most 1e+09 times as long as one of full segments. Holds: " in printed
-    stream, texts, alone = json.loads(result.read_text())["rows"]
+    pairs = precision.PRECISIONS
+    monkeypatch.setattr(precision, "PRECISIONS", (pairs[0], ("int8", "fp32"), pairs[-1]))
+    run, history = make_run(), tmp_path / "history.jsonl"
+    (run / "test.txt").write_text(text[:200], encoding="utf-8")
+    result = call("precision", "--run", run, "--threads", 1, "--repeats", 3, "--history", history)
+    assert result.exit_code == 0, result.output
+    document = json.loads(history.read_text())
+    assert document["config"] == run.name
+    rows = document["rows"]
+    assert [row["measured"] is None for row in rows] == [True, False, False]
+    assert rows[1]["measured"]["tokens"] == 199
+    assert rows[1]["mem_len"] == 16
+    assert f"{rows[1]['measured']['bits_per_token']:.4f}" in result.output
+    assert result.stdout.count("too few tokens to judge") == 2
+    assert "BEYOND" not in result.stdout
+
+
+def test_score_predicts_the_same_tokens_on_each_side(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "score")
+    stream, texts, alone = document["rows"]
     assert [row["side"] for row in (stream, texts, alone)] == ["one stream", "texts", "one by one"]
     assert stream["tokens"] == texts["tokens"] == sum(map(len, score.draw_texts(40, 256)))
     assert (stream["ratio"], texts["texts"], alone["texts"]) == (1, 40, 10)
     assert 0 < alone["tokens"] < texts["tokens"]
     assert texts["ratio"] == pytest.approx(texts["token"]["median"] / stream["token"]["median"])
-    right = score.score_texts
-    wrong = lambda session, texts, **given: right(session, [text[::-1] for text in texts], **given)  # noqa: E731
-    monkeypatch.setattr(score, "score_texts", wrong)
-    monkeypatch.setattr(score, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
-    with pytest.raises(ArtefactError, match="side by side differ from texts scored one by one"):
-        rows_of("score", tiny)
 
 
 def test_overhead_is_measured_for_each_precision(tiny: BenchmarkConfig, tmp_path: Path) -> None:
@@ -132,8 +182,6 @@ def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.
 def test_the_default_threads_are_compared_on_a_busy_machine(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from benchmarks.cases import busy
-
     monkeypatch.setattr(busy, "OTHERS", (0, 1))
     (document,) = measured(tmp_path, "busy", "--repeats", 3)
     sides = [(row["others"], row["side"], row["repeats"]) for row in document["rows"]]
@@ -166,7 +214,12 @@ def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
 def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
     def row(*milliseconds: float) -> latency.Row:
         return latency.Row(
-            side="fixed memory", mem_len=1, milliseconds=milliseconds, num_bytes=1, difference=0.0
+            side="fixed memory",
+            mem_len=1,
+            milliseconds=milliseconds,
+            num_bytes=1,
+            difference=0.0,
+            token=Timing.of(milliseconds),
         )
 
     for slowest, verdict in ((2.9, "Holds: the slowest took 2.90"), (9, "**MISSED**: the slowest took 9.00")):
@@ -176,31 +229,12 @@ def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
 
 def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     weights, tokens = random_weights(tiny.model), np.random.default_rng(0).integers(0, 256, 40)
-    cache = growing.Growing(tmp_path / "growing", weights, tiny.model, 40, threads=1)
+    cache = latency.Growing(tmp_path / "growing", weights, tiny.model, 40, threads=1)
     answers = np.stack([cache.next_logits(int(token)) for token in tokens])
-    truth = growing.pytorch_logits(weights, tiny.model, tokens)
+    truth = latency.pytorch_logits(weights, tiny.model, tokens)
     assert latency.compared(answers, truth) < 2e-5
     with pytest.raises(ArtefactError, match="the growing cache differs from PyTorch"):
         latency.compared(answers, np.roll(truth, 1, axis=0))
-
-
-def test_a_wrong_growing_cache_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = growing.position_table
-    monkeypatch.setattr(growing, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
-    monkeypatch.setattr(latency, "in_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
-    with pytest.raises(ArtefactError, match="the growing cache differs"):
-        rows_of("latency", tiny)
-
-
-def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xl_export.graph import step
-
-    table = step.position_table
-    monkeypatch.setattr(step, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
-    monkeypatch.setattr(steps, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
-    for name in STEPS:
-        with pytest.raises(ArtefactError, match="differs from PyTorch"):
-            rows_of(name, tiny)
 
 
 def test_load_measures_both_sides(
@@ -215,20 +249,16 @@ def test_load_measures_both_sides(
         assert row["resident_bytes"] > row["needed_bytes"]
 
 
-def test_training_compares_with_the_naive_attention_first(
+def test_training_steps_are_timed_with_memory_and_without(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from benchmarks.cases import training
-    from benchmarks.cases.learning import architectures
-
     def in_a_second(sides: dict[str, Any], **options: Any) -> dict[str, Timing]:
         for call in sides.values():
             call()
         return {name: Timing(median=1e3, fastest=1e3, slowest=1e3, repeats=1) for name in sides}
 
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "take_turns", in_a_second)
-        (document,) = measured(tmp_path, "training")
+    monkeypatch.setattr(training, "take_turns", in_a_second)
+    (document,) = measured(tmp_path, "training")
     assert [row["mem_len"] for row in document["rows"] if row["side"] is None] == [8, 0]
     assert [row["side"] for row in document["rows"][2:]] == ["bf16", "spans", "whole spans"]
     assert [row["faster"] is None for row in document["rows"]] == [True, True, False, False, True]
@@ -236,13 +266,6 @@ def test_training_compares_with_the_naive_attention_first(
     assert [row["token"]["median"] for row in document["rows"]] == [1e3 / (2 * T) for T in (8, 8, 8, 32, 32)]
     assert [row["ratio"] for row in document["rows"]] == [1, 1, 1, 0.25, 0.25]
     assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
-    wrong = lambda *given, **options: architectures.naive_attention(*given, **options) * 1.001  # noqa: E731
-    monkeypatch.setattr(architectures, "relative_attention", wrong)
-    monkeypatch.setattr(
-        training, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
-    )
-    with pytest.raises(ArtefactError, match="fast and naive attention differ"):
-        rows_of("training", tiny)
 
 
 def test_without_a_gpu_its_case_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,10 +286,86 @@ def test_growing_cache_starts_equal_and_then_holds_more(tiny: BenchmarkConfig, t
     assert [row["growing_bytes"] for row in rows.values()] == [per_token * at for at in rows]
 
 
-def test_a_wrong_growing_side_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_cache, "nats_apart", lambda one, other: 0.5)
-    monkeypatch.setattr(
-        growing_cache, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
-    )
-    with pytest.raises(ArtefactError, match=r"differs from the side with fixed memory by 0\.5 nats"):
-        rows_of("growing-cache", tiny)
+REPORT = CheckReport(
+    passed=False,
+    max_difference=1.0,
+    tolerance=1e-4,
+    mean_difference=1.0,
+    mean_tolerance=1e-4,
+    tokens=9,
+    seconds=0.0,
+    against="PyTorch",
+    computed_by="the fused operator",
+)
+
+
+def shifted_table(module: Any) -> Callable[..., np.ndarray]:
+    right = module.position_table
+    return lambda *which: np.roll(right(*which), 1, axis=2)
+
+
+RIGHT_SCORES = score.score_texts
+# The case, what is put in the place of which function of a module, and the refusal.
+WRONG: dict[str, tuple[str, dict[tuple[Any, str], Any], str]] = {
+    "artefact": ("decode", {(step, "position_table"): shifted_table(step)}, "differs from PyTorch"),
+    "fused operator": (
+        "decode",
+        {(checked_sessions, "check"): lambda artefact, *, threads, device: {"cpu": REPORT}[device]},
+        "the fused operator failed its check",
+    ),
+    "growing graph": (
+        "latency",
+        {(latency, "position_table"): shifted_table(latency)},
+        "the growing cache differs from PyTorch",
+    ),
+    "growing cache": (
+        "growing-cache",
+        {(growing_cache, "nats_apart"): lambda one, other: 0.5},
+        r"differs from the side with fixed memory by 0\.5 nats",
+    ),
+    "window": (
+        "sliding-window",
+        {(sliding_window, "naive_next_logits"): lambda w, model, t: np.arange(model.vocab_size) / 1},
+        "window of 8 tokens differs from the naive model",
+    ),
+    "form": (
+        "memory-forms",
+        {
+            (memory_forms, "random_artefact"): lambda job, form: form,
+            (memory_forms, "open_checked"): lambda form, **_: form,
+            (memory_forms, "fed"): lambda form, _: (np.full(9, float(form != "ring")), None),
+        },
+        "the shift form differs from the ring",
+    ),
+    "scores": (
+        "score",
+        {
+            (score, "score_texts"): lambda session, texts, **given: RIGHT_SCORES(
+                session, [text[::-1] for text in texts], **given
+            )
+        },
+        "side by side differ from texts scored one by one",
+    ),
+    "attention of training": (
+        "training",
+        {(architectures, "relative_attention"): lambda *a, **k: architectures.naive_attention(*a, **k) * 1.01},
+        "fast and naive attention differ",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_side_is_not_timed(
+    wrong: str, tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong == "fused operator" and not FUSED:
+        pytest.skip("there is no g++ here to build the fused operator with")
+    name, replaced, refusal = WRONG[wrong]
+    for (module, function), fault in replaced.items():
+        monkeypatch.setattr(module, function, fault)
+    module = import_module(CASES[name].run.__module__)
+    timer = "in_turns" if name == "latency" else "take_turns"
+    monkeypatch.setattr(module, timer, lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    options = {"operators": "fused"} if wrong == "fused operator" else {}
+    with pytest.raises(ArtefactError, match=refusal):
+        rows_of(name, tiny, **options)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from benchmarks.__main__ import main
 from benchmarks.compare import compare, find_results
+from tests.benchmarks.shown import call
 
 MACHINE = {"cpu": "A", "cpus": 2, "system": "Linux x86_64", "memory_bytes": 1 << 34}
 
@@ -39,15 +38,11 @@ def write(path: Path, *documents: dict[str, Any]) -> Path:
     return path
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
-
-
 def test_two_commits_of_the_history(tmp_path: Path) -> None:
     write(
         tmp_path / "decode.jsonl", document(1, 1.0, commit="aaaa1111"), document(2, 0.5, commit="bbbb2222+")
     )
-    result = call("aaaa", "bbbb2222", "--history", tmp_path, "--json")
+    result = call("compare", "aaaa", "bbbb2222", "--history", tmp_path, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert [change["row"] for change in report["changes"]] == [
@@ -55,7 +50,7 @@ def test_two_commits_of_the_history(tmp_path: Path) -> None:
     ]
     assert [(c["before"], c["after"], c["ratio"]) for c in report["changes"]] == [(2, 1, 0.5)] * 2
     assert report["warnings"] == []
-    assert "0.500" in call("aaaa", "bbbb2222", "--history", tmp_path).stdout
+    assert "0.500" in call("compare", "aaaa", "bbbb2222", "--history", tmp_path).stdout
 
 
 def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
@@ -78,7 +73,7 @@ def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
 def test_rows_without_a_counterpart_are_listed(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64, 256)))
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(256, 512)))
-    result = call(one, other, "--json")
+    result = call("compare", one, other, "--json")
     report = json.loads(result.stdout)
     (change,) = report["changes"]
     assert (change["row"], change["ratio"]) == ("mem len 256, batch 1, tokens 1", 2)
@@ -87,7 +82,8 @@ def test_rows_without_a_counterpart_are_listed(tmp_path: Path) -> None:
         ("mem len 512, batch 1, tokens 1", "only in AFTER"),
     ]
     assert (
-        "decode, small, 2 threads, mem len 64, batch 1, tokens 1: only in BEFORE" in call(one, other).stdout
+        "decode, small, 2 threads, mem len 64, batch 1, tokens 1: only in BEFORE"
+        in call("compare", one, other).stdout
     )
 
 
@@ -97,7 +93,7 @@ def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
     other = write(
         tmp_path / "other.jsonl", document(2, 1.0, machine=machine, versions={"onnxruntime": "1.32"})
     )
-    lines = call(one, other).stdout.splitlines()
+    lines = call("compare", one, other).stdout.splitlines()
     assert lines[0].startswith("warning: the machines differ (A, 2 CPUs, 16 GiB against B, 2 CPUs, 16 GiB)")
     assert lines[1].startswith("warning: PyTorch's threads waited in different ways in decode, small")
     assert lines[2] == "warning: the versions of onnxruntime differ in decode, small"
@@ -108,7 +104,7 @@ def test_other_threads_are_another_result(tmp_path: Path) -> None:
         write(tmp_path / "one.jsonl", document(1, 1.0)),
         write(tmp_path / "other.jsonl", document(1, 1.0, threads=1)),
     )
-    result = call(one, other)
+    result = call("compare", one, other)
     assert result.exit_code == 2
     assert "nothing" not in result.stdout
     assert "no timing in common" in result.stderr
@@ -127,7 +123,7 @@ BAD = [
 def test_a_file_that_holds_no_results_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(line + "\n")
-    result = call(path, path)
+    result = call("compare", path, path)
     assert result.exit_code == 2
     assert "line 1 of" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -136,7 +132,7 @@ def test_a_file_that_holds_no_results_is_refused(line: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("which", ["20", "nowhere.jsonl"])
 def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
     write(tmp_path / "decode.jsonl", document(1, 1.0))
-    result = call(which, "2026-11-01", "--history", tmp_path)
+    result = call("compare", which, "2026-11-01", "--history", tmp_path)
     assert result.exit_code == 2
     assert "is neither a file nor a commit or date with results" in result.stderr
 

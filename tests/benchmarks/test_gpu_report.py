@@ -13,16 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from benchmarks import gpu_report as module
 from benchmarks import private
-from benchmarks.__main__ import main
 from benchmarks.cases.on_gpu import gpu
 from benchmarks.cases.on_gpu.sides import matching
 from benchmarks.gpu_report import PARTS, Part, gpu_report
 from benchmarks.private import Scrubber
 from runtimes.base.errors import UserError
+from tests.benchmarks.shown import call
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "gpu-report.md"
@@ -118,7 +117,7 @@ def test_only_a_report_is_replaced(tmp_path: Path) -> None:
     gpu_report(tmp_path / "report", [python("old", "print(1)")])
     gpu_report(tmp_path / "report", parts, force=True)
     assert [path.name for path in (tmp_path / "report" / "logs").iterdir()] == ["one.txt"]
-    result = CliRunner().invoke(main, ["gpu-report", "--out", str(tmp_path / "new"), "--minutes", "0"])
+    result = call("gpu-report", "--out", tmp_path / "new", "--minutes", 0)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
 

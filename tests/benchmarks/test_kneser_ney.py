@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.baselines.kneser_ney import KneserNey
+from benchmarks.cases.learning.kneser_ney import KneserNey
 
 
 def test_bigrams_of_a_tiny_text_equal_those_computed_by_hand():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import machine, measure
+from benchmarks.cases import CASES
 from benchmarks.configs import CONFIGS
 from benchmarks.history import Result
 from benchmarks.machine import HostClock, machine_facts, versions
@@ -118,7 +119,7 @@ def test_what_the_host_keeps_is_read_from_the_system(tmp_path, monkeypatch):
 
 def test_a_result_says_what_the_host_kept(monkeypatch):
     result = Result(
-        case="x",
+        case=CASES["latency"],
         config=CONFIGS["small"],
         threads=1,
         file=Path("x"),

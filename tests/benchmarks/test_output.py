@@ -9,18 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from benchmarks.__main__ import main
-from benchmarks.configs import BenchmarkConfig
 from benchmarks.machine import checkout, commit, history_folder
+from tests.benchmarks.shown import call
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def measure(*arguments: object) -> Result:
-    fixed = ["decode", "--config", "tiny", "--attention-lengths", "8", "--threads", "1"]
-    return CliRunner().invoke(main, [*fixed, *map(str, arguments)])
+    return call("decode", "--config", "tiny", "--threads", "1", *arguments)
 
 
 def test_in_a_checkout_the_history_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +28,7 @@ def test_in_a_checkout_the_history_is_that_of_the_checkout(monkeypatch: pytest.M
 
 
 def test_outside_a_checkout_the_history_is_local(
-    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    instant: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = measure()
@@ -38,7 +36,7 @@ def test_outside_a_checkout_the_history_is_local(
     file = Path("benchmark-history") / "decode.jsonl"
     assert f"appended to {file}\n" in result.stdout
     assert len((tmp_path / file).read_text(encoding="utf-8").splitlines()) == 1
-    compared = CliRunner().invoke(main, ["compare", "2", "2", "--json"])
+    compared = call("compare", "2", "2", "--json")
     assert "neither a file nor a commit or date with results in benchmark-history" in compared.stderr
 
 
@@ -87,7 +85,7 @@ def test_measurements_alone_are_no_change_of_a_checkout(
 
 @pytest.mark.parametrize(("option", "name"), [("--csv", "mine.csv"), ("--plot", "mine.png")])
 def test_only_a_file_of_the_same_command_is_replaced_without_force(
-    option: str, name: str, tiny: BenchmarkConfig, tmp_path: Path
+    option: str, name: str, instant: None, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
     file, history = tmp_path / name, tmp_path / "history.jsonl"

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
 from benchmarks.cases.serving import ray as case
 from benchmarks.configs import BenchmarkConfig
 from runtimes import open_session, score_texts
-from tests.benchmarks.shown import in_documents
+from tests.benchmarks.shown import call, in_documents
 from xl_export.offline import cluster
 from xl_export.offline.cluster import Unit
 
@@ -64,8 +62,8 @@ def test_actors_are_compared_with_one_process_first(
 ) -> None:
     pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")
     history = tmp_path / "history.jsonl"
-    command = ["run", "ray", "--config", "tiny", "--repeats", "1", "--history", str(history)]
-    measured = CliRunner().invoke(main, command)
+    command = ("run", "ray", "--config", "tiny", "--repeats", 1, "--history", history)
+    measured = call(*command)
     assert measured.exit_code == 0, measured.output
     (document,) = map(json.loads, history.read_text().splitlines())
     assert [row["actors"] for row in document["rows"]] == [0, 1, 2]
@@ -77,7 +75,7 @@ def test_actors_are_compared_with_one_process_first(
         return [found[0] + 1e-3, *found[1:]], seconds, rate
 
     monkeypatch.setattr(case, "_actors", wrong)
-    refused = CliRunner().invoke(main, command)
+    refused = call(*command)
     assert refused.exit_code == 2
     assert "differ from one process by 0.001 nats a text" in refused.output
     assert len(history.read_text().splitlines()) == 1

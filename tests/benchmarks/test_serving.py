@@ -16,11 +16,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
-from benchmarks.cases.serving import baseline_server, parts, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, baseline_between, window
+from benchmarks.cases.serving import baseline_server, serve
+from benchmarks.cases.serving.serve import Bench, Row, Sizes, baseline_between, window
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.cases.serving.wire import LoadError
 from benchmarks.configs import CONFIGS, BenchmarkConfig
@@ -29,7 +27,7 @@ from benchmarks.measure import Timing
 from benchmarks.runs import History
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.session import Session
-from tests.benchmarks.shown import a_run, in_documents, on_terminal
+from tests.benchmarks.shown import a_run, call, in_documents, on_terminal
 from xl_export.serve.http.base import server as opening
 
 SIZES = Sizes(
@@ -73,17 +71,8 @@ class Recorder:
 
 def bench_of(config: BenchmarkConfig) -> Bench:
     """A run of the case that needs no artefact."""
-    return Bench(
-        config=config,
-        folder=Path(),
-        artefact=Path(),
-        threads=1,
-        default_threads=1,
-        repeats=1,
-        tokens=1,
-        minutes=1.0,
-        sizes=SIZES,
-    )
+    facts: dict[str, Any] = {"threads": 1, "given_threads": 1, "folder": Path(), "artefact": Path()}
+    return Bench(config=config, default_threads=1, sizes=SIZES, **facts)
 
 
 def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) -> None:
@@ -124,7 +113,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 found.append(stack.enter_context(serving(artefact, threads=threads, options=folder)))
             yield found[0]
 
-        monkeypatch.setattr(parts, "serving", shared)
+        monkeypatch.setattr(serve, "serving", shared)
         monkeypatch.setattr(serve, "SIZES", SIZES)
         yield
 
@@ -139,7 +128,7 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     options = ["--config", "tiny", "--threads", "1", "--repeats", "1", "--tokens", "1000"]
     options += ["--minutes", "0.01"]
     only = [word for part in serve.PARTS if part != "others" for word in ("--only", part)]
-    result = CliRunner().invoke(main, ["serve", *options, *only, "--history", str(history)])
+    result = call("serve", *options, *only, "--history", history)
     assert result.exit_code == 0, result.output
     document = json.loads(history.read_text())
     rows = {(row["part"], row["side"], row["streams"]): row for row in document["rows"]}
@@ -161,7 +150,7 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
     assert rows["between", "first token after 24 tokens", 1]["most"] > 0
     late = rows["long", "token 1,000 over token 250", 1]
-    assert (late["most"], late["figure"]["repeats"]) == (1.05, parts.TURNS)
+    assert (late["most"], late["figure"]["repeats"]) == (1.05, serve.TURNS)
     note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]
     assert "10 stored streams" in note
     done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note.partition("; ")[2])}
@@ -230,8 +219,9 @@ def test_the_server_has_its_own_or_given_threads(
     monkeypatch.setattr("benchmarks.case.available_cpus", lambda: 2)
     monkeypatch.setattr("benchmarks.__main__.available_cpus", lambda: 2)
     monkeypatch.setattr(serve, "_default_threads", lambda artefact: 7)
-    history = ["--history", str(tmp_path / "history.jsonl")]
-    result = CliRunner().invoke(main, ["serve", "--config", "tiny", "--only", "long", *words, *history])
+    result = call(
+        "serve", "--config", "tiny", "--only", "long", *words, "--history", tmp_path / "history.jsonl"
+    )
     assert result.exit_code == 0, result.output
     assert [(bench.threads, bench.default_threads) for bench in seen] == [expected]
 

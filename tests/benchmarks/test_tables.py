@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from benchmarks import documents
-from benchmarks.__main__ import main
 from benchmarks.documents import table
 from benchmarks.pictures import PICTURES
 from benchmarks.plot import LIGHT
 from benchmarks.runs import History, Run, sources
 from runtimes.base.errors import ArtefactError
+from tests.benchmarks.shown import call
 from xl_export.figures.canvas import new_figure
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,10 +53,6 @@ def checkout(folder: Path, text: str, *documents: dict[str, Any]) -> Path:
     return folder
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["tables", *map(str, arguments)])
-
-
 def test_the_documents_of_this_checkout_show_what_the_history_says() -> None:
     assert documents.update(ROOT, PUBLISHED, write=False) == []
 
@@ -80,8 +75,8 @@ def test_tables_are_written_then_agree_then_differ_by_one_digit(tmp_path: Path) 
         "```\n<!-- table: nothing -->\n```\nand `<!-- figure: nothing -->`\n"
     )
     folder = checkout(tmp_path, text, document())
-    assert call("--check", "--folder", folder).exit_code == 1
-    result = call("--folder", folder)
+    assert call("tables", "--check", "--folder", folder).exit_code == 1
+    result = call("tables", "--folder", folder)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
         "written: README.md: latency",
@@ -92,9 +87,9 @@ def test_tables_are_written_then_agree_then_differ_by_one_digit(tmp_path: Path) 
     assert "fixed memory | 6.00 | 7.00" in written
     assert "earlier" not in written
     assert written.endswith("```\n<!-- table: nothing -->\n```\nand `<!-- figure: nothing -->`\n")
-    assert call("--check", "--folder", folder).exit_code == 0
+    assert call("tables", "--check", "--folder", folder).exit_code == 0
     (folder / "README.md").write_text(written.replace("| 7.00", "| 6.40"), encoding="utf-8")
-    result = call("--check", "--folder", folder)
+    result = call("tables", "--check", "--folder", folder)
     assert result.exit_code == 1
     assert result.stdout == "differs from the history: README.md: latency\n"
 
@@ -117,7 +112,7 @@ def test_a_broken_marker_is_one_sentence_and_changes_no_document(
     good = "<!-- table: latency -->\n<!-- end of table -->\n"
     folder = checkout(tmp_path, good, document())
     (folder / "docs" / "page.md").write_text(text, encoding="utf-8")
-    result = call("--folder", folder)
+    result = call("tables", "--folder", folder)
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -125,7 +120,7 @@ def test_a_broken_marker_is_one_sentence_and_changes_no_document(
 
 
 def test_a_folder_without_a_readme_is_refused(tmp_path: Path) -> None:
-    result = call("--folder", tmp_path)
+    result = call("tables", "--folder", tmp_path)
     assert result.exit_code == 2
     assert "has no README.md" in result.stderr
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
 from benchmarks.cases.on_gpu import triton_kernel
 from benchmarks.cases.on_gpu.rates import Rates
 from benchmarks.compare import compare
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing
 from benchmarks.runs import read_results
-from tests.benchmarks.shown import on_terminal, rows_of
+from tests.benchmarks.shown import call, on_terminal, rows_of
 from xl_export.tensorrt.kernels.compile import tactics
 from xl_export.tensorrt.naive import naive_relative_attention
 
@@ -46,7 +44,7 @@ def test_the_least_that_must_be_read_and_multiplied() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_case_is_skipped(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    result = CliRunner().invoke(main, ["triton-kernel", "--history", str(tmp_path / "history.jsonl")])
+    result = call("triton-kernel", "--history", tmp_path / "history.jsonl")
     assert result.exit_code == 0
     assert result.stdout.startswith("triton-kernel is skipped: PyTorch finds no NVIDIA GPU")
     assert list(tmp_path.iterdir()) == []
@@ -73,7 +71,7 @@ def test_the_case_is_measured_and_kept_like_every_other(
     case = dataclasses.replace(triton_kernel.CASE, unavailable=lambda: None, run=lambda job: [row])
     monkeypatch.setattr(triton_kernel, "CASE", case)
     file = tmp_path / "history.jsonl"
-    result = CliRunner().invoke(main, ["triton-kernel", "--threads", "1", "--history", str(file)])
+    result = call("triton-kernel", "--threads", 1, "--history", file)
     assert result.exit_code == 0, result.output
     assert "B 2 H 3 T 5 M 12 K 16" in result.stdout
     (document,) = read_results(file)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.on_gpu import sides, torch_sides
+from benchmarks.cases.on_gpu import sides
 from benchmarks.cases.on_gpu.sides import SIDES, Opened, Side, open_side, problems
 from runtimes import open_session
 from tests.architectures import ARCHITECTURES
@@ -68,22 +68,22 @@ def test_an_engine_of_an_architecture_answers_as_the_cpu(
 
 @pytest.mark.parametrize(
     ("gpu", "name"),
-    on_gpu({name: name for name in torch_sides.MODELS}, {"pytorch-fp32": "pytorch-fp32"}),
+    on_gpu({name: name for name in sides.MODELS}, {"pytorch-fp32": "pytorch-fp32"}),
     indirect=["gpu"],
 )
 def test_pytorch_on_a_gpu_answers_as_the_cpu(gpu: Any, name: str, work: Path) -> None:
-    _, difference, tolerance = torch_sides.model_on(name, TINY, work, "cpu" if gpu else "cuda")
+    _, difference, tolerance = sides.model_on(name, TINY, work, "cpu" if gpu else "cuda")
     assert difference <= tolerance
 
 
 @pytest.mark.parametrize(
     ("gpu", "name"),
     on_gpu(
-        {name: name for name in torch_sides.TRAININGS},
+        {name: name for name in sides.TRAININGS},
         {"training-fp32": "training-fp32"},
     ),
     indirect=["gpu"],
 )
 def test_training_on_a_gpu_has_the_losses_of_the_cpu(gpu: Any, name: str) -> None:
-    difference, tolerance = torch_sides.training_difference(name, "cpu" if gpu else "cuda")
+    difference, tolerance = sides.training_difference(name, "cpu" if gpu else "cuda")
     assert difference <= tolerance

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import web_sides
 from benchmarks.__main__ import main
 from benchmarks.cases import web
 from benchmarks.configs import BenchmarkConfig
@@ -25,7 +24,7 @@ def test_every_side_is_checked_and_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node(), packages()
-    monkeypatch.setattr(web_sides, "WEB", copied_module(tmp_path / "web"))
+    monkeypatch.setattr(web, "WEB", copied_module(tmp_path / "web"))
     monkeypatch.setattr(web, "REST", 0)
     history = tmp_path / "history.jsonl"
     arguments = ["web", "--config", "tiny", "--threads", "1", "--history", str(history)]

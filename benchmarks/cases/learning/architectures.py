@@ -51,14 +51,12 @@ from benchmarks.case import (
     minutes_option,
     only_option,
     option,
-    whole,
 )
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import in_turns, milliseconds
 from benchmarks.references.training import REFERENCE_HELP, code_folders, in_parts, train_reference
-from benchmarks.runs import History, Run
-from benchmarks.runs import Row as Figures
+from benchmarks.runs import Figures, History, Run
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -419,10 +417,6 @@ def _name(row: Figures, run: Run) -> str:
     return str(row["name"]) + (f" (mean span {sum(spans) / len(spans):.0f})" if spans else "")
 
 
-def _mean(name: str) -> Callable[[Figures, Run], str]:
-    return lambda row, run: mean_of(row[name])
-
-
 def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     return [
@@ -454,17 +448,17 @@ CASE = Case(
     keys=("name", "side", "seed", "budget_seconds"),
     columns=(
         Column("model", _name),
-        Column("parameters", whole("parameters"), detail=True),
-        Column("steps", whole("steps"), detail=True),
+        Column("parameters", "parameters", detail=True),
+        Column("steps", "steps", detail=True),
         Column("million tokens", lambda row, run: f"{row['tokens'] / 1e6:.2f}"),
         Column("CPU s", lambda row, run: f"{sum(row['cpu_seconds']) / row['seeds']:,.0f}", detail=True),
-        Column("seeds", whole("seeds")),
-        Column("own rule", _mean("own")),
-        Column("public code", _mean("public")),
-        Column(f"stream {T}", _mean("stream_near")),
-        Column(f"stream {FACTOR * T}", _mean("stream_far")),
-        Column(f"exact {T}", _mean("exact_near")),
-        Column(f"exact {FACTOR * T}", _mean("exact_far")),
+        Column("seeds", "seeds"),
+        Column("own rule", "own", mean_of),
+        Column("public code", "public", mean_of),
+        Column(f"stream {T}", "stream_near", mean_of),
+        Column(f"stream {FACTOR * T}", "stream_far", mean_of),
+        Column(f"exact {T}", "exact_near", mean_of),
+        Column(f"exact {FACTOR * T}", "exact_far", mean_of),
     ),
     notes=_notes,
     summarized=summarized,

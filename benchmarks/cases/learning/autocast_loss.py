@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.case import Case, CaseRow, Column, Job, Line, decimal, whole
+from benchmarks.case import Case, CaseRow, Column, Job, Line
 from benchmarks.cases.learning import architectures
-from benchmarks.runs import History, Run
-from benchmarks.runs import Row as Figures
+from benchmarks.runs import Figures, History, Run
 from runtimes.base.records import to_json
 from runtimes.tasks.evaluate import evaluate
 from trainer.data.source import load_source, with_vocab_size
@@ -140,10 +139,10 @@ CASE = Case(
     run=run,
     keys=("seed", "steps"),
     columns=(
-        Column("pairs", whole("pairs")),
-        Column("steps", whole("steps")),
-        Column("fp32", decimal("fp32", ".4f")),
-        Column("bf16", decimal("bf16", ".4f")),
+        Column("pairs", "pairs"),
+        Column("steps", "steps"),
+        Column("fp32", "fp32", ".4f"),
+        Column("bf16", "bf16", ".4f"),
         Column("bf16 less fp32", _difference),
         Column("smallest", lambda row, run: f"{min(row['differences']):+.4f}"),
         Column("largest", lambda row, run: f"{max(row['differences']):+.4f}"),

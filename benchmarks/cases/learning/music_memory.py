@@ -18,25 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.baselines.kneser_ney import KneserNey
 from benchmarks.case import (
     Case,
     CaseRow,
     Column,
     Job,
     Line,
-    decimal,
     file_option,
-    milliseconds,
     number,
     repeats_option,
-    whole,
-    words,
 )
+from benchmarks.cases.learning.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run
+from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_bytes
 from runtimes.contract.rule import MemoryRule
@@ -230,11 +225,11 @@ CASE = Case(
     run=run,
     keys=("name",),
     columns=(
-        Column("read with", words("name")),
-        Column("events", whole("events")),
-        Column("bits per event", decimal("bits_per_event", ".3f")),
+        Column("read with", "name"),
+        Column("events", "events"),
+        Column("bits per event", "bits_per_event", ".3f"),
         Column("more than with memory", _more),
-        Column("ms for a new event", milliseconds("timing")),
+        Column("ms for a new event", "timing"),
         Column("from, to", _range, detail=True),
     ),
     notes=_notes,

@@ -31,17 +31,13 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    decimal,
     file_option,
     minutes_option,
     only_option,
-    whole,
-    words,
 )
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.plot import draw_recipes
-from benchmarks.runs import History, Run
-from benchmarks.runs import Row as Figures
+from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import sha256
 from runtimes.base.records import to_json
@@ -372,9 +368,9 @@ CASE = Case(
     run=run,
     keys=("name", "budget_seconds", "threads", "protocol"),
     columns=(
-        Column("recipe", words("name")),
-        Column("parameters", lambda row, run: f"{row['parameters'] / 1e6:.1f}M"),
-        Column("steps", whole("steps"), detail=True),
+        Column("recipe", "name"),
+        Column("parameters", "parameters", lambda count: f"{count / 1e6:.1f}M"),
+        Column("steps", "steps", detail=True),
         Column("million tokens", lambda row, run: f"{row['steps'] * row['step_tokens'] / 1e6:.2f}"),
         Column(
             "passes over the text",
@@ -383,7 +379,7 @@ CASE = Case(
         Column("CPU minutes, with validations", _minutes),
         Column("best validation", _best),
         Column("test", lambda row, run: score(row["test"], row["unit"])),
-        Column("the paper's recipe, to the end", decimal("published", "g")),
+        Column("the paper's recipe, to the end", "published", "g"),
     ),
     notes=_notes,
     options=(

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.baselines.kneser_ney import KneserNey
-from benchmarks.case import Case, CaseRow, Column, Job, Line, decimal, file_option, words
+from benchmarks.case import Case, CaseRow, Column, Job, Line, file_option
+from benchmarks.cases.learning.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
@@ -186,9 +186,9 @@ CASE = Case(
     run=run,
     keys=("name",),
     columns=(
-        Column("what predicts the text", words("name")),
-        Column("bits per byte", decimal("bits_per_byte", ".3f")),
-        Column("bits per token", decimal("bits_per_token", ".3f")),
+        Column("what predicts the text", "name"),
+        Column("bits per byte", "bits_per_byte", ".3f"),
+        Column("bits per token", "bits_per_token", ".3f"),
         Column(
             "size", lambda row, run: "" if row["size_bytes"] is None else f"{row['size_bytes'] / 1e6:,.1f} MB"
         ),

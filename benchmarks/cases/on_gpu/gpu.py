@@ -23,23 +23,36 @@ from benchmarks.arithmetic import FLOAT, step_bytes
 from benchmarks.case import (
     Case,
     CaseRow,
+    Cell,
     Column,
     Job,
     config_option,
-    milliseconds,
     number,
     option,
     repeats_option,
-    words,
 )
-from benchmarks.cases.on_gpu import torch_sides
 from benchmarks.cases.on_gpu.rates import Rates, measure_rates
-from benchmarks.cases.on_gpu.sides import BATCHES, SIDES, Graph, Side, matching, open_side, problems, rule_of
+from benchmarks.cases.on_gpu.sides import (
+    BATCHES,
+    MODELS,
+    SIDES,
+    TRAININGS,
+    Graph,
+    Side,
+    matching,
+    model_on,
+    open_side,
+    problems,
+    recipe_of,
+    rule_of,
+    timed_step,
+    training_difference,
+    training_step,
+)
 from benchmarks.checked_sessions import filled
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run as Measured
+from benchmarks.runs import Figures
 from runtimes import Session
 from runtimes.base.errors import UserError, first_line, of_library
 from runtimes.base.files import read_json, write_json
@@ -64,7 +77,7 @@ WEIGHT_BYTES: dict[Precision, float] = {
 MEMORY_BYTES: dict[MemoryPrecision, float] = {"fp32": 4, "fp16": 2, "int8": 1}  # without the scales of int8
 _OF_SESSIONS = {side.name: side for side in SIDES}
 RATES = "rates"  # the first "side": what the GPU can do at best
-NAMES = (*_OF_SESSIONS, *torch_sides.MODELS, *torch_sides.TRAININGS)
+NAMES = (*_OF_SESSIONS, *MODELS, *TRAININGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +93,6 @@ class Row(CaseRow):
     problem: str = ""  # why nothing was timed
     fact: str = ""  # what computes, and what the build reported
     device: str = ""  # name of the GPU
-
-    @property
-    def least(self) -> float | None:
-        """The least milliseconds that the limits of the GPU allow; None without a limit."""
-        return max((ms for ms in (self.reading, self.computing) if ms is not None), default=None)
 
 
 def run(job: Job) -> Iterator[Row]:
@@ -129,9 +137,9 @@ def measure(name: str, config: BenchmarkConfig, work: Path, repeats: int | None)
 def _rows_of(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
     if name in _OF_SESSIONS:
         return _session_rows(_OF_SESSIONS[name], config, work, repeats)
-    if name in torch_sides.TRAININGS:
+    if name in TRAININGS:
         return _training_rows(name, config, work, repeats)
-    if name in torch_sides.MODELS:
+    if name in MODELS:
         return _model_rows(name, config, work, repeats)
     return iter([_measured_rates(work)])
 
@@ -149,26 +157,26 @@ def _session_rows(side: Side, config: BenchmarkConfig, work: Path, repeats: int 
 
 
 def _model_rows(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
-    model, difference, tolerance = torch_sides.model_on(name, config, work, DEVICE)
+    model, difference, tolerance = model_on(name, config, work, DEVICE)
     if not difference <= tolerance:
         yield Row(side=name, problem=_too_far(difference, tolerance))
         return
-    halves, compiled = torch_sides.MODELS[name]
+    halves, compiled = MODELS[name]
     graph = Graph(form="shift", precision="fp16" if halves else "fp32")
     for batch, tokens, count in _steps(config, repeats):
-        call = torch_sides.timed_step(model, config, batch, tokens, compiled=compiled)
+        call = timed_step(model, config, batch, tokens, compiled=compiled)
         timing = take_turns({"step": call}, repeats=count)["step"]
         row = Row(side=name, batch=batch, tokens=tokens, step=timing)
         yield _limited(row, config, graph, halves, work)
 
 
 def _training_rows(name: str, config: BenchmarkConfig, work: Path, repeats: int | None) -> Iterator[Row]:
-    difference, tolerance = torch_sides.training_difference(name, DEVICE)
+    difference, tolerance = training_difference(name, DEVICE)
     if not difference <= tolerance:
         yield Row(side=name, problem=_too_far(difference, tolerance))
         return
-    recipe = torch_sides.recipe_of(name, config)
-    step = torch_sides.training_step(recipe, DEVICE)
+    recipe = recipe_of(name, config)
+    step = training_step(recipe, DEVICE)
     timing = take_turns({"step": step}, repeats=repeats or TRAINING_REPEATS)["step"]
     count = training_multiply_adds(recipe.model, recipe.training, recipe.batch)
     rates = _rates(work)
@@ -264,11 +272,12 @@ def _line(row: Row) -> str:
     return f"{row.batch} x {row.tokens} tokens: {row.step.median:.4g} ms"
 
 
-def _of_step(value: Callable[[Figures], str]) -> Callable[[Figures, Measured], str]:
+def _of_step(value: Callable[[Figures], str]) -> Cell:
     return lambda row, run: value(row) if row["step"] else ""
 
 
 def _least(row: Figures) -> float | None:
+    """The least milliseconds that the limits of the GPU allow; None without a limit."""
     return max((ms for ms in (row["reading"], row["computing"]) if ms is not None), default=None)
 
 
@@ -278,10 +287,10 @@ CASE = Case(
     run=run,
     keys=("side", "batch", "tokens"),
     columns=(
-        Column("side", words("side")),
-        Column("streams", words("batch")),
-        Column("tokens", words("tokens")),
-        Column("ms", milliseconds("step")),
+        Column("side", "side"),
+        Column("streams", "batch"),
+        Column("tokens", "tokens"),
+        Column("ms", "step"),
         Column("at least", _of_step(lambda row: number(_least(row) or 0) if _least(row) else "unknown")),
         Column(
             "times",

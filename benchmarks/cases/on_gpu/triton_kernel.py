@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case, CaseRow, Column, Job, milliseconds, number, words
+from benchmarks.case import Case, CaseRow, Column, Job
 from benchmarks.cases.on_gpu.rates import gpu_timing, measure_rates
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run
+from benchmarks.runs import Figures, Run
 from runtimes.base.errors import first_line
 from xl_export.tensorrt.kernels.compile import (
     JOINS,
@@ -304,10 +303,10 @@ CASE = Case(
     keys=("shape", "side"),
     columns=(
         Column("shape", _sizes),
-        Column("side", words("side")),
-        Column("ms", milliseconds("attention")),
-        Column("at least by reading, ms", lambda row, run: number(row["reading"] or 0)),
-        Column("at least by computing, ms", lambda row, run: number(row["computing"] or 0)),
+        Column("side", "side"),
+        Column("ms", "attention"),
+        Column("at least by reading, ms", "reading"),
+        Column("at least by computing, ms", "computing"),
         Column("", lambda row, run: f"not timed: {row['problem']}" if row["problem"] else ""),
     ),
     # The shapes that were measured are in the rows.

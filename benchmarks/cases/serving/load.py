@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.cases.serving.attacks import stall
 from benchmarks.cases.serving.mixed import COMPLETIONS, STREAMS, mixed
-from benchmarks.cases.serving.wire import Answer, LoadError, Loop, Request, cpu_seconds
+from benchmarks.cases.serving.wire import Answer, LoadError, Loop, Request, asked, cpu_seconds
 
 Job = dict[str, Any]
 
@@ -142,10 +142,7 @@ def long(job: Job) -> Job:
 
 def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
     """The whole answer to one request, as a document."""
-    loop = Loop()
-    loop.add([request := Request(job["port"], method, path, body)])
-    loop.run()
-    return request.answer.document()
+    return asked(job["port"], method, path, body).document()
 
 
 def _continued(job: Job, stream: str, count: int) -> tuple[list[int], float]:

@@ -28,16 +28,13 @@ from benchmarks.case import (
     Job,
     Line,
     config_option,
-    decimal,
     mem_len_option,
-    number,
     repeats_option,
 )
 from benchmarks.cases.score import draw_texts
 from benchmarks.checked_sessions import agreed, open_checked
 from benchmarks.models import random_artefact
-from benchmarks.runs import Row as Figures
-from benchmarks.runs import Run
+from benchmarks.runs import Figures, Run
 from runtimes import score_texts
 from runtimes.base.errors import install
 from runtimes.base.machine import available_cpus
@@ -180,11 +177,11 @@ CASE = Case(
     keys=("actors",),
     columns=(
         Column("side", _side),
-        Column("tokens/s", decimal("rate", ",.0f")),
-        Column("from", decimal("lowest", ",.0f"), detail=True),
-        Column("to", decimal("highest", ",.0f"), detail=True),
-        Column("times one actor", decimal("ratio")),
-        Column("seconds of the call", lambda row, run: number(row["seconds"])),
+        Column("tokens/s", "rate", ",.0f"),
+        Column("from", "lowest", ",.0f", detail=True),
+        Column("to", "highest", ",.0f", detail=True),
+        Column("times one actor", "ratio", ".2f"),
+        Column("seconds of the call", "seconds"),
         Column(
             "differs at most by, nats",
             lambda row, run: f"{row['difference']:.1e}" if row["actors"] else "",

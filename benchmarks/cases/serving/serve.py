@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import click
+import numpy as np
 
 from benchmarks.case import (
     Case,
+    CaseRow,
     Column,
     Job,
     config_option,
@@ -26,41 +35,130 @@ from benchmarks.case import (
     only_option,
     option,
     repeats_option,
-    whole,
-    words,
 )
-from benchmarks.cases.serving.bench import Bench, Row, Sizes
-from benchmarks.cases.serving.others import others
-from benchmarks.cases.serving.parts import between, long_stream, overhead, resident, stall, throughput
+from benchmarks.cases.serving import llama
+from benchmarks.cases.serving.attacks import ATTACKS
+from benchmarks.cases.serving.baseline_server import baseline_server
+from benchmarks.cases.serving.server import ROOT, Served, running, serving
 from benchmarks.checked_sessions import open_checked
+from benchmarks.measure import Timing
 from benchmarks.models import random_artefact
-from benchmarks.runs import History, Run
-from benchmarks.runs import Row as Figures
+from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ArtefactError
 from runtimes.base.machine import available_cpus
+from runtimes.contract.sampling import Sampler
+from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
+from runtimes.tasks.evaluate import evaluate
+from runtimes.tasks.generate import generate
 from xl_export.serve.core.settings import EngineSettings
 
-PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "overhead": overhead,
-    "throughput": throughput,
-    "between": between,
-    "long": long_stream,
-    "resident": resident,
-    "stall": stall,
-    "others": others,
-}
 REPEATS = 5
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
-SIZES = Sizes()
 SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
+GREEDY = Sampler(temperature=0)
+CLOSE = 1e-4  # nats a token, between `/v1/score` and `evaluate`
+SIDES = ("whole", "engine", "HTTP", "engine's clock", "baseline server")  # of the overhead
+OUTSIDE = ("engine_other_seconds_total", "engine_tokens_drawn_total")
+MANY = 16  # streams from which the target AT_MANY holds
+AT_MANY = 15.0
+AT_ONE = 80.0
+SHARE = 0.97
+SHARE_STREAMS = 8
+SHARE_SIZE = "enwik8-base"
+LATE = 1.05  # of tokens at the end of a long stream over those near its beginning
+BLOCK = 1000  # tokens that are one figure of a long stream
+TURNS = 20  # of the part `long`, for each repeat: single turns differ by a third on a busy host
+FLAT = 1.02  # of the resident memory
+FIRST_TOKENS = 4  # that are checked after each long prompt
+
+MODEL = ROOT / "examples" / "stories" / "tales"  # its tokens are parts of words, which cost most to encode
+TENANTS = {"attacker": "attacker-0123456789abcdef", "other": "other-0123456789abcdef"}
+HEALTH = 50.0  # milliseconds
+KINDS = (*ATTACKS, "snapshots", "headers of 60 MB")
+ATTACKERS = 8  # requests of the attacker
+RAW = "loop over Session"
+OWN = "xl-export serve"
+GENAI = "onnxruntime-genai"
+LLAMA = "llama.cpp's server"
 
 
-def unavailable() -> str | None:
-    """Why this machine cannot measure the case; None where it can."""
-    if not sys.platform.startswith("linux"):
-        return "the CPU time and the memory of another process are read from Linux"
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"{', '.join(missing)} is missing; install '.[cpu,serve]'" if missing else None
+@dataclass(frozen=True, kw_only=True)
+class Row(CaseRow):
+    """One figure."""
+
+    part: str  # of the case
+    side: str  # what was measured
+    streams: int  # at once
+    unit: str
+    figure: Timing | None  # median, fastest and slowest of the repeats; None if the side was skipped
+    most: float | None = None  # the target that the median must keep, if there is one
+    least: float | None = None
+    note: str = ""  # what belongs to the figure, or why it is missing
+    threads: int | None = None  # CPUs of a step, if the side does not name them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    #: Of the overhead.
+    streams: tuple[int, ...] = (1, 4, 16, 32)
+    #: Of the throughput.
+    together: int = 8
+    #: Tokens of each prompt that arrives.
+    prompt: int = 10_000
+    #: How many do.
+    arriving: int = 3
+    #: Streams that are read meanwhile.
+    listening: int = 4
+    #: Of the mixed load.
+    clients: int = 64
+    stored: int = 1000
+    #: Tokens of each stream before anything is timed.
+    warm: int = 20
+    #: Tokens by which streams outlast the prompts that arrive.
+    spare: int = 500
+    #: Kinds of them in the part `stall`.
+    attacks: int = 100
+    #: Seconds of each.
+    attacked: float = 5.0
+
+
+SIZES = Sizes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Job):
+    """The job, the model that it measures, and what all parts share."""
+
+    artefact: Path
+    #: With which everything is measured but throughput, which has `threads` and one thread, and the overhead,
+    #: which has one: those that the server chooses for itself, if the user gives none.
+    default_threads: int
+    sizes: Sizes
+
+    @property
+    def long(self) -> int:
+        """Tokens of each stream that is timed."""
+        return self.sizes.warm + 4 * self.config.token_repeats
+
+    def session(self, threads: int) -> Session:
+        """The model in this process."""
+        return open_session(self.artefact, threads=threads, device="cpu")
+
+    def baseline_loop(self, session: Session, streams: int) -> Baseline:
+        """Steps as those of streams after a prompt of one segment, between `warm` and `long` tokens."""
+        at = self.config.segment + self.sizes.warm
+        count = self.long - self.sizes.warm
+        return baseline_steps(session, streams, count, at=at)
+
+    def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:
+        """Random prompts of whole segments, which a server feeds in the same pieces as `generate`."""
+        chance = np.random.default_rng([seed, segments])
+        size = (count, segments * self.config.segment)
+        found: list[list[int]] = chance.integers(self.config.model.vocab_size, size=size).tolist()
+        return found
 
 
 def run(job: Job) -> Iterator[Row]:
@@ -73,19 +171,8 @@ def run(job: Job) -> Iterator[Row]:
     # Every session here and the server use the fused operator once it is built on this machine. Without this
     # line a new machine would measure standard operators, and nothing would show it.
     open_checked(artefact, threads=job.threads, operators="fused")
-    bench = Bench(
-        config=job.config,
-        folder=job.folder,
-        artefact=artefact,
-        threads=job.threads,
-        default_threads=job.given_threads or _default_threads(artefact),
-        repeats=job.repeats(REPEATS),
-        tokens=job["tokens"],
-        minutes=job["minutes"],
-        sizes=SIZES,
-        before=job["before"],
-        progress=job.progress,
-    )
+    threads = job.given_threads or _default_threads(artefact)
+    bench = Bench(**vars(job), artefact=artefact, default_threads=threads, sizes=SIZES)
     for part in job.chosen(PARTS):
         yield from PARTS[part](bench)
 
@@ -97,6 +184,583 @@ def _default_threads(artefact: Path) -> int:
     source = Source(name=artefact.name, path=artefact, settings=EngineSettings())
     _, threads = source.open_session()
     return threads or available_cpus()
+
+
+def overhead(bench: Bench) -> Iterator[Row]:
+    """CPU time of the server's process beyond that of the same steps, per token, with one thread.
+
+    The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
+    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps. `baseline
+    server` is a program that only steps and sends (see `baseline_server`), measured in the same way.
+    """
+    session = bench.session(1)
+    prompts = bench.prompts(max(bench.sizes.streams))
+    expected = greedy(session, prompts, bench.long)
+    with serving(bench.artefact, threads=1, options=("--rows", max(bench.sizes.streams))) as served:
+        check_scores(served, session, prompts[:4])
+        for streams in bench.sizes.streams:
+            bench.progress(f"overhead: {streams} streams")
+            found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
+            some = prompts[:streams]
+            right = expected[:streams]
+            with baseline_server(bench.artefact, threads=1, streams=streams) as baseline:
+                for _ in range(bench.repeats(REPEATS)):
+                    loop = bench.baseline_loop(session, streams).cpu / streams * 1e6
+                    before = served.metrics()
+                    figures = window(served, bench, some, right)
+                    outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
+                    per_token = 1e6 / figures["tokens"]
+                    whole = figures["server_cpu"] * per_token - loop
+                    http = figures["server_main_cpu"] * per_token
+                    found["whole"].append(whole)
+                    found["HTTP"].append(http)
+                    found["engine"].append(whole - http)
+                    found["engine's clock"].append(outside / drawn * 1e6)
+                    found["client"].append(figures["client_cpu"] / figures["seconds"])
+                    figures = window(baseline, bench, some, right)
+                    found["baseline server"].append(figures["server_cpu"] / figures["tokens"] * 1e6 - loop)
+            target = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
+            note = f"the client used {median(found['client']):.0%} of a CPU"
+            for side in SIDES:
+                yield Row(
+                    part="overhead",
+                    side=side,
+                    streams=streams,
+                    unit="µs a token" if side == "engine's clock" else "µs of CPU a token",
+                    figure=Timing.of(found[side]),
+                    most=target if side == "whole" else None,
+                    note=note if side == "whole" else "",
+                )
+
+
+def throughput(bench: Bench) -> Iterator[Row]:
+    """Tokens per second through the server over those of the baseline loop, with one thread and with all;
+    next to it those of a program that only steps and sends (see `baseline_server`).
+    """
+    streams = bench.sizes.together
+    prompts = bench.prompts(streams)
+    for threads in sorted({1, bench.threads}):
+        bench.progress(f"throughput: {streams} streams, {threads} threads")
+        session = bench.session(threads)
+        expected = greedy(session, prompts, bench.long)
+        rates: dict[str, list[float]] = {"baseline loop": [], "baseline server": [], "server": []}
+        with (
+            serving(bench.artefact, threads=threads) as served,
+            baseline_server(bench.artefact, threads=threads, streams=streams) as baseline,
+        ):
+            for _ in range(bench.repeats(REPEATS)):
+                rates["baseline loop"].append(streams / bench.baseline_loop(session, streams).seconds)
+                for side, program in (("baseline server", baseline), ("server", served)):
+                    figures = window(program, bench, prompts, expected)
+                    rates[side].append(figures["tokens"] / figures["seconds"])
+        named = f", {threads} thread{'s' * (threads > 1)}"
+        for side, values in rates.items():
+            yield Row(
+                part="throughput",
+                side=side + named,
+                streams=streams,
+                unit="tokens/s",
+                figure=Timing.of(values),
+            )
+        claimed = bench.config.name == SHARE_SIZE and streams == SHARE_STREAMS
+        for side in ("baseline server", "server"):
+            ratios = [a / b for a, b in zip(rates[side], rates["baseline loop"], strict=True)]
+            yield Row(
+                part="throughput",
+                side=f"{side} over baseline loop{named}",
+                streams=streams,
+                unit="ratio",
+                figure=Timing.of(ratios),
+                least=SHARE if claimed and side == "server" else None,
+            )
+
+
+def between(bench: Bench) -> Iterator[Row]:
+    """The time between tokens while long prompts arrive, and the time to the first token of an idle server.
+
+    Targets: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
+    """
+    sizes = bench.sizes
+    segment = bench.config.segment
+    session = bench.session(bench.default_threads)
+    pieces = -(-sizes.prompt // segment)
+    longs = bench.prompts(sizes.arriving + bench.repeats(REPEATS), pieces, seed=1)
+    shorts = bench.prompts(bench.repeats(REPEATS), seed=2)
+    prompts = bench.prompts(sizes.listening, seed=3)
+    warm = sizes.warm + bench.config.token_repeats
+    length = warm + sizes.arriving * pieces + sizes.spare
+    bench.progress("between: what the model says in this process")
+    answers = greedy(session, prompts, length)
+    long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
+    short_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in shorts]
+    piece = baseline_steps(session, 1, max(8, bench.config.token_repeats), segment, at=len(longs[0])).seconds
+    rounds = baseline_between(
+        session, sizes.listening, segment, at=segment + warm, prompts=sizes.arriving, pieces=pieces
+    )
+    with serving(bench.artefact, threads=bench.default_threads, options=("--cache", 0)) as served:
+        bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
+        found = served.load(
+            "arrivals",
+            bodies=[body(prompt, length) for prompt in prompts],
+            prompts=[body(prompt, FIRST_TOKENS) for prompt in longs[: sizes.arriving]],
+            warm=warm,
+        )
+        check_texts(found["texts"], answers)
+        check_texts(found["prompt_texts"], long_answers[: sizes.arriving])
+        idle, busy = (np.array(found["gaps"][name]) * 1e3 for name in ("idle", "busy"))
+        middle = float(np.median(idle))
+        common: dict[str, Any] = {
+            "part": "between",
+            "streams": sizes.listening,
+            "unit": "ms",
+            "threads": bench.default_threads,
+        }
+        yield Row(side="idle, p50", figure=_percentile(idle, 50), **common)
+        yield Row(side="idle, p99", figure=_percentile(idle, 99), **common)
+        yield Row(side=f"prompts of {len(longs[0]):,} arrive, p50", figure=_percentile(busy, 50), **common)
+        yield Row(
+            side=f"prompts of {len(longs[0]):,} arrive, p99",
+            figure=_percentile(busy, 99),
+            most=2 * middle + piece * 1e3,
+            note=f"a piece of {segment} tokens alone takes {piece * 1e3:.3g} ms",
+            **common,
+        )
+        yield Row(
+            side="the same rounds in a loop, p99",
+            figure=_percentile(np.array(rounds) * 1e3, 99),
+            note="a step of the streams and a piece of a prompt, by `Session.predict` alone",
+            **common,
+        )
+        for some, right in (
+            (shorts, short_answers),
+            (longs[sizes.arriving :], long_answers[sizes.arriving :]),
+        ):
+            bench.progress(f"between: first token after {len(some[0]):,} tokens")
+            seconds = []
+            pieces_alone = []
+            for prompt, answer in zip(some, right, strict=True):  # in turns, for the machine's pace changes
+                first = served.load("first_token", bodies=[body(prompt, FIRST_TOKENS)])
+                check_texts(first["texts"], [answer])
+                seconds += first["seconds"]
+                pieces_alone.append(baseline_prompt(session, prompt, segment))
+            own = median(pieces_alone)
+            step = baseline_steps(session, 1, bench.config.token_repeats, at=len(some[0])).seconds
+            yield Row(
+                part="between",
+                side=f"first token after {len(some[0]):,} tokens",
+                streams=1,
+                unit="ms",
+                threads=bench.default_threads,
+                figure=Timing.of([1e3 * each for each in seconds]),
+                most=(own + 2 * step) * 1e3,
+                note=f"the pieces alone take {own * 1e3:.3g} ms and a step {step * 1e3:.3g} ms",
+            )
+
+
+def long_stream(bench: Bench) -> Iterator[Row]:
+    """Tokens at the end of one long stream beside those near its beginning, in turns, so that both have the
+    same machine.
+    """
+    session = bench.session(bench.default_threads)
+    tokens = bench["tokens"]
+    block = min(BLOCK, tokens // 4)
+    (prompt,) = bench.prompts(1)
+    expected = greedy(session, [prompt], 2 * block)
+    options = ("--max-tokens", tokens, "--state", bench.folder / "streams")
+    with serving(bench.artefact, threads=bench.default_threads, options=options) as served:
+        bench.progress(f"long: one stream of {tokens:,} tokens")
+        rounds = TURNS * bench.repeats(REPEATS)
+        found = served.load("long", prompt=prompt, tokens=tokens, block=block, rounds=rounds)
+    check_texts([found["texts"]], expected)
+    early, late = ([seconds * 1e3 for seconds in found[side]] for side in ("early", "late"))
+    common: dict[str, Any] = {"part": "long", "streams": 1, "threads": bench.default_threads}
+    yield Row(side=f"token {block:,} and after", unit="ms", figure=Timing.of(early), **common)
+    yield Row(side=f"token {tokens:,} and after", unit="ms", figure=Timing.of(late), **common)
+    yield Row(
+        side=f"token {tokens:,} over token {block:,}",
+        unit="ratio",
+        figure=Timing.of([last / first for first, last in zip(early, late, strict=True)]),
+        most=LATE,
+        note=f"{rounds} turns of {block:,} tokens each",
+        **common,
+    )
+
+
+def resident(bench: Bench) -> Iterator[Row]:
+    """The server's resident memory under mixed load: at the end over the first tenth."""
+    sizes = bench.sizes
+    minutes = bench["minutes"]
+    session = bench.session(bench.default_threads)
+    # Whole segments, so that the same pieces are fed here and there.
+    prompts = [prompt for segments in (1, 2, 3) for prompt in bench.prompts(4, segments, seed=4 + segments)]
+    lengths = [8 + 5 * at for at in range(len(prompts))]
+    known = [
+        {"body": body(prompt, length), "texts": [" " + text for text in greedy(session, [prompt], length)[0]]}
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    scores = [{"tokens": p, "log_prob": -evaluate(session, np.array(p)).nats} for p in prompts[::3]]
+    options = ("--cache", 16, "--state", bench.folder / "state")
+    with serving(bench.artefact, threads=bench.default_threads, options=options) as served:
+        stored = sizes.stored if served.asked("GET", "/v1/streams").status == 200 else 0
+        what = f"{stored:,} stored streams" if stored else "completions and scores; the server stores none"
+        bench.progress(f"resident: {minutes:g} minutes of mixed load, {what}")
+        found = served.load(
+            "mixed",
+            seconds=minutes * 60,
+            streams=stored,
+            clients=sizes.clients,
+            segment=bench.config.segment,
+            vocabulary=bench.config.model.vocab_size,
+            seed=0,
+            known=known,
+            scores=scores,
+        )
+        _check_all_rows_are_free(served)
+    memory = found["resident"]
+    tenth = max(1, len(memory) // 10)
+    first = median(memory[:tenth])
+    last = median(memory[-tenth:])
+    done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
+    common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.default_threads}
+    for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):
+        yield Row(side=side, unit="MB", figure=Timing.of([bytes_ / 1e6 for bytes_ in value]), **common)
+    yield Row(
+        side=f"end over first tenth of {minutes:g} minutes",
+        unit="ratio",
+        figure=Timing.of([last / first]),
+        most=FLAT,
+        note=f"{what}; {done}",
+        **common,
+    )
+
+
+def stall(bench: Bench) -> Iterator[Row]:
+    """The longest answer to `/health`, and to a text of 5 KB that another tenant encodes, during each attack,
+    and the memory that the attack takes. This server and the one of --before take turns.
+
+    Targets: 50 ms, and twice the time of an idle server and one step of the model.
+    """
+    if not MODEL.is_dir():
+        yield Row(
+            part="stall",
+            side="all",
+            streams=ATTACKERS,
+            unit="ms",
+            figure=None,
+            note=f"{MODEL.name} is missing",
+        )
+        return
+    session = open_session(MODEL, threads=1, device="cpu")
+    step = baseline_steps(session, 1, 8, session.rule.segment, at=session.rule.mem_len).seconds * 1e3
+    versions = {"now": ROOT} | ({"before": bench["before"]} if bench["before"] else {})
+    with tempfile.TemporaryDirectory() as name:
+        keys = Path(name) / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text("".join(f"{tenant} {key}\n" for tenant, key in TENANTS.items()), encoding="utf-8")
+        for kind in KINDS[: bench.sizes.attacks]:
+            found: dict[str, list[dict[str, Any]]] = {version: [] for version in versions}
+            for at in range(bench.repeats(REPEATS)):
+                for version, root in versions.items():
+                    bench.progress(f"stall: {kind}, {version}")
+                    # A server of its own each: what an attack has begun may go on after it.
+                    state = Path(name) / f"{kind} {version} {at}"
+                    options = ("--api-keys", keys, "--state", state)
+                    with serving(MODEL, threads=1, options=options, root=root) as served:
+                        job = {"attack": kind, "at_once": ATTACKERS, "seconds": bench.sizes.attacked}
+                        found[version].append(served.load("stall", **job, keys=list(TENANTS.values())))
+            for version, rounds in found.items():
+                yield from _stalled(kind, version, rounds, step)
+
+
+def _stalled(kind: str, version: str, rounds: list[dict[str, Any]], step: float) -> Iterator[Row]:
+    common: dict[str, Any] = {"part": "stall", "streams": ATTACKERS, "threads": 1}
+    idle = median(median(each["idle"]["short"]) for each in rounds)
+    for asked, title, most in (
+        ("health", "/health", HEALTH),
+        ("short", "a text of 5 KB", 2 * idle + step),
+    ):
+        middle = median(median(each["busy"][asked]) for each in rounds)
+        usual = median(median(each["idle"][asked]) for each in rounds)
+        yield Row(
+            side=f"{kind}, {version}: {title}, longest",
+            unit="ms",
+            figure=Timing.of([max(each["busy"][asked]) for each in rounds]),
+            most=most if version == "now" else None,
+            note=f"median {middle:.3g} ms, of an idle server {usual:.3g} ms",
+            **common,
+        )
+    yield Row(
+        side=f"{kind}, {version}: more memory",
+        unit="MB",
+        figure=Timing.of([each["resident"] / 1e6 for each in rounds]),
+        **common,
+    )
+
+
+def _percentile(values: np.ndarray, which: int) -> Timing:
+    """A percentile as a figure, with the smallest and the largest of all values."""
+    found = Timing.of(values.tolist())
+    return replace(found, median=float(np.percentile(values, which)))
+
+
+def _check_all_rows_are_free(served: Served) -> None:
+    """Raises ArtefactError where tasks that have ended still hold rows."""
+    for _ in range(100):
+        figures = served.metrics()
+        if figures["rows_decoding"] + figures["rows_prompt"] == 0:
+            return
+        time.sleep(0.1)
+    raise ArtefactError("rows of the server are not free although no client is left; please report this.")
+
+
+def others(bench: Bench) -> Iterator[Row]:
+    """Tokens per second of each side, in turns, at one stream and at several.
+
+    genai computes the same artefact in this process, without a server, and gives the same tokens. llama.cpp
+    serves a Llama of as many bytes, with the same load; its tokens are counted, and are those of another
+    model.
+    """
+    session = bench.session(bench.default_threads)
+    assert session.spec is not None, "the model is an artefact"
+    num_bytes = 4 * session.spec.model.parameters
+    prompts = bench.prompts(bench.sizes.together)
+    expected = greedy(session, prompts, bench.long)
+    for streams in sorted({1, bench.sizes.together}):
+        some = prompts[:streams]
+        right = expected[:streams]
+        missing = {LLAMA: llama.missing(), GENAI: _missing_genai(bench, right)}
+        rates: dict[str, list[float]] = {
+            side: [] for side in (RAW, OWN, GENAI, LLAMA) if not missing.get(side)
+        }
+        bench.progress(f"others: {streams} streams")
+        for _ in range(bench.repeats(REPEATS)):
+            rates[RAW].append(streams / bench.baseline_loop(session, streams).seconds)
+            with serving(bench.artefact, threads=bench.default_threads) as served:
+                rates[OWN].append(_rate(window(served, bench, some, right)))
+            if GENAI in rates:
+                rates[GENAI].append(_genai(bench, some, right))
+            if LLAMA in rates:
+                rates[LLAMA].append(_llama(bench, some, num_bytes))
+        notes = dict(missing)
+        if GENAI in rates:
+            notes[GENAI] = f"{version('onnxruntime-genai')}, in this process, the same tokens"
+        if LLAMA in rates:
+            notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama of as many bytes"
+        for side in (RAW, OWN, GENAI, LLAMA):
+            yield Row(
+                part="others",
+                side=side,
+                streams=streams,
+                unit="tokens/s",
+                figure=Timing.of(rates[side]) if side in rates else None,
+                threads=bench.default_threads,
+                note=notes.get(side) or "",
+            )
+
+
+def _rate(figures: dict[str, float]) -> float:
+    return figures["tokens"] / figures["seconds"]
+
+
+def _missing_genai(bench: Bench, expected: list[list[str]]) -> str | None:
+    if len({text for texts in expected for text in texts}) == bench.config.model.vocab_size:
+        return "every token is drawn, and genai would end a text at one of them"
+    if importlib.util.find_spec("onnxruntime_genai") is None:
+        return "onnxruntime-genai is not installed; pip install onnxruntime-genai"
+    return None
+
+
+def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[str]]) -> float:
+    """Tokens per second of genai's own loop over the artefact, with all prompts as one batch."""
+    import onnxruntime_genai as og
+
+    config = og.Config(str(bench.artefact))
+    options = {"intra_op_num_threads": bench.default_threads}
+    # genai always stops at some token; here it is one that does not come.
+    drawn = {int(text) for texts in expected for text in texts}
+    end = next(token for token in range(bench.config.model.vocab_size) if token not in drawn)
+    model = {"eos_token_id": [end], "decoder": {"session_options": options}}
+    config.overlay(json.dumps({"model": model}))
+    params = og.GeneratorParams(loaded := og.Model(config))
+    params.set_search_options(batch_size=len(prompts), chunk_size=0)
+    generator = og.Generator(loaded, params)
+    generator.append_tokens(np.array(prompts, np.int32))
+    found: list[list[str]] = [[] for _ in prompts]
+    began = 0.0
+    for step in range(bench.long):
+        if step == bench.sizes.warm:
+            began = time.perf_counter()
+        generator.generate_next_token()
+        for texts, token in zip(found, generator.get_next_tokens(), strict=True):
+            texts.append(str(token))
+    seconds = time.perf_counter() - began
+    check_texts(found, expected)
+    return len(prompts) * (bench.long - bench.sizes.warm) / seconds
+
+
+def _llama(bench: Bench, prompts: Sequence[Sequence[int]], num_bytes: int) -> float:
+    """Tokens per second of llama.cpp's server; each stream may be as long as it is asked to be."""
+    context = len(prompts[0]) + bench.long + 8
+    path = bench.folder / f"llama-{context}.gguf"
+    if not path.exists():
+        llama.write_model(path, bench.config.model, num_bytes, context=context)
+    numbers = (bench.default_threads, len(prompts), context)
+    command = [sys.executable, "-m", llama.__name__, str(path), *map(str, numbers)]
+    with running(command) as served:
+        return _rate(window(served, bench, prompts, None, ignore_eos=True))
+
+
+PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "overhead": overhead,
+    "throughput": throughput,
+    "between": between,
+    "long": long_stream,
+    "resident": resident,
+    "stall": stall,
+    "others": others,
+}
+
+
+def body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """A request for a greedy completion as a stream, with its usage at the end."""
+    return {
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def greedy(session: Session, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[str]]:
+    """The texts of the tokens with which `generate` continues each prompt, without blanks."""
+    texts: list[list[str]] = [[] for _ in prompts]
+    for piece in generate(
+        session, [list(p) for p in prompts], max_tokens=max_tokens, sampler=GREEDY, text=False
+    ):
+        texts[piece.row].append(str(piece.token))
+    return texts
+
+
+def check_texts(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> None:
+    """Raises ArtefactError where a stream has other tokens than it should, or another number of them."""
+    for stream, (texts, right) in enumerate(zip(found, expected, strict=True)):
+        if [text.strip() for text in texts] != list(right):
+            raise ArtefactError(
+                f"stream {stream} has other tokens through the server than from `generate`; please report "
+                "this."
+            )
+
+
+def window(
+    served: Served,
+    bench: Bench,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[str]] | None,
+    **fields: Any,
+) -> dict[str, float]:
+    """What was measured while all streams were decoded; every stream is compared to its end.
+
+    expected: None for another model, whose tokens are only counted. fields: of each request.
+    """
+    found = served.load(
+        "streams",
+        bodies=[body(prompt, bench.long) | fields for prompt in prompts],
+        warm=bench.sizes.warm,
+        until=bench.long - 2,
+    )
+    if expected is not None:
+        check_texts(found["texts"], expected)
+    figures: dict[str, float] = found["window"]
+    return figures
+
+
+def check_scores(served: Served, session: Session, texts: Sequence[Sequence[int]]) -> None:
+    """Raises ArtefactError where `/v1/score` differs from `evaluate`."""
+    answer = served.asked("POST", "/v1/score", {"texts": [list(text) for text in texts]}).document()
+    for text, found in zip(texts, answer["data"], strict=True):
+        if abs(found["log_prob"] + evaluate(session, np.array(text)).nats) > CLOSE * len(text):
+            raise ArtefactError("a score of the server differs from `evaluate`; please report this.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Steps of a session in this process: wall and CPU seconds of one."""
+
+    seconds: float
+    cpu: float
+
+
+def baseline_steps(
+    session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5
+) -> Baseline:
+    """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps.
+
+    at: the stream position of the first timed token. A token at a later position attends to more memory, so
+    the loop has to be where the streams are that it is compared with.
+    """
+    warm = min(warm, at // width)
+    memory = session.start(rows)
+    for array in memory.tensors.values():
+        array.fill(0)  # memory that was never written would be read from the cache
+    memory.positions[:] = at - warm * width
+    tokens = np.random.default_rng(0).integers(session.vocab.size, size=(count + warm, rows, width))
+    for step in range(warm):
+        session.predict(tokens[step], memory)
+    seconds = time.perf_counter()
+    cpu = time.process_time()
+    for step in range(warm, count + warm):
+        session.predict(tokens[step], memory)
+    return Baseline(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
+
+
+def baseline_between(
+    session: Session, rows: int, width: int, *, at: int, prompts: int, pieces: int
+) -> list[float]:
+    """The seconds of each round of a loop that does what a server does while prompts arrive: a step of `rows`
+    rows at position `at`, and a piece of `width` tokens of a prompt in the row behind them.
+
+    Prompts have `pieces` pieces each and come one after the other. The first round, which makes the bindings,
+    is done twice and timed once.
+    """
+    memory = session.start(rows + 1)
+    for array in memory.tensors.values():
+        array.fill(0)
+    memory.positions[:] = at
+    decoding = memory.part(0, rows)
+    prompt = memory.part(rows, rows + 1)
+    tokens = np.random.default_rng(0).integers(session.vocab.size, size=(prompts, pieces, rows + width))
+    seconds = []
+    session.predict(tokens[0, 0, :rows, None], decoding)
+    session.predict(tokens[0, 0, None, rows:], prompt)
+    for of_prompt in tokens:
+        prompt.positions[:] = 0
+        for each in of_prompt:
+            began = time.perf_counter()
+            session.predict(each[:rows, None], decoding)
+            session.predict(each[None, rows:], prompt)
+            seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def baseline_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
+    """The seconds in which `predict` alone feeds a prompt to a new stream, in pieces of `width` tokens."""
+    memory = session.start(1)
+    tokens = np.array([prompt])
+    for array in memory.tensors.values():
+        array.fill(0)  # a server's rows were written before
+    began = time.perf_counter()
+    for first in range(0, len(prompt), width):
+        session.predict(tokens[:, first : first + width], memory)
+    return time.perf_counter() - began
+
+
+def unavailable() -> str | None:
+    """Why this machine cannot measure the case; None where it can."""
+    if not sys.platform.startswith("linux"):
+        return "the CPU time and the memory of another process are read from Linux"
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} is missing; install '.[cpu,serve]'" if missing else None
 
 
 def published(history: History) -> list[Run]:
@@ -150,24 +814,20 @@ def _note(row: Figures, run: Run) -> str:
     return "; ".join(note for note in notes if note)
 
 
-def _of(name: str) -> Callable[[Figures, Run], str]:
-    return lambda row, run: "" if row["figure"] is None else number(row["figure"][name])
-
-
 CASE = Case(
     name="serve",
     summary="a server of many streams next to the steps of its model: CPU, tokens/s, gaps, memory",
     run=run,
     keys=("part", "side", "streams", "threads"),
     columns=(
-        Column("part", words("part")),
+        Column("part", "part"),
         Column("model", lambda row, run: run.document["config"]),
-        Column("what", words("side")),
-        Column("streams", whole("streams")),
-        Column("median", _of("median")),
-        Column("from", _of("fastest"), detail=True),
-        Column("to", _of("slowest"), detail=True),
-        Column("unit", words("unit")),
+        Column("what", "side"),
+        Column("streams", "streams"),
+        Column("median", "figure.median"),
+        Column("from", "figure.fastest", detail=True),
+        Column("to", "figure.slowest", detail=True),
+        Column("unit", "unit"),
         Column("target", _target),
         Column("note", _note, detail=True),
     ),

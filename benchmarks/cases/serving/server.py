@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.serving.wire import Answer, Loop, Request
+from benchmarks.cases.serving.wire import Answer, asked
 from runtimes.base.errors import ArtefactError
 
 ROOT = Path(__file__).parents[3]
@@ -47,10 +47,7 @@ class Served:
 
     def asked(self, method: str, path: str, body: Any = None) -> Answer:
         """The whole answer to one request."""
-        loop = Loop()
-        loop.add([request := Request(self.port, method, path, body)])
-        loop.run()
-        return request.answer
+        return asked(self.port, method, path, body)
 
     def metrics(self) -> dict[str, float]:
         """The figures that have no label but the model, by their names."""

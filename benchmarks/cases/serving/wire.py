@@ -200,6 +200,14 @@ class Loop:
             request.ended = now
 
 
+def asked(port: int, method: str, path: str, body: Any = None) -> Answer:
+    """The whole answer to one request."""
+    loop = Loop()
+    loop.add([request := Request(port, method, path, body)])
+    loop.run()
+    return request.answer
+
+
 def cpu_seconds(pid: int) -> tuple[float, float]:
     """CPU seconds of a process, and those of its main thread alone; Linux only."""
     whole = time.clock_gettime(~pid << 3 | 2)  # the clock of a process, as clock_getcpuclockid makes it

@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks import arithmetic
-from benchmarks.baselines.vanilla import Window, check_window
+from benchmarks.cases import sliding_window
+from benchmarks.cases.sliding_window import Window, check_window
 from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions import fused_cpu
@@ -26,7 +26,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("size", "window", "block"), matrix(tuple(SIZES), (1, 2, 8, 13), (4, 256)))
 def test_graph_equals_naive(size, window, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(arithmetic, "BLOCK", block)
+    monkeypatch.setattr(sliding_window, "BLOCK", block)
     model = SIZES[size]
     weights = random_weights(model, seed=window)
     tokens = np.random.default_rng(window).integers(0, model.vocab_size, window)
