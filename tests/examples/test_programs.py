@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, save_vocab
+from tests.examples.conftest import EXAMPLES, run
 from xl_export.artefact.export import export
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 TALES = EXAMPLES / "stories" / "tales"
-
-
-@dataclass(frozen=True)
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(name: str, *words: object, text: str | bytes = "") -> Ended:
-    """Runs a program in this process, which has imported what it needs."""
-    stdin = io.TextIOWrapper(io.BytesIO(text if isinstance(text, bytes) else text.encode()))
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", [name, *map(str, words)])
-        patch.setattr(sys, "stdin", stdin)
-        try:
-            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    return Ended(code, out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 import runtimes
 import xl_export
-from tests.examples.conftest import EXAMPLES, load_example
+from tests.examples.conftest import EXAMPLES, load_example, run
 
 SIGNAL = EXAMPLES / "signal"
 
@@ -37,19 +37,18 @@ def artefact(train: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return xl_export.trace(model, tmp_path_factory.mktemp("signal") / "artefact", rule=rule)
 
 
-def run(program: str, *words: object, text: str = "") -> str:
-    command = [sys.executable, SIGNAL / program, *words]
-    return subprocess.run(
-        list(map(str, command)), input=text, capture_output=True, text=True, check=True
-    ).stdout
+def printed(program: str, *words: object, text: str = "") -> str:
+    ended = run(f"signal/{program}", *words, text=text)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 def test_a_stream_continues_bit_by_bit_after_saving(artefact: Path, tmp_path: Path) -> None:
-    samples = run("stream.py", "--samples", 60).splitlines(keepends=True)
+    samples = printed("stream.py", "--samples", 60).splitlines(keepends=True)
     assert len(samples) == 60
-    whole = run("watch.py", artefact, tmp_path / "whole", "--all", text="".join(samples))
-    first = run("watch.py", artefact, tmp_path / "parts", "--all", text="".join(samples[:25]))
-    second = run("watch.py", artefact, tmp_path / "parts", "--all", text="".join(samples[25:]))
+    whole = printed("watch.py", artefact, tmp_path / "whole", "--all", text="".join(samples))
+    first = printed("watch.py", artefact, tmp_path / "parts", "--all", text="".join(samples[:25]))
+    second = printed("watch.py", artefact, tmp_path / "parts", "--all", text="".join(samples[25:]))
     assert first + second == whole
     assert whole.splitlines()[-1].startswith("sample 59: ")
     session = runtimes.open_session(artefact)
@@ -83,5 +82,7 @@ def test_faulty_samples_are_found_above_one_false_alarm_in_1000(train: ModuleTyp
 
 @pytest.mark.slow
 def test_training_finds_faults_better_than_a_linear_prediction(tmp_path: Path) -> None:
-    *_, surprise, linear = run("train.py", tmp_path / "made").splitlines()
+    command = [sys.executable, SIGNAL / "train.py", tmp_path / "made"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    *_, surprise, linear = lines
     assert int(surprise.split()[-1][:-1]) > max(60, int(linear.split()[-1][:-1]))
