@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from benchmarks import documents
-from benchmarks.case import FILE, Case
+from benchmarks.case import FILE, OPTIONS, Case
 from benchmarks.cases import CASES
 from benchmarks.compare import compare, find_results
 from benchmarks.gpu_report import gpu_report_command
@@ -78,7 +78,7 @@ main.add_command(run_group)
 
 def command_of(case: Case) -> click.Command:
     """The command that measures a case, with its own options first."""
-    options = [make() for make in case.options]
+    options = [OPTIONS[made]() if isinstance(made, str) else made() for made in case.options]
     options += [
         click.Option(
             ["--threads"],

@@ -23,6 +23,7 @@ from runtimes.contract.rule import MemoryRule
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
+MakeOption = Callable[[], click.Option]
 Cell = Callable[[Figures, Run], str]  # the text of a column for a row of a run
 
 
@@ -146,7 +147,7 @@ class Case:
     run: Callable[[Job], Iterable[CaseRow]]  # checks every side, measures, and gives rows
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]
-    options: tuple[Callable[[], click.Option], ...] = ()  # in addition to the options of every case
+    options: tuple[str | MakeOption, ...] = ()  # names in `OPTIONS`, and options of its own
     claims: tuple[Claim, ...] = ()
     # Paragraphs under the table, before the notes of its columns.
     notes: Callable[[Sequence[Line]], list[str]] = lambda lines: []
@@ -178,6 +179,27 @@ class Case:
             return list(self.run(job))
 
 
+def option(name: str, text: str, **settings: Any) -> MakeOption:
+    """An option; name: as on the command line, and in `Job` if that differs."""
+    return lambda: click.Option(name.split(), help=text, **settings)
+
+
+def minutes_option(text: str, default: float) -> MakeOption:
+    """A time; text: what it limits."""
+    return option("--minutes", text, type=click.FloatRange(min=0, min_open=True), default=default)
+
+
+def only_option(names: Iterable[str], text: str) -> MakeOption:
+    """Names of parts of the case."""
+    kind = click.Choice(list(names))
+    return option("--only --rows names", f"{text}; may be repeated.", multiple=True, type=kind)
+
+
+def file_option(name: str, text: str, **settings: Any) -> MakeOption:
+    """A file or a folder."""
+    return option(name, text, type=FILE, **settings)
+
+
 def config_option() -> click.Option:
     """The size of the model."""
     return click.Option(
@@ -187,31 +209,6 @@ def config_option() -> click.Option:
         callback=lambda ctx, option, name: CONFIGS[name],
         help="The size of the model: small (default), enwik8-base (some minutes), wt103-base, enwik8-large, "
         "medium, tales or demo.",
-    )
-
-
-def repeats_option() -> click.Option:
-    """The number of timed calls."""
-    return click.Option(
-        ["--repeats"],
-        type=click.IntRange(1, 1 << 17),
-        help="Timed calls of each side; the default depends on the case and the size.",
-    )
-
-
-def mem_len_option() -> click.Option:
-    """The length of the memory."""
-    return click.Option(
-        ["--mem-len"], type=int, help="Length of the memory in tokens (M); the default depends on the size."
-    )
-
-
-def lengths_option() -> click.Option:
-    """Several lengths of attention."""
-    return click.Option(
-        ["--attention-lengths"],
-        callback=parse_lengths,
-        help="Lengths in tokens, such as 64,128,256; the default depends on the size.",
     )
 
 
@@ -228,40 +225,29 @@ def parse_lengths(ctx: click.Context, option: click.Parameter, text: str | None)
     return tuple(sorted({int(part) for part in parts}))
 
 
-def operators_option() -> click.Option:
-    """What computes a step."""
-    return click.Option(
-        ["--operators"],
+# Options that several cases have, by the name that a case gives.
+OPTIONS: dict[str, MakeOption] = {
+    "config": config_option,
+    "repeats": option(
+        "--repeats",
+        "Timed calls of each side; the default depends on the case and the size.",
+        type=click.IntRange(1, 1 << 17),
+    ),
+    "mem-len": option(
+        "--mem-len", "Length of the memory in tokens (M); the default depends on the size.", type=int
+    ),
+    "attention-lengths": option(
+        "--attention-lengths",
+        "Lengths in tokens, such as 64,128,256; the default depends on the size.",
+        callback=parse_lengths,
+    ),
+    "operators": option(
+        "--operators",
+        "What computes a step: ONNX Runtime's own operators (default), or the fused operator for the CPU, "
+        "which is built first.",
         type=click.Choice(["standard", "fused"]),
-        help="What computes a step: ONNX Runtime's own operators (default), or the fused operator for the "
-        "CPU, which is built first.",
-    )
-
-
-def minutes_option(text: str, default: float) -> Callable[[], click.Option]:
-    """A time; text: what it limits."""
-    kind = click.FloatRange(min=0, min_open=True)
-    return lambda: click.Option(["--minutes"], type=kind, default=default, help=text)
-
-
-def only_option(names: Iterable[str], text: str) -> Callable[[], click.Option]:
-    """Names of parts of the case."""
-    return lambda: click.Option(
-        ["--only", "--rows", "names"],
-        multiple=True,
-        type=click.Choice(list(names)),
-        help=f"{text}; may be repeated.",
-    )
-
-
-def file_option(name: str, text: str, **settings: Any) -> Callable[[], click.Option]:
-    """A file or a folder; name: as on the command line, and of the option in `Job` if that differs."""
-    return option(name, text, type=FILE, **settings)
-
-
-def option(name: str, text: str, **settings: Any) -> Callable[[], click.Option]:
-    """Any other option."""
-    return lambda: click.Option(name.split(), help=text, **settings)
+    ),
+}
 
 
 def number(value: float) -> str:

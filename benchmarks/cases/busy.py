@@ -23,10 +23,8 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
     number,
     option,
-    repeats_option,
 )
 from benchmarks.checked_sessions import agreed, fed
 from benchmarks.measure import in_turns
@@ -153,8 +151,8 @@ CASE = Case(
     notes=_notes,
     summarized=lambda lines: [line for line in lines if line.row["side"] == DEFAULT],
     options=(
-        config_option,
-        repeats_option,
+        "config",
+        "repeats",
         option("--precision", "The precision of the weights.", default="int8-stored", show_default=True),
     ),
     published=lambda history: [history.newest("busy", size) for size in ("tales", "enwik8-base")],

@@ -29,10 +29,8 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
     megabytes,
     number,
-    repeats_option,
 )
 from benchmarks.checked_sessions import agreed, fused_library, nats_apart, open_checked
 from benchmarks.measure import Timing, take_turns
@@ -186,7 +184,7 @@ CASE = Case(
         Column("growing cache, MB", "growing_bytes", megabytes),
     ),
     notes=_notes,
-    options=(config_option, repeats_option),
+    options=("config", "repeats"),
     published=lambda history: history.of("growing-cache")[-1:],  # busy machines slow both sides alike
     draw=draw_growing_cache,
 )

@@ -32,10 +32,7 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
-    mem_len_option,
     number,
-    repeats_option,
 )
 from benchmarks.checked_sessions import Operators, agreed, nats_apart, open_graph
 from benchmarks.measure import Reader, TimesReading, Timing, in_turns, milliseconds
@@ -301,7 +298,7 @@ CASE = Case(
             value=_slowest,
         ),
     ),
-    options=(config_option, repeats_option, mem_len_option),
+    options=("config", "repeats", "mem-len"),
     published=lambda history: [history.newest("latency", "enwik8-base")],
     draw=draw_latency,
 )

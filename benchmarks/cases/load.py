@@ -16,10 +16,8 @@ from benchmarks.case import (
     CaseRow,
     Column,
     Job,
-    config_option,
     megabytes,
     number,
-    repeats_option,
 )
 from benchmarks.child import open_in_child
 from benchmarks.measure import Timing
@@ -91,6 +89,6 @@ CASE = Case(
         Column("resident MB", "resident_bytes", megabytes),
         Column("weights and memory, MB", "needed_bytes", megabytes),
     ),
-    options=(config_option, repeats_option),
+    options=("config", "repeats"),
     published=lambda history: [history.newest("load", "enwik8-large")],
 )

@@ -20,11 +20,7 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
-    mem_len_option,
     number,
-    operators_option,
-    repeats_option,
 )
 from benchmarks.checked_sessions import Operators, agreed, fed, open_checked, step_of
 from benchmarks.measure import Timing, take_turns
@@ -130,6 +126,6 @@ CASE = Case(
             least=True,
         ),
     ),
-    options=(config_option, repeats_option, mem_len_option, operators_option),
+    options=("config", "repeats", "mem-len", "operators"),
     published=lambda history: [history.newest("memory-forms", "enwik8-base", operators="fused")],
 )

@@ -20,11 +20,8 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
     megabytes,
     microseconds,
-    operators_option,
-    repeats_option,
 )
 from benchmarks.cases.precision import read_bytes
 from benchmarks.checked_sessions import Operators, filled, open_checked
@@ -157,6 +154,6 @@ CASE = Case(
         Column("generate adds, µs", "generate_adds", microseconds),
     ),
     notes=_notes,
-    options=(config_option, repeats_option, operators_option),
+    options=("config", "repeats", "operators"),
     published=lambda history: [history.newest("overhead", "tales", operators="fused")],
 )

@@ -31,10 +31,7 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
-    mem_len_option,
     microseconds,
-    repeats_option,
 )
 from benchmarks.cases.web import compiled, has_cpp
 from benchmarks.checked_sessions import agreed
@@ -340,6 +337,6 @@ CASE = Case(
         Column("differs by", "difference", ".1e", detail=True),
     ),
     notes=_notes,
-    options=(config_option, repeats_option, mem_len_option),
+    options=("config", "repeats", "mem-len"),
     published=lambda history: history.of("policy")[-1:],
 )

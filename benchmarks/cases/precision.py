@@ -18,13 +18,9 @@ from benchmarks.case import (
     CaseRow,
     Column,
     Job,
-    config_option,
     file_option,
     megabytes,
-    mem_len_option,
     number,
-    operators_option,
-    repeats_option,
 )
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import BenchmarkConfig
@@ -199,10 +195,10 @@ CASE = Case(
     ),
     notes=lambda lines: [f"Memory of {lines[0].row['mem_len']:,} tokens, random weights."],
     options=(
-        config_option,
-        repeats_option,
-        mem_len_option,
-        operators_option,
+        "config",
+        "repeats",
+        "mem-len",
+        "operators",
         file_option(
             "--run trained",
             "A trained run, whose quality is measured too; by default the weights are random.",

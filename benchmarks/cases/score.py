@@ -20,11 +20,7 @@ from benchmarks.case import (
     Claim,
     Column,
     Job,
-    config_option,
-    mem_len_option,
-    operators_option,
     per_second,
-    repeats_option,
 )
 from benchmarks.checked_sessions import Operators, agreed, fed, filled, open_checked
 from benchmarks.measure import Timing, take_turns
@@ -140,5 +136,5 @@ CASE = Case(
             value=lambda lines: next(row["ratio"] for row, _ in lines if row["side"] == "texts"),
         ),
     ),
-    options=(config_option, repeats_option, mem_len_option, operators_option),
+    options=("config", "repeats", "mem-len", "operators"),
 )

@@ -29,11 +29,7 @@ from benchmarks.case import (
     CaseRow,
     Column,
     Job,
-    config_option,
-    lengths_option,
     number,
-    operators_option,
-    repeats_option,
 )
 from benchmarks.checked_sessions import (
     Operators,
@@ -379,7 +375,7 @@ CASE = Case(
         Column("Table 9 (GPU)", _paper),
     ),
     notes=lambda lines: ["MISSED: measured below the ratio of the paper's Table 9."],
-    options=(config_option, repeats_option, lengths_option, operators_option),
+    options=("config", "repeats", "attention-lengths", "operators"),
     published=lambda history: [sliding_window(history, operators) for operators in ("standard", "fused")],
     draw=draw_lines(
         "attention_length",

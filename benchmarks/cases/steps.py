@@ -20,14 +20,9 @@ from benchmarks.case import (
     Cell,
     Column,
     Job,
-    config_option,
-    lengths_option,
     megabytes,
-    mem_len_option,
     number,
-    operators_option,
     per_second,
-    repeats_option,
 )
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import CONFIGS
@@ -139,7 +134,7 @@ COLUMNS = (
 )
 KEYS = ("mem_len", "batch", "tokens", "operators")
 BASE = CONFIGS["enwik8-base"]
-STEP_OPTIONS = (config_option, repeats_option, mem_len_option, operators_option)
+STEP_OPTIONS = ("config", "repeats", "mem-len", "operators")
 
 
 def _published(case: str, name: str, values: Sequence[int]) -> Callable[[History], list[Run]]:
@@ -154,7 +149,7 @@ DECODE = Case(
     keys=KEYS,
     columns=COLUMNS,
     notes=lambda lines: ["Times are of a whole step."],
-    options=(config_option, repeats_option, lengths_option, operators_option),
+    options=("config", "repeats", "attention-lengths", "operators"),
     published=_published("decode", "mem_len", BASE.attention_lengths),
     draw=draw_lines(
         "mem_len",

@@ -19,11 +19,9 @@ from benchmarks.case import (
     CaseRow,
     Column,
     Job,
-    config_option,
     file_option,
     number,
     per_second,
-    repeats_option,
 )
 from benchmarks.cases.learning.architectures import check
 from benchmarks.checked_sessions import agreed
@@ -225,8 +223,8 @@ CASE = Case(
         Column("tokens/s", "token", per_second, detail=True),
     ),
     options=(
-        config_option,
-        repeats_option,
+        "config",
+        "repeats",
         file_option("--reference references", REFERENCE_HELP, multiple=True),
     ),
     published=lambda history: [history.newest("training", "enwik8-base")],

@@ -31,9 +31,6 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
-    mem_len_option,
-    repeats_option,
 )
 from benchmarks.measure import REST, Timing
 from benchmarks.models import random_artefact
@@ -336,6 +333,6 @@ CASE = Case(
             least=True,
         ),
     ),
-    options=(config_option, repeats_option, mem_len_option),
+    options=("config", "repeats", "mem-len"),
     unavailable=missing_for_node,
 )

@@ -26,7 +26,6 @@ from benchmarks.case import (
     Line,
     file_option,
     number,
-    repeats_option,
 )
 from benchmarks.cases.learning.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
@@ -240,7 +239,7 @@ CASE = Case(
             default=Path("chorales-data-sources"),
         ),
         file_option("--artefact", "The artefact; the one in examples/music by default."),
-        repeats_option,
+        "repeats",
     ),
     size=lambda options: size(),
     published=lambda history: history.of("music-memory")[-1:],

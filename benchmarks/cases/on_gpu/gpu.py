@@ -26,10 +26,8 @@ from benchmarks.case import (
     Cell,
     Column,
     Job,
-    config_option,
     number,
     option,
-    repeats_option,
 )
 from benchmarks.cases.on_gpu.rates import Rates, measure_rates
 from benchmarks.cases.on_gpu.sides import (
@@ -308,8 +306,8 @@ CASE = Case(
         ),
     ),
     options=(
-        config_option,
-        repeats_option,
+        "config",
+        "repeats",
         option(
             "--only --rows names",
             "Measure this side only, with * for any text; may be repeated.",

@@ -27,9 +27,6 @@ from benchmarks.case import (
     Column,
     Job,
     Line,
-    config_option,
-    mem_len_option,
-    repeats_option,
 )
 from benchmarks.cases.score import draw_texts
 from benchmarks.checked_sessions import agreed, open_checked
@@ -188,7 +185,7 @@ CASE = Case(
         ),
     ),
     notes=_notes,
-    options=(config_option, repeats_option, mem_len_option),
+    options=("config", "repeats", "mem-len"),
     published=lambda history: [history.newest("ray", "small")],
     unavailable=unavailable,
 )

@@ -29,12 +29,10 @@ from benchmarks.case import (
     CaseRow,
     Column,
     Job,
-    config_option,
     minutes_option,
     number,
     only_option,
     option,
-    repeats_option,
 )
 from benchmarks.cases.serving import llama
 from benchmarks.cases.serving.attacks import ATTACKS
@@ -832,8 +830,8 @@ CASE = Case(
         Column("note", _note, detail=True),
     ),
     options=(
-        config_option,
-        repeats_option,
+        "config",
+        "repeats",
         only_option(PARTS, "Measure this part only"),
         minutes_option("Minutes of mixed load; 2 by default.", 2.0),
         option(
