@@ -145,14 +145,11 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 
 def _pattern(text: str) -> str:
     """The regular expression of a line: its numbers are groups, times and hashes may be any."""
-    number = NUMBER.replace("(?:", "(?:")
-    written = {"time": number, "number": f"({number})", "blank": r"\s+"}
-    out = []
-    for kind, piece in _pieces(text.strip()):
-        out.append(
-            written.get(kind) or (rf"[0-9a-f]{{{len(piece)}}}" if kind == "hash" else re.escape(piece))
-        )
-    return "".join(out)
+    written = {"time": NUMBER, "number": f"({NUMBER})", "blank": r"\s+"}
+    return "".join(
+        written.get(kind) or (rf"[0-9a-f]{{{len(piece)}}}" if kind == "hash" else re.escape(piece))
+        for kind, piece in _pieces(text.strip())
+    )
 
 
 def _numbers(text: str) -> list[str]:
