@@ -293,11 +293,12 @@ class StreamWork:
                 self._model.tasks.cancel(task)
             while True:
                 answers = [answer for _, some in await inbox.get() for answer in some]
-                for answer in answers if report is not None else ():
-                    if isinstance(answer, Fed):
-                        await aside(size_of(answer.count, task.top), self.tenant, report.feed, answer)
-                    else:
-                        report.draw(answer)
+                if report is not None:
+                    for answer in answers:
+                        if isinstance(answer, Fed):
+                            await aside(size_of(answer.count, task.top), self.tenant, report.feed, answer)
+                        else:
+                            report.draw(answer)
                 if isinstance(ended := answers[-1], Ended):
                     self._running = None
                     return ended
