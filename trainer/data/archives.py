@@ -37,7 +37,7 @@ COMPRESSED = ("gzip", "bz2", "xz")
 START = 262  # bytes that show the kind of a file
 
 Wanted = Callable[[str], bool]
-Tick = Callable[[int], object]
+Tick = Callable[[int], object]  # called with the number of bytes that were done since the last call
 
 
 class Readable(Protocol):

@@ -14,8 +14,9 @@ from runtimes.base.folders import atomic_folder
 from runtimes.base.sealed import FileFacts, file_facts
 from runtimes.contract.id_files import CHECKED
 from runtimes.contract.vocabulary import Vocab, save_vocab
+from trainer.data.archives import Tick
 from trainer.data.dataset import DATA, LEAST, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
-from trainer.data.published import Tick, progress_bar
+from trainer.data.published import progress_bar, total_bytes
 
 # In place of a corpus's name.
 OWN_TEXT = "own text"
@@ -82,8 +83,7 @@ def write_dataset(
             paths = files.of(split)
             if not paths:
                 continue
-            num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-            with progress_bar(f"encoding {split}", progress, num_bytes) as tick:
+            with progress_bar(f"encoding {split}", progress, total_bytes(paths)) as tick:
                 pieces = (piece for path in paths for piece in encode(path, tick))
                 write_part(folder / f"{split}.bin", pieces, vocab.size)
             for number, path in enumerate(paths):

@@ -20,8 +20,8 @@ from runtimes.contract.id_files import (
     refuse_outside,
 )
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, load_vocab
+from trainer.data.archives import Tick
 from trainer.data.own import OWN_IDS, OwnFiles, Prepared, write_dataset
-from trainer.data.published import Tick
 
 MEND_SIZE = "give another --vocab-size, or other ids"
 MEND_TEXT = "prepare a text with `xl-export prepare text`"

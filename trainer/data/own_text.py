@@ -16,8 +16,9 @@ from runtimes.base.text import LONGEST_LINE, byte_lines, text_lines, text_pieces
 from runtimes.contract.id_files import ticked
 from runtimes.contract.vocabulary import ByteVocab, Vocab, not_unicode
 from runtimes.contract.vocabulary.subword import pieces
+from trainer.data.archives import Tick
 from trainer.data.own import OWN_TEXT, OwnFiles, Prepared, write_dataset
-from trainer.data.published import Tick, progress_bar, read_blocks
+from trainer.data.published import progress_bar, read_blocks, total_bytes
 from trainer.data.subwords import VocabChoice, learn_subwords
 from trainer.data.text import build_vocab, learn_words, refuse_no_text
 
@@ -135,8 +136,7 @@ def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterat
 
 def texts(paths: Sequence[Path], mode: Documents, kind: str, *, progress: bool) -> Iterator[str]:
     """The text of the files in pieces, as a vocabulary of this kind is made of them."""
-    num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    with progress_bar("reading", progress, num_bytes) as tick:
+    with progress_bar("reading", progress, total_bytes(paths)) as tick:
         for path in paths:
             for where, chunks in _documents(path, mode, tick):
                 yield from _cut(chunks, kind, where)

@@ -15,9 +15,10 @@ import numpy as np
 from runtimes.base.errors import TextError
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
+from trainer.data.archives import Tick
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, write_part
-from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks, total_bytes
+from trainer.data.published import Files, find_corpus, progress_bar, read_blocks, total_bytes
 from trainer.data.text import count_words
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"  # all characters of text8
@@ -68,7 +69,7 @@ def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> Byte
         return ByteVocab()
     if corpus.kind == "char":
         return CharVocab(list(ALPHABET))
-    with progress_bar("counting words", progress, total_bytes(parts["train"])) as tick:
+    with progress_bar("counting words", progress, total_bytes(parts["train"].values())) as tick:
         counts = count_words(_lines(corpus, parts["train"], tick))
     unknown = corpus.unknown
     kept = Counter({word: n for word, n in counts.items() if n >= corpus.min_count or word == unknown})
@@ -139,6 +140,6 @@ def _cut(files: Files, split: str) -> tuple[int, int]:
 
 def _num_bytes(corpus: Corpus, files: Files, split: str) -> int:
     if corpus.kind == "word":
-        return total_bytes(files)
+        return total_bytes(files.values())
     start, end = _cut(files, split)
     return end - start

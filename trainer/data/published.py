@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,11 @@ from tqdm import tqdm
 from runtimes.base.errors import UserError
 from runtimes.base.files import open_file, reading
 from runtimes.base.sealed import FileFacts
-from trainer.data.archives import Contents, find_files, is_packed
+from trainer.data.archives import Contents, Tick, find_files, is_packed
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint
 
 BLOCK = 1 << 22  # bytes that are read at a time
 Files = dict[str, Path]  # by their names inside the source
-Tick = Callable[[int], object]  # called with the number of bytes that were done since the last call
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def fingerprint(files: Files, progress: bool) -> Fingerprint:
     """Number, size, lines and hashes of the files, joined in the given order."""
     md5, sha1, sha256 = (hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha1", "sha256"))
     num_bytes = lines = 0
-    with progress_bar("verifying", progress, total_bytes(files)) as tick:
+    with progress_bar("verifying", progress, total_bytes(files.values())) as tick:
         for path in files.values():
             for block in read_blocks(path, tick):
                 for digest in (md5, sha1, sha256):
@@ -143,6 +142,6 @@ def progress_bar(what: str, shown: bool, num_bytes: int | None) -> Iterator[Tick
         yield bar.update
 
 
-def total_bytes(files: Files) -> int:
+def total_bytes(paths: Iterable[Path]) -> int:
     """The size of all the files together; a file that is missing counts nothing."""
-    return sum(path.stat().st_size for path in files.values() if path.is_file())
+    return sum(path.stat().st_size for path in paths if path.is_file())

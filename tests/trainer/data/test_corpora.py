@@ -88,21 +88,6 @@ def test_text8_has_27_characters(prepared: Prepare, tmp_path: Path) -> None:
     assert np.array_equal(dataset.train, dataset.vocab.encode(TEXT8[: len(dataset.train)]))
 
 
-@pytest.mark.parametrize(("name", "parts"), [("wikitext-103", WIKI), ("penn-treebank", PTB)])
-def test_words_and_their_lines_come_back(
-    name: str, parts: dict[str, bytes], prepared: Prepare, tmp_path: Path
-) -> None:
-    dataset = prepared(name, make_source(tmp_path / "in", name, "tar.gz"))
-    for split, text in texts(dataset).items():
-        words = [" ".join(line.split()) for line in parts[split].decode().split("\n")]
-        if split != "train":  # what training did not have is unknown
-            assert isinstance(dataset.vocab, WordVocab)
-            known = dataset.vocab.symbols
-            words = [" ".join(word if word in known else "<unk>" for word in line.split()) for line in words]
-        assert text == "\n".join(words)
-    assert dataset.train.dtype == np.uint8
-
-
 def test_wikitext_words_are_ordered_by_frequency(prepared: Prepare, tmp_path: Path) -> None:
     vocab = prepared("wikitext-103", make_source(tmp_path / "in", "wikitext-103", "zip")).vocab
     assert isinstance(vocab, WordVocab)
