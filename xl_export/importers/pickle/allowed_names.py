@@ -31,8 +31,8 @@ CLASS_NAME = re.compile(r"_*[A-Z]\w*", re.ASCII)
 # A path through one of these modules is not a class of a model: `utils.subprocess`, `Popen`.
 DANGEROUS = frozenset((
     "os", "posix", "nt", "sys", "io", "subprocess", "builtins", "importlib", "runpy", "shutil", "ctypes",
-    "pty", "socket", "pip", "multiprocessing", "threading", "asyncio", "pickle", "marshal", "types", "functools",
-    "operator", "inspect", "webbrowser",
+    "pty", "socket", "pip", "multiprocessing", "threading", "asyncio", "pickle", "marshal", "types",
+    "functools", "operator", "inspect", "webbrowser",
 ))  # fmt: skip
 FOREIGN_NAMES = {
     "re._compile": "re._compile",
