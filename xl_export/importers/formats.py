@@ -7,7 +7,6 @@ from pathlib import Path
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
-from trainer.data.archives import SUFFIXES
 from xl_export.importers import FORMATS, tensorflow_checkpoint
 from xl_export.importers.huggingface import CONFIG, INDEX, WEIGHTS, find_weights
 from xl_export.importers.pickle import values
@@ -58,8 +57,6 @@ def open_source(path: Path) -> Source:
         return Source(path=prefix, content=tensorflow_checkpoint.read_variables(prefix), files=files)
     if path.is_dir():
         return _open_folder(path)
-    if path.suffix in SUFFIXES and inner_suffix(path) == ".json":
-        raise ArtefactError(f"{path} is compressed JSON, which is not read; decompress it.")
     if path.name == CONFIG or (_is_of_folder(path) and (path.parent / CONFIG).is_file()):
         weights = find_weights(path.parent)
         if weights is not None and path.name not in (CONFIG, weights.name):

@@ -251,10 +251,9 @@ def state_settings(
         assumed["n_head"] = Setting(facts.heads, "the tensors")
     if options.chosen("cutoffs") is not None:
         assumed["cutoffs"] = Setting(facts.cutoffs, "the tensors")
-    unknown = {} if facts.attention_type == 3 else {"clamp_len": Setting(None, "")}
-    unknown |= {name: Setting(None, "") for name in ("mem_len", "segment", "mask")}
-    settings = options.applied_to(project, unknown | known | assumed)
-    if missing := [name for name in WORDS if name in settings and settings[name].value is None]:
+    needed = [name for name in WORDS if name != "clamp_len" or facts.attention_type != 3]
+    settings = options.applied_to(project, dict.fromkeys(needed, Setting(None, "")) | known | assumed)
+    if missing := [name for name in needed if settings[name].value is None]:
         keys = ", ".join(f'"{WORDS[name]}"' for name in missing)
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(
