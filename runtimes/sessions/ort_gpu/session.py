@@ -226,7 +226,7 @@ class DeviceBinding:
         ]
         for name, array in arrays.items():
             self._sets[0][name].upload(array)
-        self._steps: dict[tuple[int, ...], _Step] = {}
+        self._kept: dict[tuple[int, ...], _Buffers] = {}
         memory.tensors.update(self._front)  # from now on the memory's tensors are arrays on the device
 
     @property
@@ -251,30 +251,32 @@ class DeviceBinding:
         The answer is the direction of the CUDA graph that computed it, 0 or 1; None if no graph did.
         """
         single = inputs[POSITIONS].shape[1] == 1
-        step = self._step(inputs, outputs, single=single)
+        buffers = self._buffers(inputs, outputs, single=single)
         self._singles = self._singles + 1 if single else self._singles
         capture = single and self._singles >= STEPS_BEFORE_CAPTURE and self.session.captures
         direction = self._turn
-        by_graph = step.run(inputs, outputs, direction, self._front, self._back, capture=capture)
+        by_graph = buffers.run(inputs, outputs, direction, self._front, self._back, capture=capture)
         self._turn = (direction + 1) % len(self._sets)
         memory.tensors.update(self._front)
         return direction if by_graph else None
 
-    def _step(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], *, single: bool) -> _Step:
+    def _buffers(
+        self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], *, single: bool
+    ) -> _Buffers:
         """The buffers for a step of these shapes. The buffers of single tokens and of the last segment
         are kept.
         """
         arrays = inputs | outputs
         key = tuple(size for array in arrays.values() for size in array.shape)
-        if key not in self._steps:
-            kept = {shape: step for shape, step in self._steps.items() if single or step.single}
-            made = _Step if self.session.stream is None else _StreamStep
+        if key not in self._kept:
+            kept = {shape: each for shape, each in self._kept.items() if single or each.single}
+            made = _Buffers if self.session.stream is None else _StreamBuffers
             kept[key] = made(self.session, inputs, outputs, single=single)
-            self._steps = kept
-        return self._steps[key]
+            self._kept = kept
+        return self._kept[key]
 
 
-class _Step:
+class _Buffers:
     """The buffers of a step's inputs and outputs on the device, and its binding in each direction."""
 
     def __init__(
@@ -335,7 +337,7 @@ class _Step:
             io.bind_ortvalue_output(name, array.value)
 
 
-class _StreamStep(_Step):
+class _StreamBuffers(_Buffers):
     """The same on a stream. All inputs are one block of pinned memory and one on the device, and so are all
     outputs.
 

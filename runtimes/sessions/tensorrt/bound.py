@@ -4,14 +4,13 @@ buffers of each memory.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.engine import Profile
 from runtimes.contract.memory import Memory, refuse_part
-from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
 from runtimes.sessions.tensorrt.padding import History
@@ -57,12 +56,24 @@ class Context:
             )
 
 
-class Io:
-    """The buffers of one graph input or output: one on the device and one in pinned host memory."""
+class Buffer(NamedTuple):
+    """Of one graph input or output."""
 
-    def __init__(self, cuda: Cuda, fact: TensorSpec, shape: tuple[int, ...]) -> None:
-        self.device: DeviceArray = cuda.empty(shape, fact.dtype)
-        self.pinned: PinnedArray = cuda.pinned(shape, fact.dtype)
+    device: DeviceArray
+    pinned: PinnedArray
+
+
+class Buffers:
+    """The buffers of the inputs and outputs of steps of one shape."""
+
+    def __init__(self, cuda: Cuda, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        self.inputs, self.outputs = (
+            {
+                name: Buffer(cuda.empty(x.shape, x.dtype.name), cuda.pinned(x.shape, x.dtype.name))
+                for name, x in arrays.items()
+            }
+            for arrays in (inputs, outputs)
+        )
 
 
 class Bound:
@@ -94,7 +105,7 @@ class Bound:
             self.cuda.upload(self._front[name], array)
         self.cuda.synchronize()
         self.shapes = {name: array.shape for name, array in self._front.items()}
-        self._io: dict[tuple[int, ...], dict[str, Io]] = {}
+        self._buffers: dict[tuple[int, ...], Buffers] = {}
         self._graphs: dict[tuple[int, int], tuple[int, Graph]] = {}
         memory.tensors.update(self._front)  # from now on the memory's tensors are arrays on the device
 
@@ -112,53 +123,40 @@ class Bound:
             memory.tensors.get(name) is array for name, array in self._front.items()
         )
 
-    def io(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> dict[str, Io]:
+    def buffers(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> Buffers:
         """The buffers for a step of these shapes. The buffers of single tokens and of the last segment
         are kept.
         """
-        arrays = inputs | outputs
-        key = tuple(size for array in arrays.values() for size in array.shape)
-        if key not in self._io:
-            facts = {fact.name: fact for fact in (*self.session.spec.inputs, *self.session.spec.outputs)}
+        key = tuple(size for array in (inputs | outputs).values() for size in array.shape)
+        if key not in self._buffers:
             single = inputs["input_ids"].shape[1] == 1
-            self._io = {kept: io for kept, io in self._io.items() if single or kept[1] == 1}
-            self._io[key] = {name: Io(self.cuda, facts[name], array.shape) for name, array in arrays.items()}
-        return self._io[key]
+            self._buffers = {kept: each for kept, each in self._buffers.items() if single or kept[1] == 1}
+            self._buffers[key] = Buffers(self.cuda, inputs, outputs)
+        return self._buffers[key]
 
-    def queue(
-        self,
-        context: Context,
-        io: dict[str, Io],
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-    ) -> None:
+    def queue(self, context: Context, buffers: Buffers) -> None:
         """Queues copies in, the step from the front buffers to the back ones, and copies out."""
-        for name in inputs:
-            self.cuda.upload(io[name].device, io[name].pinned)
-        addresses = {name: buffer.device.address for name, buffer in io.items()}
+        for buffer in buffers.inputs.values():
+            self.cuda.upload(buffer.device, buffer.pinned)
+        both = buffers.inputs | buffers.outputs
+        addresses = {name: buffer.device.address for name, buffer in both.items()}
         for state in self.session.spec.state:
             addresses |= {
                 state.name: self._front[state.name].address,
                 str(state.present): self._back[state.name].address,
             }
         context.queue(addresses, self.cuda.stream)
-        for name in outputs:
-            self.cuda.download(io[name].pinned, io[name].device)
+        for buffer in buffers.outputs.values():
+            self.cuda.download(buffer.pinned, buffer.device)
 
-    def graph(
-        self,
-        context: Context,
-        io: dict[str, Io],
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-    ) -> Graph:
+    def graph(self, context: Context, buffers: Buffers) -> Graph:
         """The work of `queue` as a CUDA graph, captured once for each direction as long as the shapes stay
         the same.
         """
-        key = (id(self._front), id(io))
+        key = (id(self._front), id(buffers))
         serial, graph = self._graphs.get(key, (0, None))
         if graph is None or serial != context.serial:
-            graph = self.cuda.capture(lambda: self.queue(context, io, inputs, outputs))
+            graph = self.cuda.capture(lambda: self.queue(context, buffers))
             self._graphs[key] = (context.serial, graph)
         return graph
 

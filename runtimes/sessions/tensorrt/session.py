@@ -151,23 +151,23 @@ class TrtSession(GraphSession):
     ) -> None:
         """Runs the graph once over inputs of a shape that a profile has."""
         context = self._context_for(inputs["input_ids"])
-        io = bound.io(inputs, outputs)
+        buffers = bound.buffers(inputs, outputs)
         for name, array in inputs.items():
-            io[name].pinned.host[...] = array
+            buffers.inputs[name].pinned.host[...] = array
         # Within one context the shapes of inputs and state stay set until another step needs others.
         context.shape({name: array.shape for name, array in inputs.items()} | bound.shapes)
         if context.captured and bound.warm == context.serial:
             # The buffers' addresses are in the graph, so new values need only be in the pinned arrays.
-            self.cuda.launch(bound.graph(context, io, inputs, outputs))
+            self.cuda.launch(bound.graph(context, buffers))
             how = CAPTURED
         else:
             how = PLAIN
-            bound.queue(context, io, inputs, outputs)
+            bound.queue(context, buffers)
             bound.warm = context.serial if context.captured else bound.warm
         self.begins()  # the device is already computing
         self.cuda.synchronize()
         for name, array in outputs.items():
-            array[...] = io[name].pinned.host
+            array[...] = buffers.outputs[name].pinned.host
         self._paths.taken.add(path_name(self.spec, context.profile, how, bound.direction, inputs))
         bound.advance(memory)
 
