@@ -28,7 +28,7 @@ def program(request: pytest.FixtureRequest) -> Program:
     return library
 
 
-def test_fifty_named_steps_give_python_s_answers_and_streams(
+def test_named_steps_give_python_s_answers_and_streams(
     program: Program, policy: Path, tmp_path: Path
 ) -> None:
     follow(program, policy, tmp_path)
@@ -51,17 +51,17 @@ def test_servers_answer_named_steps_as_python_does(
 
 
 def follow(program: Implementation, policy: Path, tmp_path: Path, rows: int = 2, **how: Any) -> None:
-    """50 steps next to Python, with restarts and files of streams in both directions, if there are any."""
+    """30 steps next to Python, with restarts and files of streams in both directions, if there are any."""
     session = open_session(policy)
     memory = session.start(rows)
     program.ask("open", model=str(policy), **how)
     assert program.ask("check").get("passed", True)
     program.ask("start", stream="a", rows=rows)
-    for number in range(50):
+    for number in range(30):
         if number == 20:
             save_memory(memory, tmp_path / "before")
             program.ask("load", stream="a", file=str(tmp_path / "before"))
-        if number in (13, 33) and "lacks" not in program.ask("restart", stream="a", row=rows - 1):
+        if number in (13, 23) and "lacks" not in program.ask("restart", stream="a", row=rows - 1):
             memory.positions[-1] = 0
         step = observed(rows, 1 + number % T, number)
         outputs, memory = session.step(step, memory)
