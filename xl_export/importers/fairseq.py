@@ -19,7 +19,7 @@ from runtimes.base.errors import ArtefactError
 from runtimes.contract.vocabulary import WordVocab
 from xl_export.importers import huggingface
 from xl_export.importers.pickle.compressed import inner_suffix
-from xl_export.importers.pickle.values import Foreign, shown
+from xl_export.importers.pickle.values import Foreign, clean
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import project_of, state_in, state_tensors
@@ -133,7 +133,7 @@ def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any],
         task = {key: config[key] for key in TASK if key in config} | {"_name": task or TASK_NAME}
     if (name := model.get("_name", NAME)) != NAME:
         raise ArtefactError(
-            f"{where} is a fairseq model {shown(str(name))}; only its {NAME}, of examples/truncated_bptt, "
+            f"{where} is a fairseq model {clean(str(name))}; only its {NAME}, of examples/truncated_bptt, "
             "can be imported."
         )
     checked(model, MODEL, where=where, inside="cfg.model.")
@@ -167,7 +167,7 @@ def read_dictionary(path: Path, *, size: int) -> ReadVocabulary:
         word, _, count = line.rstrip().removesuffix(" " + OVERWRITE).rpartition(" ")
         if not word or not (count.isascii() and count.lstrip("-").isdecimal()):
             raise ArtefactError(
-                f"{path}, line {number}, is {shown(line)!r:.60}; expected a word, a blank and its count, as "
+                f"{path}, line {number}, is {clean(line)!r:.60}; expected a word, a blank and its count, as "
                 "fairseq writes its dictionary."
             )
         symbols.append(word)

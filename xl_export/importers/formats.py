@@ -31,12 +31,12 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
         if (state := state_in(content)) and inner_suffix(opened.path) != ".npz":
             raise ArtefactError(
                 f"{opened.path} holds the tensors of a model that is not known here, such as "
-                f"{values.shown(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
+                f"{values.clean(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
                 f"imported, with the names that these projects give to their tensors; {OWN_MODEL}"
             )
         if isinstance(content, values.Foreign):
             raise ArtefactError(
-                f"{opened.path} is of no format that is read here: it holds a {values.shown(content.name)} "
+                f"{opened.path} is of no format that is read here: it holds a {values.clean(content.name)} "
                 f"({known}); {OWN_MODEL}"
             )
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")

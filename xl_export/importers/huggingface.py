@@ -321,7 +321,7 @@ def _read_shards(index: Path) -> tuple[dict[Any, Any], list[Path]]:
         if strange:
             held = "lacks" if strange[0] in expected else "holds"
             raise ArtefactError(
-                f"{path} {held} the tensor {values.shown(strange[0])}, and {index.name} says otherwise: it "
+                f"{path} {held} the tensor {values.clean(strange[0])}, and {index.name} says otherwise: it "
                 "is a shard of another model; copy the whole folder again."
             )
         tensors |= shard
@@ -350,7 +350,7 @@ def _names_by_shard(index: Path) -> dict[str, set[str]]:
             or Path(shard).suffix != suffix
         ):
             raise ArtefactError(
-                f"{index} places the tensor {values.shown(tensor)} in {values.shown(str(shard))}, expected "
+                f"{index} places the tensor {values.clean(tensor)} in {values.clean(str(shard))}, expected "
                 f"the name of a {suffix} file in the same folder; copy the whole folder again."
             )
         names.setdefault(shard, set()).add(tensor)

@@ -265,14 +265,14 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
             raise ArtefactError(f"{where} lacks the module {path} of a {PROJECT} model.")
         if part.name.rpartition(".")[2] != kind:
             raise ArtefactError(
-                f"{where}: the module {path} is a {values.shown(part.name)}, expected {kind}, the only one "
+                f"{where}: the module {path} is a {values.clean(part.name)}, expected {kind}, the only one "
                 f"that can be imported; {OWN_MODEL}"
             )
         settings[path] = checked(part.state, known[kind], where=where, inside=f"{path}.")
     if parts:
         path, part = next(iter(parts.items()))
         raise ArtefactError(
-            f"{where} has the unexpected module {values.shown(path)}, a {values.shown(part.name)}, expected "
+            f"{where} has the unexpected module {values.clean(path)}, a {values.clean(part.name)}, expected "
             f"only the modules of a {PROJECT} model; {OWN_MODEL}"
         )
     norms, orders = (
@@ -377,7 +377,7 @@ def modules_of(model: Foreign, where: Path) -> dict[str, Foreign]:
             seen += len(parts) if isinstance(parts, dict) else MAX_PARTS
             if seen >= MAX_PARTS:
                 raise ArtefactError(
-                    f"{where}: {values.shown(path) or 'the model'} is not a module that PyTorch pickled; "
+                    f"{where}: {values.clean(path) or 'the model'} is not a module that PyTorch pickled; "
                     "copy the file again."
                 )
         parts = module.state.get("_modules", {})

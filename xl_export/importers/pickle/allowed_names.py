@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from xl_export.importers.pickle.tensors import DTYPES, Storages
-from xl_export.importers.pickle.values import Foreign, Named, PickleError, checked_key, shown
+from xl_export.importers.pickle.values import Foreign, Named, PickleError, checked_key, clean
 
 # Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a
 # Foreign.
@@ -66,7 +66,7 @@ def named(module: str, name: str) -> Named:
     ):
         return Named(full)
     raise PickleError(
-        f"calls {shown(full)}, which is neither plain data nor a class of a known model (for a model of your "
+        f"calls {clean(full)}, which is neither plain data nor a class of a known model (for a model of your "
         "own code, see docs/guides/own-model.md)"
     )
 
@@ -140,7 +140,7 @@ def _latin1(args: tuple[Any, ...]) -> bytes:
     if type(text) is not str or type(codec) is not str:
         raise ValueError
     if codec not in ("latin1", "latin-1"):
-        raise PickleError(f"calls _codecs.encode for the codec {shown(codec)}, which is not read here")
+        raise PickleError(f"calls _codecs.encode for the codec {clean(codec)}, which is not read here")
     return text.encode("latin-1")
 
 

@@ -34,8 +34,8 @@ from xl_export.importers.pickle.values import (
     PickleError,
     check_shape,
     checked_key,
+    clean,
     described,
-    shown,
 )
 
 # The vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million steps.
@@ -99,7 +99,7 @@ class Interpreter:
                 opcode, argument, _ = next(opcodes)
             except ValueError as error:
                 reason = str(error).removeprefix("at position <unknown>, ")
-                raise PickleError(f"is damaged ({shown(reason)})") from error
+                raise PickleError(f"is damaged ({clean(reason)})") from error
             if opcode.name == "STOP":
                 break
             operation = OPERATIONS.get(opcode.name)

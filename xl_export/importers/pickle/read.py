@@ -24,7 +24,7 @@ from runtimes.base.errors import ArtefactError
 from xl_export.importers.pickle.compressed import Budget, open_content
 from xl_export.importers.pickle.interpreter import Interpreter
 from xl_export.importers.pickle.tensors import Storages, fill
-from xl_export.importers.pickle.values import PickleError, described, shown
+from xl_export.importers.pickle.values import PickleError, clean, described
 
 ZIP_MAGIC = b"PK\x03\x04"
 ZIP_ERRORS = (
@@ -83,7 +83,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
     with _damage(f"{prefix}byteorder: "):
         order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in members else b"little"
     if order != b"little":
-        raise ContainerError(f"has numbers in the byte order {shown(repr(order))}; expected little")
+        raise ContainerError(f"has numbers in the byte order {clean(repr(order))}; expected little")
     with _damage(f"{prefix}data.pkl: "):
         pickle = archive.read(f"{prefix}data.pkl")
     storages = Storages(size)
@@ -91,10 +91,10 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
     for key, flat in storages.flat.items():
         name = f"{prefix}data/{key}"
         if name not in members:
-            raise ContainerError(f"lacks the member {shown(name)}, a storage that its pickle mentions")
+            raise ContainerError(f"lacks the member {clean(name)}, a storage that its pickle mentions")
         if members[name].file_size != flat.numel() * flat.element_size():
             raise ContainerError(
-                f"has {members[name].file_size} bytes in {shown(name)}; its pickle says {len(flat)} "
+                f"has {members[name].file_size} bytes in {clean(name)}; its pickle says {len(flat)} "
                 f"{flat.dtype}"
             )
         with _damage(f"{name}: "), archive.open(name) as data:
@@ -135,7 +135,7 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
         head = stream.read(8)
         if len(head) != 8 or struct.unpack("<q", head) != (flat.numel(),):
             raise ContainerError(
-                f"does not hold the storage {shown(key)} of {len(flat)} elements where it should"
+                f"does not hold the storage {clean(key)} of {len(flat)} elements where it should"
             )
         fill(flat, stream, key)
     return content
@@ -150,10 +150,10 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         if member.filename in members:
-            raise ContainerError(f"has the member {shown(member.filename)} twice")
+            raise ContainerError(f"has the member {clean(member.filename)} twice")
         if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
             raise ContainerError(
-                f"has the compressed member {shown(member.filename)}; PyTorch stores its members as they are"
+                f"has the compressed member {clean(member.filename)}; PyTorch stores its members as they are"
             )
         members[member.filename] = member
     if sum(member.file_size for member in members.values()) > size:
@@ -183,5 +183,5 @@ def _damage(what: str = "") -> Iterator[None]:
     except ZIP_ERRORS as error:
         # Python's message for a file that begins as an archive and has no list of contents at its end.
         cut = str(error) == "File is not a zip file"
-        reason = "its end is missing" if cut else shown(what + str(error)) or type(error).__name__
+        reason = "its end is missing" if cut else clean(what + str(error)) or type(error).__name__
         raise ContainerError(f"is a damaged zip archive ({reason})") from error

@@ -16,7 +16,7 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import read_npz
 from xl_export.importers.pickle.compressed import Budget, read_content
-from xl_export.importers.pickle.values import PickleError, described, shown
+from xl_export.importers.pickle.values import PickleError, clean, described
 
 DTYPES = {
     "torch.DoubleStorage": torch.float64,
@@ -67,12 +67,12 @@ class Storages:
             self.left -= count * dtype.itemsize
             if self.left < 0 or len(self.flat) >= MAX_TENSORS:
                 raise PickleError(
-                    f"has a storage {shown(key)} of {described(count)} elements, too many for its file"
+                    f"has a storage {clean(key)} of {described(count)} elements, too many for its file"
                 )
             self.flat[key] = torch.zeros(count, dtype=dtype)
         flat = self.flat[key]
         if flat.dtype != dtype or len(flat) != count:
-            raise PickleError(f"describes its storage {shown(key)} in two ways")
+            raise PickleError(f"describes its storage {clean(key)} in two ways")
         return flat
 
     def view(self, flat: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
@@ -118,11 +118,11 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
         count = stream.readinto(target[done : done + BLOCK])
         if not count:
             raise PickleError(
-                f"describes {flat.numel()} elements in storage {shown(key)}, and the file ends before them"
+                f"describes {flat.numel()} elements in storage {clean(key)}, and the file ends before them"
             )
         done += count
     if flat.dtype == torch.bool and done and target.max() > 1:
-        raise PickleError(f"has a storage {shown(key)} of booleans with other values than 0 and 1")
+        raise PickleError(f"has a storage {clean(key)} of booleans with other values than 0 and 1")
 
 
 def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ def read_npz_tensors(path: Path) -> dict[str, Tensor]:
             tensors[name] = torch.from_numpy(array)
         except (TypeError, ValueError) as error:
             raise ArtefactError(
-                f"{path}: {shown(name)} is of the type {shown(str(array.dtype))}; expected little-endian "
+                f"{path}: {clean(name)} is of the type {clean(str(array.dtype))}; expected little-endian "
                 f"numbers."
             ) from error
     return tensors

@@ -54,7 +54,7 @@ def checked_key(key: Any) -> Any:
     return key
 
 
-def shown(name: str) -> str:
+def clean(name: str) -> str:
     """Returns untrusted text for a message: short, printable and on one line."""
     return "".join(letter if letter.isprintable() else "?" for letter in name[:100])
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from xl_export.importers.pickle.values import Foreign, shown
+from xl_export.importers.pickle.values import Foreign, clean
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.transformer_xl import Architecture, same
@@ -234,7 +234,7 @@ def unread(content: Any, known: Collection[str] = ()) -> tuple[str, ...]:
     names = [name for name in content if content[name] is not state and name not in known]
     if content is state or not names:
         return ()
-    listed = ", ".join(shown(str(name)) for name in names[:8]) + (", …" if len(names) > 8 else "")
+    listed = ", ".join(clean(str(name)) for name in names[:8]) + (", …" if len(names) > 8 else "")
     return (f"only the weights were read; next to them the file has: {listed}",)
 
 

@@ -54,7 +54,7 @@ class Tensors:
                 )
             if name in self._left:
                 raise ArtefactError(
-                    f"{where} has the tensor {values.shown(spell(name))} under two names; expected one."
+                    f"{where} has the tensor {values.clean(spell(name))} under two names; expected one."
                 )
             self._left[name] = tensor
 
@@ -82,7 +82,7 @@ class Tensors:
             self.halved.add(str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach().to(torch.float32)
         if not bool(torch.isfinite(tensor).all()):
-            self.nonfinite.append(values.shown(self.spell(name)))
+            self.nonfinite.append(values.clean(self.spell(name)))
             if not self.allow_nonfinite:
                 raise ArtefactError(
                     f"{self.where}: {self.spell(name)} holds NaN or infinite values; "
@@ -119,7 +119,7 @@ class Tensors:
         if self._left:
             name = min(self._left)
             raise ArtefactError(
-                f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} "
+                f"{self.where} has the unexpected tensor {values.clean(self.spell(name))} "
                 f"{list(self._left[name].shape)}; expected only the tensors of a {self.project} model."
             )
 
@@ -226,7 +226,7 @@ def checked(facts: Any, table: Table, *, where: Path, inside: str = "") -> dict[
     for name in facts:
         if name not in table:
             raise ArtefactError(
-                f"{where} has the unknown setting {inside}{values.shown(str(name))}, {shown(facts[name])}, "
+                f"{where} has the unknown setting {inside}{values.clean(str(name))}, {shown(facts[name])}, "
                 f"which may change what the model computes; {OWN_MODEL}"
             )
     for name in table:
