@@ -15,6 +15,7 @@ from torch import Tensor
 
 import trainer.run.checkpoint as checkpoint
 from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import write_json
 from trainer.run.checkpoint import load_run, load_tensors, save_tensors
 from trainer.run.config import TrainConfig
 
@@ -120,21 +121,14 @@ def test_the_hash_is_of_names_types_shapes_and_bytes() -> None:
     assert len({checkpoint.tensors_sha256(tensors) for tensors in others}) == len(others)
 
 
-def change_json(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-
 def test_weights_of_another_model_are_refused(trained: Path) -> None:
-    change_json(trained / "config.json", lambda data: data | {"model": data["model"] | {"d_ff": 25}})
+    config = json.loads((trained / "config.json").read_text())
+    config["model"]["d_ff"] = 25
+    write_json(trained / "config.json", config)
     with pytest.raises(
         ArtefactError,
         match=r"model\.safetensors: blocks\.0\.expand\.weight is .* \[24, 16\], expected .* \[25, 16\]",
     ):
-        load_run(trained)
-    change_json(
-        trained / "config.json", lambda data: data | {"model": data["model"] | {"d_ff": 24, "layers": 3}}
-    )
-    with pytest.raises(ArtefactError, match=r"model\.safetensors lacks the tensor blocks\.2\."):
         load_run(trained)
 
 

@@ -23,9 +23,16 @@ def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
 
 
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def values(run: Path, key: str) -> list[Any]:
+    return [line[key] for line in lines_of(run) if key in line]
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in lines_of(run)]
 
 
 def assert_same_run(run: Path, other: Path) -> None:

@@ -5,7 +5,6 @@ checkpoint is kept.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 import trainer.training.loop as loop
 from runtimes.base.errors import ConfigError
 from runtimes.tasks.evaluate import evaluate
+from tests.trainer.training.runs import values
 from trainer.run.checkpoint import load_run
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import read_header
@@ -25,11 +25,6 @@ from trainer.training.loop import train
 from trainer.training.validation import validate
 
 Make = Callable[..., TrainConfig]
-
-
-def metrics(run: Path, key: str) -> list[Any]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[key] for line in lines if key in line]
 
 
 @pytest.fixture
@@ -77,13 +72,13 @@ def test_the_best_weights_are_finally_scored_on_all_text(
     config = make_config(schedule="constant", validate_every=4, validate_tokens=50)
     run = train(config, tmp_path / "run", progress=False)
     assert limits == [50] * 5 + [None]
-    assert metrics(run, "best_step") == [4, 8, 8, 8, 8]
+    assert values(run, "best_step") == [4, 8, 8, 8, 8]
     assert step_of(run) == "8"
     assert same(dict(load_run(run).model.state_dict()), best)
     session = TorchSession.open(run)
     tokens = session.vocab.encode((run / "valid.txt").read_bytes())
     expected = evaluate(session, tokens, lanes=4).bits_per_token
-    assert metrics(run, "final_validation_bits_per_token") == [pytest.approx(expected, abs=1e-5)]
+    assert values(run, "final_validation_bits_per_token") == [pytest.approx(expected, abs=1e-5)]
     described = TorchSession.describe(run)["training"]
     assert described["final_validation_bits_per_token"] == pytest.approx(expected, abs=1e-5)
     state = load_file(run / "training.safetensors")
@@ -95,7 +90,7 @@ def test_training_ends_when_patience_does(
 ) -> None:
     scores(5, 4, 4.5, 4.25, 3)
     run = train(make_config(schedule="constant", validate_every=2, patience=2), tmp_path / "run")
-    assert metrics(run, "step")[-1] == 8
+    assert values(run, "step")[-1] == 8
     assert step_of(run) == "4"
     assert "no better than step 4 for 2 validations, so training ends" in capsys.readouterr().out
     loop.resume(run)
@@ -112,7 +107,7 @@ def test_a_plateau_lowers_the_rate(make_config: Make, tmp_path: Path, scores: Ca
         "lr": 0.01,
     }
     run = train(make_config(steps=10, validate_every=2, **recipe), tmp_path / "run", progress=False)
-    assert metrics(run, "learning_rate") == pytest.approx([0.01] * 8 + [0.0025] * 2)
+    assert values(run, "learning_rate") == pytest.approx([0.01] * 8 + [0.0025] * 2)
 
 
 def test_the_average_is_validated_and_exported(
@@ -128,7 +123,7 @@ def test_the_average_is_validated_and_exported(
     assert not same(model, {name: state[f"model.{name}"] for name in model})
     assert same(model, {name: state[f"average.{name}"] for name in model})
     assert same(model, seen[1].state_dict())
-    assert metrics(run, "best_step") == [10, 20]
+    assert values(run, "best_step") == [10, 20]
 
 
 def test_too_little_held_out_text_is_noted_once(
@@ -140,7 +135,7 @@ def test_too_little_held_out_text_is_noted_once(
     run = train(config, tmp_path / "run")
     output = capsys.readouterr().out
     assert output.count("too few to validate: model.safetensors will be the last checkpoint") == 1
-    assert metrics(run, "validation_bits_per_token") == []
+    assert values(run, "validation_bits_per_token") == []
     assert step_of(run) == "6"
     with pytest.raises(ConfigError, match="the held-out text has fewer than 2 tokens, and schedule plateau"):
         train(dataclasses.replace(config, patience=1), tmp_path / "other", progress=False)

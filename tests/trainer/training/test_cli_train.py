@@ -17,7 +17,7 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from tests.commands import json_of, refused, xl
 from tests.trainer.data.corpus_files import make_source
-from tests.trainer.training.runs import stop_at
+from tests.trainer.training.runs import lines_of, stop_at
 from trainer.data.prepare import prepare
 from trainer.run.config import TrainConfig
 from xl_export.cli.main import main
@@ -61,7 +61,7 @@ def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     assert "continues from step 4 to 6; the learning rate follows the longer schedule" in result.stdout
     assert json.loads((tmp_path / "run/config.json").read_text())["steps"] == 6
     refused(train("--resume", tmp_path / "run", "--steps", "5"), "--steps is 5", "larger")
-    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+    assert lines_of(tmp_path / "run")[-1]["step"] == 6
 
 
 def test_an_existing_folder_is_refused_and_untouched_unless_forced(config: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
-from tests.trainer.training.runs import state
+from tests.trainer.training.runs import state, values
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
@@ -28,18 +28,13 @@ Started = Callable[[TrainConfig], tuple[Training, np.ndarray]]
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 
 
-def metrics(run: Path, key: str) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[key] for line in lines if key in line]
-
-
 def test_golden_losses_of_twenty_steps(make_config: Make, tmp_path: Path) -> None:
     """A refactoring leaves every loss as it was. After a change that is meant to alter them, write them anew
     with
 
     REGENERATE=1 .venv/bin/python -m pytest tests/trainer/training/test_loop.py -k golden
     """
-    losses = metrics(train(make_config(steps=20), tmp_path / "run", progress=False), "loss_nats")
+    losses = values(train(make_config(steps=20), tmp_path / "run", progress=False), "loss_nats")
     if os.environ.get("REGENERATE"):
         GOLDEN.write_text(json.dumps([round(value, 6) for value in losses], indent=1) + "\n")
     assert len(losses) == 20
@@ -77,7 +72,7 @@ def test_the_scheduled_rate_is_the_one_applied_and_logged(
     training.advance(tokens_BN)
     moved = (training.model.vocabulary.output_bias["0"] - before).abs().max().item()
     assert moved == pytest.approx(0.005, rel=0.01)  # Adam's first step moves by the rate itself
-    logged = metrics(train(config, tmp_path / "run", progress=False), "learning_rate")
+    logged = values(train(config, tmp_path / "run", progress=False), "learning_rate")
     assert logged == [learning_rate(config, step) for step in range(4)]
 
 
@@ -87,7 +82,7 @@ def test_validation_leaves_training_as_it_was(make_config: Make, tmp_path: Path)
         train(make_config(steps=6, validate_every=every, dropout=0.3), tmp_path / str(every), progress=False)
         for every in (1, 999)
     )
-    assert metrics(often, "loss_nats") == metrics(never, "loss_nats")
+    assert values(often, "loss_nats") == values(never, "loss_nats")
     assert (often / "model.safetensors").read_bytes() == (never / "model.safetensors").read_bytes()
 
 

@@ -130,21 +130,3 @@ def test_what_decays(
         **dict.fromkeys(kept, 0.0),
     }
     assert len(decay) == len(list(model.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "kinds"),
-    [
-        ("adam", {"step", "exp_avg", "exp_avg_sq"}),
-        ("adamw", {"step", "exp_avg", "exp_avg_sq"}),
-        ("adagrad", {"step", "sum"}),
-    ],
-)
-def test_the_whole_state_is_there_from_the_beginning(
-    make_config: Make, optimizer: str, kinds: set[str]
-) -> None:
-    model = Two()
-    made = make_optimizer(make_config(optimizer=optimizer), model)
-    assert set(optimizer_tensors(made, model)) == {
-        f"{kind}.{name}" for kind in kinds for name in ("small", "large", "unused")
-    }

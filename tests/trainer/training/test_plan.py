@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from runtimes.base.errors import ConfigError
 from runtimes.contract.vocabulary import load_vocab
 from tests.commands import xl
+from tests.trainer.training.runs import lines_of
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.model.model import count_parameters
@@ -145,13 +146,11 @@ def test_a_tuned_run_resumes_without_the_run_it_started_from(
 ) -> None:
     config, _ = plan_tuning(first, text=str(text_file), minutes=1, steps=3)
     run = train(config, tmp_path / "second", progress=False)
-    scores = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    assert (
-        next(row for row in scores if "validation_bits_per_token" in row)["step"] == 0
-    )  # what it has to beat
+    first_score = next(line for line in lines_of(run) if "validation_bits_per_token" in line)
+    assert first_score["step"] == 0, "what it has to beat"
     first.rename(tmp_path / "moved")
     resume(run, steps=5, progress=False)
-    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5
+    assert lines_of(run)[-1]["step"] == 5
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ Make = Callable[..., TrainConfig]
 Trained = Callable[[TrainConfig], Path]
 Stopped = Callable[[TrainConfig, int], Path]
 LENGTHS = {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))}
-DROPPED = {"dropout": 0.2, "attention_dropout": 0.1}
+DROPPED = {"dropout": 0.2, "attention_dropout": 0.1, "sample_tokens": 3}
 
 # Changes of a run, and the step before which it is stopped. By default some runs have many parts at once;
 # the rows with each of them alone are slow.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtimes.base.errors import MissingPackageError, UserError
-from tests.trainer.training.runs import train_until
+from tests.trainer.training.runs import lines_of, train_until
 from trainer.run.config import TrainConfig
 from trainer.training.loop import resume, train
 from trainer.training.reporting.journal import PROJECT, Journal
@@ -34,7 +33,7 @@ def test_tensorboard_shows_the_metrics_of_a_resumed_run(make_config: Make, tmp_p
     train_until(make_config(tensorboard=True, steps=12), tmp_path / "run", 8)
     run = resume(tmp_path / "run", progress=False)
     shown = events(run)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(run)
     for key in ("loss_nats", "bits_per_token", "learning_rate", "validation_bits_per_token", "best_step"):
         logged = [(line["step"], line[key]) for line in lines if key in line]
         assert [step for step, _ in shown[key]] == [step for step, _ in logged], key
@@ -100,7 +99,7 @@ def test_weights_and_biases_sees_one_run_after_a_resume(
     assert Path(first["dir"]) == tmp_path / "run"
     assert stub.finished == 2
     sent = [(step, name, value) for step, data in stub.lines for name, value in data.items()]
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path / "run")
     assert {(line["step"], key, line[key]) for line in lines for key in line if key != "step"} <= set(sent)
     assert {"sample", "mfu", "gradient_norm", "validation_bits_per_token"} <= {name for _, name, _ in sent}
 
@@ -126,5 +125,4 @@ def test_the_record_is_json_whatever_is_written_or_was_there(make_config: Make, 
     journal = Journal(tmp_path, make_config(), step=2)
     assert journal.seconds == 2.5
     journal.write(3, gradient_norm=float("inf"), loss_nats=1.0)
-    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last) == {"step": 3, "gradient_norm": None, "loss_nats": 1.0}
+    assert lines_of(tmp_path)[-1] == {"step": 3, "gradient_norm": None, "loss_nats": 1.0}
