@@ -1,4 +1,4 @@
-"""Processes of one run without torchrun: forks of a server that has imported PyTorch once for all tests."""
+"""Processes that train, as forks of a server that has imported PyTorch once for all tests of a file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import runpy
 import socket
 import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = ["trainer.training.loop", "xl_export.cli.main"]
+CONTEXT.set_forkserver_preload(["trainer.training.loop", "xl_export.cli.main"])
 
 
 class Ended(NamedTuple):
@@ -20,31 +21,35 @@ class Ended(NamedTuple):
     errors: str
 
 
-def in_ranks(folder: Path, commands: list[list[object]], *, script: Path | None = None) -> list[Ended]:
-    """How the commands end, each as one of the ranks of a run; they are `xl-export`'s, or a script's.
+def started(
+    output: Path, *words: object, environment: dict[str, str] | None = None, script: Path | None = None
+) -> ForkServerProcess:
+    """A process that runs this command of `xl-export`, or a script; output: for its .out and .err."""
+    arguments = (output, [str(word) for word in words], environment or {}, script)
+    process = CONTEXT.Process(target=_run, args=arguments)
+    process.start()
+    return process
 
-    folder: for their output.
-    """
-    CONTEXT.set_forkserver_preload(PRELOADED)
+
+def in_ranks(folder: Path, words: list[object], *, script: Path | None = None) -> list[Ended]:
+    """How a command ends in both processes of a run, without torchrun; folder: for their output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    shared["WORLD_SIZE"] = str(len(commands))
-    processes = []
-    for rank, command in enumerate(commands):
-        words, own = [str(word) for word in command], {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        given = (words, shared | own, folder / f"rank{rank}", script)
-        processes.append(CONTEXT.Process(target=_run, args=given))
-        processes[-1].start()
-    ended = []
-    for rank, process in enumerate(processes):
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    outputs = [folder / f"rank{rank}" for rank in "01"]
+    processes = [
+        started(output, *words, environment=shared | {"RANK": rank, "LOCAL_RANK": rank}, script=script)
+        for rank, output in zip("01", outputs, strict=True)
+    ]
+    for process in processes:
         process.join(280)
-        texts = [(folder / f"rank{rank}{suffix}").read_text() for suffix in (".out", ".err")]
-        ended.append(Ended(process.exitcode, *texts))
-    return ended
+    return [
+        Ended(process.exitcode, *(output.with_suffix(end).read_text() for end in (".out", ".err")))
+        for process, output in zip(processes, outputs, strict=True)
+    ]
 
 
-def _run(words: list[str], environment: dict[str, str], output: Path, script: Path | None) -> None:
+def _run(output: Path, words: list[str], environment: dict[str, str], script: Path | None) -> None:
     os.environ.update(environment)
     for stream, suffix in ((sys.stdout, ".out"), (sys.stderr, ".err")):
         os.dup2(os.open(output.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream.fileno())

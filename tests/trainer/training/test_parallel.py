@@ -1,10 +1,13 @@
-"""Several processes under `torchrun`: the losses of one, its checkpoints on any number, and one sentence when
-one is lost.
-"""
+"""Training in real processes: several that train one run, one that is killed, and a second writer."""
 
 from __future__ import annotations
 
-import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,48 +16,116 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import xl_export
 from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.files import write_json
+from runtimes.base.lock import LOCK
+from runtimes.base.machine import available_cpus
+from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from tests.nightly import every
-from tests.trainer.training.ranks import in_ranks
-from tests.trainer.training.runs import longer
+from tests.commands import refused, xl
+from tests.trainer.training.ranks import in_ranks, started
+from tests.trainer.training.runs import assert_same_run, lines_of, longer, train_until
 from trainer.model.config import SpanConfig, VocabularyConfig
 from trainer.run.config import Averaging, TrainConfig
+from trainer.training import launch, loop
 from trainer.training.loop import resume, train
 from trainer.training.parallel import Ranks
+from trainer.training.state import Training
 
 Make = Callable[..., TrainConfig]
+RECIPE: dict[str, Any] = {
+    "batch": 8,
+    "accumulate": 2,
+    "schedule": "constant",
+    "validate_every": 3,
+    "checkpoint_every": 3,
+    "steps": 9,
+    "threads": 0,
+}
+UNSEEN = MemoryRule(mem_len=16, segment=8, include_self=False)
+SHARDED: dict[str, Any] = RECIPE | {
+    "parallel": "fsdp",
+    "positions": "learned",
+    "context": 17,
+    "span": SpanConfig(maximum=16, ramp=4, initial=0.9, penalty=0.1),
+    "vocabulary": VocabularyConfig(cutoffs=(7, 15), div_val=2),
+    "training": UNSEEN,
+    "evaluation": UNSEEN,
+    "averaging": Averaging(start_step=1),
+    "validate_tokens": 90,
+    "sample_tokens": 3,
+    "clip": 0.05,
+}
 
 
-def test_a_gpu_that_is_not_there_is_one_sentence(
+def assert_trains_as_alone(
+    config: TrainConfig, run: Path, in_two_processes: Callable[[], object], *, noise: float = 1
+) -> None:
+    """One process, then two, then one again, against one from beginning to end.
+
+    noise: two processes add gradients in another order, which is rounded at other places.
+    """
+    train_until(config, run, 3)
+    longer(run, 7)
+    in_two_processes()
+    assert len(load_file(run / "training.safetensors")["random"]) == 2
+    longer(run, 9)
+    resume(run, progress=False)
+    alone = train(config, run.with_name("alone"), progress=False)
+    for name in ("loss_nats", "gradient_norm", "validation_bits_per_token"):
+        found, expected = (
+            {line["step"]: line[name] for line in lines_of(each) if name in line} for each in (run, alone)
+        )
+        found = {step: found[step] for step in expected}  # a run that ends validates once more
+        assert found == pytest.approx(expected, rel=1e-4 * noise, abs=1e-5 * noise), name
+    saved, other = (load_file(each / "training.safetensors") for each in (run, alone))
+    for name in sorted(set(other) - {"random"}):
+        torch.testing.assert_close(
+            saved[name],
+            other[name],
+            rtol=1e-2 * noise,
+            atol=1e-3 * noise,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+def test_two_processes_continue_the_run_of_one(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"PyTorch sees 0 GPUs for process 1 .* give --device cpu, or"):
-        train(make_config(device="cuda"), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
+    """With parts of the batch and lengths that change. The launched command imports no files of the working
+    folder that have the names of our packages.
+    """
+    launched: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(launch, "launch", lambda *arguments: launched.append(arguments))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("trainer.py", "runtimes.py", "xl_export.py"):
+        (folder / name).write_text("raise SystemExit('this file of the user was imported')\n")
+    run = tmp_path / "run"
+
+    def in_two_processes() -> None:
+        assert xl("train", "--resume", run, "--processes", 2).exit_code == 0
+        ((command, count),) = launched
+        python, words = command[:4], command[4:]
+        listed = subprocess.run([*python, "train", "--list"], cwd=folder, capture_output=True, text=True)
+        assert "enwik8-base" in listed.stdout, listed.stderr
+        assert count == 2
+        first, second = in_ranks(tmp_path, words)
+        assert (first.code, second.code) == (0, 0), first.errors + second.errors
+        assert (
+            first.output.splitlines()[-1] == f"{run} is trained; next: xl-export export {run} --out artefact"
+        )
+        assert first.output.count("step 7: validation") == 1
+        assert second.output == ""
+        memory = load_file(run / "training.safetensors")["memory.0"]
+        assert memory.shape == (8, 11, 16), "the memory of all lanes"
+
+    config = make_config(**RECIPE, mem_len_schedule=((2, 5), (5, 11)))
+    assert_trains_as_alone(config, run, in_two_processes)
 
 
-def test_processes_with_different_configurations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two machines of which one has an older file."""
-
-    def gathered(values: list[str], own: str) -> None:
-        values[:] = [own, "another"]
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
-    with pytest.raises(ConfigError, match="the processes of this run have different configurations or texts"):
-        Ranks(count=2).agree("configurations or texts", "one")
-
-
-def test_what_all_processes_find_is_said_by_the_first() -> None:
-    with pytest.raises(UserError, match="no"):
-        Ranks(rank=0, count=2).refuse(UserError("no"))
-    with pytest.raises(SystemExit) as caught:
-        Ranks(rank=1, count=2).refuse(UserError("no"))
-    assert caught.value.code == 2
-
-
-SHARDED = """
+LOOKING = """
 import trainer.training.loop as loop
 from xl_export.cli.main import main
 
@@ -73,74 +144,255 @@ main()
 """
 
 
-def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
-    """Alone, then two processes that share the weights, then alone again, against alone all the time."""
-    # Two processes add gradients in another order, which bf16 rounds at other places.
-    noise = 20 if recipe.get("autocast") == "bf16" else 1
-    sizes = {
-        "positions": "learned",
-        "context": 17,
-        "span": SpanConfig(maximum=16, ramp=4, initial=0.9, penalty=0.1),
-        "vocabulary": VocabularyConfig(cutoffs=(7, 15), div_val=2),
-        "training": MemoryRule(mem_len=16, segment=8, include_self=False),
-        "evaluation": MemoryRule(mem_len=16, segment=8, include_self=False),
-    }
-    recipe |= {"accumulate": 2, "schedule": "constant", "validate_every": 3, "checkpoint_every": 3}
-    recipe |= {"averaging": Averaging(start_step=1), "validate_tokens": 90, "clip": 0.05}
-    configs = [
-        make_config(steps=steps, batch=8, parallel="fsdp", sample_tokens=3, **recipe, **sizes)
-        for steps in (3, 9)
-    ]
-    train(configs[0], folder / "shared", progress=False)
-    longer(folder / "shared", 7)
-    script = folder / "sharded.py"
-    script.write_text(SHARDED)
-    command: list[object] = ["train", "--resume", folder / "shared"]
-    for ended in in_ranks(folder, [command, command], script=script):
-        assert ended.code == 0, ended.errors
-        assert "half of every weight" in ended.output
-    tensors = load_file(folder / "shared/training.safetensors")
-    assert len(tensors["random"]) == 2
-    longer(folder / "shared", 9)
-    resume(folder / "shared", progress=False)
-    train(configs[1], folder / "alone", progress=False)
-    lines = [
-        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("shared", "alone")
-    ]
-    for name, count in {"loss_nats": 9, "gradient_norm": 9}.items():
-        shared, alone = ([line[name] for line in each if name in line] for each in lines)
-        assert len(alone) == count
-        assert shared == pytest.approx(alone, rel=1e-4 * noise), name
-    shared, alone = (
-        {line["step"]: line["validation_bits_per_token"] for line in each if "best_step" in line}
-        for each in lines
-    )
-    assert {step: shared[step] for step in alone} == pytest.approx(alone, abs=1e-5 * noise)
-    saved, other = (load_file(folder / name / "training.safetensors") for name in ("shared", "alone"))
-    for name in sorted(set(other) - {"random"}):
-        torch.testing.assert_close(
-            saved[name],
-            other[name],
-            rtol=1e-2 * noise,
-            atol=1e-3 * noise,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+@pytest.mark.parametrize(
+    ("changes", "noise"),
+    [
+        ({"checkpoint_activations": True, "autocast": "bf16"}, 20),
+        pytest.param({}, 1, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "adagrad"}, 1, marks=pytest.mark.slow),  # which clips each tensor
+    ],
+)
+def test_sharded_weights_train_as_whole_ones(
+    make_config: Make, tmp_path: Path, changes: dict[str, Any], noise: float
+) -> None:
+    script = tmp_path / "looking.py"
+    script.write_text(LOOKING)
+
+    def in_two_processes() -> None:
+        for ended in in_ranks(tmp_path, ["train", "--resume", tmp_path / "run"], script=script):
+            assert ended.code == 0, ended.errors
+            assert "half of every weight" in ended.output
+
+    config = make_config(**SHARDED | changes)
+    assert_trains_as_alone(config, tmp_path / "run", in_two_processes, noise=noise)
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"PyTorch sees 0 GPUs for process 1 .* give --device cpu, or"):
+        train(make_config(device="cuda"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_different_configurations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two machines of which one has an older file. The first process says so, and all end."""
+
+    def gathered(values: list[str], own: str) -> None:
+        values[:] = [own, "another"]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    with pytest.raises(ConfigError, match="the processes of this run have different configurations or texts"):
+        Ranks(rank=0, count=2).agree("configurations or texts", "one")
+    with pytest.raises(SystemExit) as caught:
+        Ranks(rank=1, count=2).agree("configurations or texts", "one")
+    assert caught.value.code == 2
+
+
+def test_processes_are_refused_under_torchrun(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config()))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command = ("train", tmp_path / "config.json", "--out", tmp_path / "run", "--processes", 2)
+    refused(xl(*command), "torchrun had started", "leave out --processes")
+
+
+def launched(program: str) -> None:
+    """Two processes with a small program, under PyTorch's launcher."""
+    launch.launch([sys.executable, "-c", "import os, pathlib\n" + program], 2)
+
+
+def test_every_process_has_its_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(os.environ['OMP_NUM_THREADS'])"
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    launched(program)
+    assert dict(os.environ) == before
+    share = str(max(1, available_cpus() // 2))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": share, "1": share}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    launched(program)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"7"}
 
 
 @pytest.mark.parametrize(
-    "change",
-    every(2, [{"checkpoint_activations": True, "autocast": "bf16"}, {}]),
-    ids=["computed again in bf16", "plain"],
+    ("program", "words"),
+    [
+        (
+            "pathlib.Path(os.environ['XL_EXPORT_REPORTS'], '0').write_text('It is so.'); exit(2)",
+            "^It is so.$",
+        ),
+        ("os.kill(os.getpid(), 9)", "of 2 was ended by SIGKILL; the last checkpoint is kept"),
+    ],
 )
-def test_sharded_weights_train_as_whole_ones(
-    make_config: Make, tmp_path: Path, change: dict[str, Any]
+def test_one_sentence_names_what_ended_the_processes(program: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        launched(program)
+
+
+# As the installed command starts: the working folder is not on the module path.
+COMMAND = (
+    f"import sys; sys.path[0] = {str(Path(xl_export.__file__).parents[1])!r}; "
+    "from xl_export.cli.main import main; main(prog_name='xl-export')"
+)
+
+
+def training_command(config: TrainConfig, folder: Path) -> subprocess.Popen[str]:
+    """`xl-export train config.json --out run --processes 2` in a folder."""
+    write_json(folder / "config.json", to_json(config))
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "train", "config.json", "--out", "run", "--processes", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+
+
+@pytest.mark.slow  # processes that import PyTorch one after the other
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (signal.SIGINT, 130, "stopped; the last checkpoint is kept: continue with `xl-export train --resume"),
+        (
+            signal.SIGTERM,
+            143,
+            "stopped; the last checkpoint is kept: continue with `xl-export train --resume",
+        ),
+        (signal.SIGKILL, 2, " of 2 was ended by SIGKILL; the last checkpoint is kept"),  # to one of them
+    ],
+)
+def test_a_signal_ends_all_processes_and_says_how_to_resume(
+    number: signal.Signals, code: int, words: str, make_config: Make, tmp_path: Path
 ) -> None:
-    sharded_run(make_config, tmp_path, **change)
+    config = make_config(steps=10**6, checkpoint_every=3, threads=0)
+    process = training_command(config, tmp_path)
+    lines = tmp_path / "run/metrics.jsonl"
+    while process.poll() is None and not (lines.is_file() and lines.read_bytes().count(b"\n") > 10):
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[1]) if number == signal.SIGKILL else process.pid, number)
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == code, errors
+    assert words in errors
+    assert errors.strip().count("\n") == 0, errors
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "no process is left behind"
+    result = xl("info", tmp_path / "run", "--all")
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.slow
-def test_sharded_weights_train_with_adagrad_whose_clipping_is_by_tensor(
-    make_config: Make, tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lr": 1e30, "warmup_steps": 0}, "became nan at step 2"),  # found by the first process
+        ({"text": "none.txt"}, "none.txt could not be read"),  # found by every process
+    ],
+)
+def test_a_mistake_that_the_processes_find_is_one_sentence(
+    change: dict[str, object], words: str, make_config: Make, tmp_path: Path
 ) -> None:
-    sharded_run(make_config, tmp_path, optimizer="adagrad")
+    process = training_command(make_config(threads=0, **change), tmp_path)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 2
+    assert errors.startswith("Error: ")
+    assert errors.count("\n") == 1, errors
+    assert words in errors
+    assert "is trained" not in output
+
+
+def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
+    """Trains `folder`/killed in processes that SIGKILL ends at random moments, and then to its end; returns
+    how many were killed.
+    """
+    write_json(folder / "config.json", to_json(config))
+    killed = folder / "killed"
+    words: list[object] = [folder / "config.json", "--out", killed]
+    done = 0
+    chance = random.Random(0)
+    for number in range(kills):
+        process = started(folder / f"output{number}", "train", *words)
+        lines = (number + 0.5) * config.steps / kills
+        while process.is_alive() and not (
+            killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130
+        ):
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        process.join()
+        done += process.exitcode == -signal.SIGKILL
+        words = ["--resume", killed]
+    resume(killed, progress=False)
+    return done
+
+
+def test_a_killed_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Path) -> None:
+    """SIGKILL to a real process: no clean-up code runs, and files may be half written."""
+    config = make_config(steps=45, checkpoint_every=3, validate_every=20, dropout=0.1)
+    whole = train(config, tmp_path / "whole", progress=False)
+    assert kill_and_resume(config, tmp_path, kills=1) == 1, "it had to be killed while training"
+    assert_same_run(tmp_path / "killed", whole)
+
+
+@pytest.mark.slow
+def test_a_run_of_many_parts_survives_twenty_kills(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(
+        steps=2000,
+        checkpoint_every=7,
+        validate_every=50,
+        dropout=0.1,
+        accumulate=2,
+        optimizer="adagrad",
+        autocast="fp16",
+        averaging=Averaging(start_step=900),
+        mem_len_schedule=((500, 12), (1500, 6)),
+        segment_schedule=((1000, 5),),
+    )
+    whole = train(config, tmp_path / "whole", progress=False)
+    assert kill_and_resume(config, tmp_path, kills=20) == 20
+    assert_same_run(tmp_path / "killed", whole)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from runtimes.base.lock import only_writer
+with only_writer(Path(sys.argv[1]), doing="trained"):
+    time.sleep(100)
+"""
+
+
+def test_a_run_in_training_is_neither_resumed_nor_replaced(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(steps=6, checkpoint_every=3)
+    run = tmp_path / "run"
+    train_until(config, run, step=4)
+    metrics = (run / "metrics.jsonl").read_bytes()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(run)]) as other:
+        while not (run / LOCK).is_file() or not (run / LOCK).read_bytes():
+            time.sleep(0.01)
+        told = f"is being written by another process (trained by process {other.pid} on "
+        refused(xl("train", "--resume", run), told)
+        with pytest.raises(UserError, match="is being written by another process"):
+            train(config, run, force=True, progress=False)
+        assert (run / "metrics.jsonl").read_bytes() == metrics
+        other.kill()
+    held = []
+    go_on = loop._continue
+
+    def noted(training: Training, out: Path, *rest: Any, **options: Any) -> None:
+        held.append((out / LOCK).is_file())
+        go_on(training, out, *rest, **options)
+
+    monkeypatch.setattr(loop, "_continue", noted)
+    resume(run, progress=False)
+    assert not (run / LOCK).exists()
+    train(config, run, force=True, progress=False)
+    assert not (run / LOCK).exists()
+    assert held == [True, True]
