@@ -3,105 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.utils import counters
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
-from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 from trainer.training import state
-from trainer.training.objective import Objective
 from trainer.training.span_lengths import SpanLengths
 from trainer.training.state import Training
 
-SIZES: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "head_dim": 4, "vocab_size": 7}
-PLAIN = {"d_ff": 8}
+LEARNED: dict[str, Any] = {"positions": "learned", "d_ff": 0, "sublayers": "all-attention", "persistent": 3}
 KINDS: dict[str, dict[str, Any]] = {
-    "relative": PLAIN,
-    "adaptive softmax": PLAIN | {"vocabulary": VocabularyConfig(cutoffs=(2, 4), div_val=2)},
-    "shaw": PLAIN | {"context": 9},
-    "learned": {"context": 17, "sublayers": "all-attention", "persistent": 3, "span": SpanConfig(maximum=8)},
-    "absolute": PLAIN | {"context": 9},
-    "per-layer": PLAIN | {"context": 9},
+    "adaptive softmax": {"vocabulary": VocabularyConfig(cutoffs=(2, 4), div_val=2)},
+    "spans": LEARNED | {"context": 17, "span": SpanConfig(maximum=8)},
+    "spans that grow": LEARNED | {"context": 257, "span": SpanConfig(maximum=256), "layers": 2},
+    "relative": {},
+    "shaw": {"positions": "shaw", "context": 9},
+    "absolute": {"positions": "absolute", "context": 9},
+    "per-layer": {"positions": "per-layer", "context": 9},
 }
-RULE = MemoryRule(mem_len=8, segment=8)
-
-
-def results(objective: Any, model: LanguageModel) -> list[Tensor]:
-    """The loss and the gradients of two segments."""
-    tokens = torch.randint(0, 7, (2, 17), generator=torch.Generator().manual_seed(1))
-    tokens[:, 9:] %= 3  # the second segment has no token of the last cluster of an adaptive softmax
-    memory, answers = model.start(2, RULE), []
-    model.zero_grad()
-    for at in (0, 8):
-        loss, _, memory = objective(
-            tokens[:, at : at + 8],
-            tokens[:, at + 1 : at + 9],
-            memory,
-            torch.full((1,), at),
-            RULE,
-            progress=at / 16,
-        )
-        loss.backward()
-        answers.append(loss.detach())
-    return answers + [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def objective_of(kind: str) -> Objective:
-    torch.manual_seed(0)
-    positions = "relative" if kind == "adaptive softmax" else kind
-    model = LanguageModel(ModelConfig(**SIZES, positions=positions, **KINDS[kind]))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    model.constrain()
-    return Objective(model.train())
-
-
-# `eager` finds what does not become one graph; `aot_eager` traces the gradients too, for twice the time.
-# Those that compile within seconds, and differ from the plain model of the test below, are not slow.
-CHOSEN = [("eager", kind) for kind in ("adaptive softmax", "learned", "per-layer")]
-BACKENDS = [
-    pytest.param(backend, kind, marks=() if (backend, kind) in CHOSEN else pytest.mark.slow)
-    for backend in ("eager", "aot_eager", "inductor")
-    for kind in KINDS
+# `eager` finds what does not become one graph; the others compile the gradients too.
+CASES = [
+    pytest.param(backend, kind, marks=() if number < 2 else pytest.mark.slow)
+    for number, (backend, kind) in enumerate(itertools.product(("eager", "aot_eager", "inductor"), KINDS))
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # PyTorch uses it itself
-@pytest.mark.parametrize(("backend", "kind"), BACKENDS)
-def test_the_step_is_one_graph_and_computes_the_same(backend: str, kind: str) -> None:
-    objective = objective_of(kind)
-    plain = results(objective, objective.model)
-    torch.compiler.reset()
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):  # as `Training` sets it
-        compiled = results(torch.compile(objective, backend=backend, fullgraph=True), objective.model)
-    for ours, true in zip(compiled, plain, strict=True):
-        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "relative" else pytest.mark.slow) for k in KINDS]
-)
-def test_training_compiles_graphs_without_breaks_while_lengths_change(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("backend", "kind"), CASES)
+def test_the_step_is_one_graph_and_trains_the_same(
+    backend: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a fresh model on: nothing was computed before the first compiled step."""
-    sizes: dict[str, Any] = (
-        SIZES | {"positions": "relative" if kind == "adaptive softmax" else kind} | KINDS[kind]
-    )
-    far = {"context": 257, "span": SpanConfig(maximum=256)} if kind == "learned" else {}
-    few = {} if far else {"layers": 1}
-    rule = MemoryRule(mem_len=256 if far else 8, segment=8)
+    """From a fresh model on, while lengths change: nothing was computed before the first compiled step."""
+    sizes = {"layers": 1, "d_model": 8, "heads": 2, "head_dim": 4, "d_ff": 8, "vocab_size": 7} | KINDS[kind]
+    rule = MemoryRule(mem_len=256 if kind == "spans that grow" else 8, segment=8)
     plain = TrainConfig(
-        model=ModelConfig(**(sizes | far | few)),
+        model=ModelConfig(**sizes),
         training=rule,
         evaluation=rule,
         vocab="byte",
@@ -109,28 +55,32 @@ def test_training_compiles_graphs_without_breaks_while_lengths_change(
         steps=4,
         segment_schedule=((2, 4),),
     )
-    if far:  # spans that grow, as training would let them grow over thousands of steps
+    if kind == "spans that grow":  # as training would let them grow over thousands of steps
         monkeypatch.setattr(SpanLengths, "current", lambda lengths: (64 * (1 + lengths.steps // 2), 64))
     compiled: list[nn.Module] = []
     compile_ = nn.Module.compile
 
     def traced(module: nn.Module) -> None:
         compiled.append(module)
-        compile_(module, backend="eager")
+        compile_(module, backend=backend)
 
     monkeypatch.setattr(nn.Module, "compile", traced)
     monkeypatch.setattr(state, "_refuse_without_compiler", lambda device: None)
     tokens_BN = np.random.default_rng(0).integers(0, 7, (2, 200))
+    tokens_BN[:, 9:] %= 3  # the last cluster of an adaptive softmax has no token from the second step on
     torch.compiler.reset()
     counters.clear()
     losses = []
+    gradients = []
     for compile_it in (True, False):
         training = Training.start(dataclasses.replace(plain, compile=compile_it))
         losses.append([float(training.advance(tokens_BN).nats) for _ in range(4)])
+        gradients.append({name: parameter.grad for name, parameter in training.model.named_parameters()})
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] > 1
     assert len(compiled) == 1
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
 
 
 def test_activations_that_are_computed_again_give_the_same_bits(
