@@ -27,7 +27,7 @@ KINDS = {"plain": {}, "pre-norm": {"pre_norm": True}, "untied": {"tie_biases": F
 
 @pytest.mark.parametrize(("kind", "rule"), matrix(tuple(KINDS), tuple(RULES), together=1))
 def test_both_memories_give_the_same_answers(kind: str, rule: str) -> None:
-    """In segments of several lengths through three memories.
+    """In segments of several lengths, through more than a memory.
 
     Rows begin with padding, one starts again on the way.
     """
@@ -47,9 +47,9 @@ def test_both_memories_give_the_same_answers(kind: str, rule: str) -> None:
     shape = (2, config.heads, chosen.mem_len, config.head_dim)
     pairs = [torch.zeros(shape, dtype=torch.float64) for _ in range(2 * config.layers)]
     positions = torch.tensor([0, -3])
-    for number, length in enumerate([8, 1, 7, 8, 8, 3, 8, 8, 5]):
+    for number, length in enumerate([8, 1, 7, 3, 8, 5]):
         tokens = torch.randint(0, config.vocab_size, (2, length))
-        if number == 5:
+        if number == 4:
             positions[1] = 0
         with torch.inference_mode():
             outputs, hidden = model.layers(tokens, hidden, positions, chosen)

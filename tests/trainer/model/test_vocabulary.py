@@ -73,7 +73,9 @@ def definition(vocabulary: Vocabulary, kind: str, hidden: torch.Tensor, token: i
 def test_both_ways_to_a_probability_equal_the_definition(kind: str) -> None:
     vocabulary = build(kind)
     hidden = torch.randn(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    whole = vocabulary.logits(hidden).log_softmax(-1)
+    whole = vocabulary.logits(hidden)
+    if "cutoffs" not in KINDS[kind]:  # an adaptive softmax returns log-probabilities
+        whole = whole.log_softmax(-1)
     for row in range(3):
         for token in range(11):
             expected = definition(vocabulary, kind, hidden[row], token)
@@ -82,12 +84,6 @@ def test_both_ways_to_a_probability_equal_the_definition(kind: str) -> None:
                 expected, abs=1e-10
             )
     assert whole.exp().sum(-1).tolist() == pytest.approx([1.0] * 3)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "cutoffs" in KINDS[kind]])
-def test_an_adaptive_softmax_returns_log_probabilities(kind: str) -> None:
-    hidden = torch.randn(2, 3, 8, dtype=torch.float64)
-    assert build(kind).logits(hidden).exp().sum(-1).flatten().tolist() == pytest.approx([1.0] * 6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
