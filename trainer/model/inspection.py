@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,8 +69,8 @@ def observe(
     out too, as in the paper, because it does not depend on the distance.
 
     Only the first half of the heads of `head-split` attends to the context. The model must be in evaluation
-    mode. Raises TextError for a text without room for `stretch`, and ConfigError for terms that the model
-    does not have.
+    mode. Raises TextError for a text without room for `stretch`, ConfigError for terms that the model does
+    not have, and ArtefactError if the weights are not finite.
     """
     if terms and model.config.positions != "relative":
         raise ConfigError(
@@ -81,38 +82,16 @@ def observe(
             f"targets {stretch.start} to {stretch.stop - 1} were asked for in {len(tokens)} tokens, and the "
             f"first {rule.mem_len} have no whole memory; give a longer text, or other targets."
         )
-    recorder = _Recorder(model, rule, stretch, terms)
-    memory = model.start(1, rule)
-    with torch.inference_mode():
-        for start in range(0, len(tokens), rule.segment):
-            piece = torch.from_numpy(tokens[start : start + rule.segment])[None]
-            recorder.begin(start)
-            _, memory = model.layers(piece, memory, torch.tensor([start]), rule, attention=recorder)
-    return recorder.observation(len(tokens) - rule.mem_len)
+    L, H, R = model.config.layers, model.facts().context_heads, rule.longest_distance + 1
+    average = torch.zeros(L, H, R, dtype=torch.float64)
+    shares = torch.zeros(L, H, dtype=torch.float64) if model.config.sublayers == "all-attention" else None
+    alone = {name: torch.zeros_like(average) for name in FIGURE_7} if terms else None
+    kept = torch.zeros(L, H, len(stretch), R, dtype=torch.float64)
+    seen = torch.zeros(len(stretch), R, dtype=torch.bool)
+    start = 0  # the position of the segment
+    layers = itertools.cycle(range(L))  # attention is called once for each layer, in order
 
-
-class _Recorder:
-    """`relative_attention` that also records the weights; it is called once for each layer, in order."""
-
-    def __init__(self, model: LanguageModel, rule: MemoryRule, stretch: range, terms: bool) -> None:
-        L, H, R = model.config.layers, model.facts().context_heads, rule.longest_distance + 1
-        self.first = rule.mem_len
-        self.stretch = stretch
-        self.average = torch.zeros(L, H, R, dtype=torch.float64)
-        self.persistent = (
-            torch.zeros(L, H, dtype=torch.float64) if model.config.sublayers == "all-attention" else None
-        )
-        self.terms = {name: torch.zeros_like(self.average) for name in FIGURE_7} if terms else None
-        self.weights = torch.zeros(L, H, len(stretch), R, dtype=torch.float64)
-        self.seen = torch.zeros(len(stretch), R, dtype=torch.bool)
-
-    def begin(self, start: int) -> None:
-        """Notes that a segment begins at this position."""
-        self.start = start
-        self.layer = 0
-
-    def __call__(
-        self,
+    def recorded(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -122,54 +101,52 @@ class _Recorder:
         persistent: tuple[Tensor, Tensor] | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
+        """`relative_attention`, whose weights are added to the arrays above."""
+        layer = next(layers)
+        T, J = query.shape[1], key.shape[1]
         own = None if persistent is None else persistent[0]
         weights_HTJ = attention_weights(query, key, visible=visible, terms=terms, persistent=own)[0]
-        counted = slice(max(0, self.first - self.start), None)  # the tokens of the segment that are averaged
-        J, R = key.shape[1], self.average.shape[-1]
+        counted = slice(max(0, rule.mem_len - start), None)  # the tokens of the segment that are averaged
         context = by_distance(weights_HTJ[..., :J], R)
-        self.average[self.layer] += context[:, counted].double().sum(1)
-        if self.persistent is not None:
-            self.persistent[self.layer] += weights_HTJ[:, counted, J:].double().sum((1, 2))
-        if self.terms is not None:
+        average[layer] += context[:, counted].double().sum(1)
+        if shares is not None:
+            shares[layer] += weights_HTJ[:, counted, J:].double().sum((1, 2))
+        if alone is not None:
             for name, scores in score_terms(query, key, terms).items():
-                total = self.terms[name]
                 scores = scores[0] * query.shape[-1] ** -0.5
-                alone = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-                alone = alone.masked_fill(~visible, 0.0)  # without visible keys the softmax is NaN
-                total[self.layer] += by_distance(alone, R)[:, counted].double().sum(1)
-        self._keep(context, by_distance(visible[0], R))
-        self.layer += 1
+                term = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+                term = term.masked_fill(~visible, 0.0)  # without visible keys the softmax is NaN
+                alone[name][layer] += by_distance(term, R)[:, counted].double().sum(1)
+        first = max(stretch.start, start)
+        last = min(stretch.stop, start + T)
+        if first < last:  # targets of the stretch are in this segment
+            here = slice(first - start, last - start)
+            row = slice(first - stretch.start, last - stretch.start)
+            kept[layer, :, row] = context[:, here].double()
+            seen[row] = by_distance(visible[0], R)[here]
         return relative_attention(
             query, key, value, visible=visible, terms=terms, persistent=persistent, dropout=dropout
         )
 
-    def _keep(self, context: Tensor, seen: Tensor) -> None:
-        """Keeps the weights of those targets of the stretch that are in this segment."""
-        first = max(self.stretch.start, self.start)
-        last = min(self.stretch.stop, self.start + len(seen))
-        if first < last:
-            here = slice(first - self.start, last - self.start)
-            kept = slice(first - self.stretch.start, last - self.stretch.start)
-            self.weights[self.layer, :, kept] = context[:, here].double()
-            self.seen[kept] = seen[here]
-
-    def observation(self, positions: int) -> Observation:
-        """Returns the means over this many positions; raises ArtefactError where they are not finite."""
-        if not self.average.isfinite().all():
-            raise ArtefactError(
-                "the attention of this run is not finite: its training diverged; train again at a lower rate."
-            )
-        return Observation(
-            positions=positions,
-            average=(self.average / positions).numpy(),
-            persistent=None if self.persistent is None else (self.persistent / positions).numpy(),
-            terms=None
-            if self.terms is None
-            else {name: (total / positions).numpy() for name, total in self.terms.items()},
-            stretch=self.stretch,
-            weights=self.weights.numpy(),
-            seen=self.seen.numpy(),
+    memory = model.start(1, rule)
+    with torch.inference_mode():
+        for start in range(0, len(tokens), rule.segment):
+            piece = torch.from_numpy(tokens[start : start + rule.segment])[None]
+            _, memory = model.layers(piece, memory, torch.tensor([start]), rule, attention=recorded)
+    if not average.isfinite().all():
+        raise ArtefactError(
+            "the attention of this run is not finite: its training diverged; train again at a lower rate."
         )
+    positions = len(tokens) - rule.mem_len
+    return Observation(
+        positions=positions,
+        average=(average / positions).numpy(),
+        persistent=None if shares is None else (shares / positions).numpy(),
+        terms=alone and {name: (total / positions).numpy() for name, total in alone.items()},
+        stretch=stretch,
+        weights=kept.numpy(),
+        seen=seen.numpy(),
+    )
 
 
 def by_distance(x: Tensor, distances: int) -> Tensor:

@@ -52,7 +52,7 @@ def naive_attention(
             weights_HJ = weights_HJ / (weights_HJ.sum(dim=-1, keepdim=True) + terms.epsilon)
             weights_HJ = F.dropout(weights_HJ, dropout)
             rows.append(torch.einsum("hj,jhk->hk", weights_HJ, torch.stack(values)))
-    return torch.stack(rows).view(B, T, H, K)
+    return torch.stack(rows).view(B, T, H, -1)
 
 
 def _score(query: Tensor, key: Tensor, distance: int, terms: Terms) -> Tensor:
