@@ -173,14 +173,13 @@ class LanguageModel(nn.Module):
         self.vocabulary = Vocabulary(config)
         self.positions = make_positions(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.auxiliary = nn.ModuleDict(
+        last = config.layers - 1
+        self.auxiliary = nn.ModuleDict(  # LAYER_AHEAD; the next token after the last layer needs none
             {
                 f"{layer}_{ahead}": nn.Linear(config.d_model, config.vocab_size)
-                for layer in range(config.layers)
+                for layer in range(0 if config.objective.intermediate else last, config.layers)
                 for ahead in (1, 2)
-                if (ahead == 1 or config.objective.second_target)
-                and (layer < config.layers - 1 if ahead == 1 else True)
-                and (config.objective.intermediate or layer == config.layers - 1)
+                if (layer < last if ahead == 1 else config.objective.second_target)
             }
         )
         # A model of shapes alone has no values. To draw them PyTorch would load its compiler for seconds.

@@ -113,11 +113,8 @@ class Positions(nn.Module):
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
         """Returns R [count, D], or the rows int64 [count] of a learned table."""
         last = count if rule.clamp_len is None else rule.clamp_len
-        return torch.arange(count, device=self._device()).clamp(max=last)
-
-    def _device(self) -> torch.device | None:
-        """Where the parameters of the positions lie; None where there are none."""
-        return next((parameter.device for parameter in self.parameters()), None)
+        device = next((parameter.device for parameter in self.parameters()), None)
+        return torch.arange(count, device=device).clamp(max=last)
 
     def _sinusoids(self, count: int, like: Tensor, clamp_len: int | None = None) -> Tensor:
         """The sinusoids [count, D] of the distances 0, 1, … as `like` stores numbers.

@@ -69,20 +69,9 @@ class ModelTerms:
 
         The next layer that is asked for replaces them.
         """
-        if self._last is None or self._last[0] != layer:
-            self._last = None  # the memory of one layer is free before the next one is computed
-            self._last = layer, self._compute(layer)
-        return self._last[1]
-
-    def input_table(self, layer: int) -> np.ndarray | None:
-        """The vectors [rows, D] that are added to a layer's input by stream position.
-
-        None where nothing is added.
-        """
-        with torch.inference_mode():
-            return _array(self._model.positions.input_table(layer))
-
-    def _compute(self, layer: int) -> DistanceTables:
+        if self._last is not None and self._last[0] == layer:
+            return self._last[1]
+        self._last = None  # the memory of one layer is free before the next one is computed
         block = self._model.blocks[layer]
         assert isinstance(block, Block)
         with torch.inference_mode():
@@ -91,7 +80,7 @@ class ModelTerms:
             if block.span is not None:
                 # In float64, because the logarithm magnifies what is lost where a mask is nearly 0.
                 mask = block.span.mask(self.rows(self.rule), torch.float64)
-            return DistanceTables(
+            tables = DistanceTables(
                 position=_array(terms.position),
                 bias=_array(terms.bias),
                 u=_array(terms.u),
@@ -100,6 +89,16 @@ class ModelTerms:
                 log_mask=None if mask is None else _array(mask.log()),
                 window=None if block.span is None else block.span.window(),
             )
+        self._last = layer, tables
+        return tables
+
+    def input_table(self, layer: int) -> np.ndarray | None:
+        """The vectors [rows, D] that are added to a layer's input by stream position.
+
+        None where nothing is added.
+        """
+        with torch.inference_mode():
+            return _array(self._model.positions.input_table(layer))
 
 
 def _array(tensor: Tensor | None) -> np.ndarray | None:

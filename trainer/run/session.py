@@ -221,14 +221,13 @@ class TorchSession:
             logits, memory = self.step(tokens_by_name(tokens), memory, lengths=lengths)
             return {"logits": logits}, memory
         hidden, memory = self._advance(tokens, memory, lengths)
-        return self._answer(lambda: self.model.vocabulary.logits(hidden)), memory
+        return self._logits(hidden), memory
 
     def predict(
         self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, Memory]:
         hidden, memory = self._advance(tokens, memory, lengths)
-        last = _rows_at(hidden, last_fed(lengths, tokens))
-        return self._answer(lambda: self.model.vocabulary.logits(last)), memory
+        return self._logits(_rows_at(hidden, last_fed(lengths, tokens))), memory
 
     def score(
         self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
@@ -239,11 +238,9 @@ class TorchSession:
         hidden, memory = self._advance(tokens, memory, lengths)
         log_probs = np.zeros(wanted.shape, np.float32)
         chosen = wanted >= 0
-        rows = self._here(chosen)
-        targets = self._here(wanted[chosen])
-        log_probs[chosen.numpy()] = self._answer(
-            lambda: self.model.vocabulary.log_prob(hidden[rows], targets)
-        )
+        with torch.inference_mode():
+            found = self.model.vocabulary.log_prob(hidden[self._here(chosen)], self._here(wanted[chosen]))
+        log_probs[chosen.numpy()] = found.cpu().numpy()
         return log_probs, memory
 
     def _advance(
@@ -305,12 +302,12 @@ class TorchSession:
             outputs, after = self.model.layers(tokens, past, positions, self.rule)
             return self.model.last(outputs), after
 
-    def _answer(self, compute: Callable[[], Tensor]) -> np.ndarray:
+    def _logits(self, hidden: Tensor) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
-            answer: np.ndarray = compute().cpu().numpy()
-        return answer
+            logits: np.ndarray = self.model.vocabulary.logits(hidden).cpu().numpy()
+        return logits
 
     def _here(self, tensor: Tensor) -> Tensor:
         """The tensor on the session's device; itself on the CPU."""

@@ -22,11 +22,11 @@ from trainer.model.model import LanguageModel
 ROOT = "_sharded_by"  # attribute of a model: the module that holds the weights outside its blocks
 
 
-def shard(objective: nn.Module, model: LanguageModel, device: torch.device) -> nn.Module:
+def shard(objective: nn.Module, model: LanguageModel, device: torch.device) -> None:
     """Shards the weights of a model, and moves them to the device, block by block. Collective.
 
-    objective: the module whose `forward` is the training loss. It is returned, and keeps those weights that
-    are needed outside of blocks.
+    objective: the module whose `forward` is the training loss. It keeps those weights that are needed outside
+    of blocks.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # The loss reads the spans of all layers, so they belong to the whole and not to their blocks.
@@ -36,7 +36,6 @@ def shard(objective: nn.Module, model: LanguageModel, device: torch.device) -> n
         fully_shard(block, mesh=mesh, ignored_params=shares)
     fully_shard(objective, mesh=mesh)
     object.__setattr__(model, ROOT, objective)  # not as a submodule: that would be a circle
-    return objective
 
 
 @contextmanager

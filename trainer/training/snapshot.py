@@ -50,15 +50,15 @@ def snapshot(training: Training) -> dict[str, Tensor]:
 
 def facts_of(training: Training, text: str) -> Facts:
     """The rest of the state, equal on every process. text: hashes of the texts that the run reads."""
-    scale, scale_steps = loss_scale(training.scaler)
+    scaler = training.scaler.state_dict()  # empty if the loss is not scaled
     return Facts(
         text=text,
         step=training.step,
         at=training.at,
         position=training.position,
         averaged=0 if training.average is None else int(training.average.n_averaged),
-        scale=scale,
-        scale_steps=scale_steps,
+        scale=scaler.get("scale", 1.0),
+        scale_steps=scaler.get(SCALE_STEPS, 0),
         ranks=training.ranks.count,
         validations=tuple(training.validations),
         epoch=training.epoch,
@@ -180,7 +180,8 @@ def restore(training: Training, run: Path, text: str) -> None:
     training.memories = [list(memory) for memory in zip(*parts, strict=True)]
     if training.average is not None:
         training.average.n_averaged.fill_(facts.averaged)
-    set_loss_scale(training.scaler, facts.scale, facts.scale_steps)
+    scale = {"scale": facts.scale, SCALE_STEPS: facts.scale_steps}
+    training.scaler.load_state_dict(training.scaler.state_dict() | scale)  # nothing if it is not enabled
     if ranks.rank < facts.ranks:
         # A row of the tensor shares the storage of all rows, and PyTorch would read the storage from its
         # start: `clone`.
@@ -304,17 +305,3 @@ def _set_random_state(device: torch.device, state: Tensor, path: Path) -> None:
             f"{path} holds a random state that PyTorch does not accept ({first_line(error)}); start a new "
             "run."
         ) from error
-
-
-def loss_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
-    """The scale, and the steps since it changed; 1 and 0 where the loss is not scaled."""
-    if not scaler.is_enabled():
-        return 1.0, 0
-    state = scaler.state_dict()
-    return state["scale"], state[SCALE_STEPS]
-
-
-def set_loss_scale(scaler: torch.amp.GradScaler, scale: float, steps: int) -> None:
-    """Puts back what `loss_scale` has returned; does nothing where the loss is not scaled."""
-    if scaler.is_enabled():
-        scaler.load_state_dict(scaler.state_dict() | {"scale": scale, SCALE_STEPS: steps})

@@ -215,8 +215,10 @@ class Training:
         self.step += 1
         self._note_not_finite(objective, norm)
         self._fit_memory(before.mem_len)
-        if self.average is not None and self._averages():
-            self.average.update_parameters(self.model)
+        if self.average is not None and self.config.averaging is not None:
+            start = average_start(self.config.averaging, self.validations)
+            if start is not None and self.step > start:
+                self.average.update_parameters(self.model)
         return Step(
             number=self.step,
             nats=nats,
@@ -296,11 +298,6 @@ class Training:
         # stay hidden.
         if after > before:
             self.position = min(self.position, before)
-
-    def _averages(self) -> bool:
-        assert self.config.averaging is not None
-        start = average_start(self.config.averaging, self.validations)
-        return start is not None and self.step > start
 
 
 def _on_device(tokens: np.ndarray, device: torch.device) -> Tensor:

@@ -39,7 +39,10 @@ class Journal:
 
         A number that is not finite, such as a gradient norm that fp16 skipped, is written as null.
         """
-        facts = {name: value if _is_written(value) else None for name, value in facts.items()}
+        facts = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in facts.items()
+        }
         with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, **facts}, allow_nan=False) + "\n")
         if self.events is not None:
@@ -106,10 +109,6 @@ def _wandb_run(run: Path, config: TrainConfig) -> Any:
             f"Weights & Biases could not be started ({first_line(error)}); run `wandb login` or set "
             f"WANDB_MODE=offline, and continue with `xl-export train --resume {run}`."
         ) from error
-
-
-def _is_written(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _trim(path: Path, step: int) -> float:
