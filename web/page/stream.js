@@ -135,7 +135,7 @@ export class Stream {
   async clear() {
     await this.handle.restart();
     this.#set({});
-    [this.file, this.inFile, this.sameAsFile, this.base, this.earlier] = [null, 0, 0, 0, []];
+    Object.assign(this, { file: null, inFile: 0, sameAsFile: 0, base: 0, earlier: [] });
   }
 
   /** A second stream in the same state. @param {string} name */
