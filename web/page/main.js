@@ -1,66 +1,13 @@
 /** The page: connects to a back end, in the browser or on a server, and shows text or music of its model. */
 import { MusicWork } from "./music-work.js";
 import { isMusic } from "./scheme.js";
-import { Side, part, useDefaults, useSettings } from "./side.js";
+import { Side, button, download, fail, hideError, part, say, useDefaults, useSettings } from "./side.js";
 import { Refusal } from "./stream.js";
 import { TextWork } from "./text-work.js";
 import { inBytes } from "./tokens.js";
 
 const MOST_FILE = 2 ** 31; // bytes of a saved stream
 const EVERY = 1000; // milliseconds between two looks at the server
-
-/** Shows an error in one sentence. @param {any} error */
-function fail(error) {
-  const known = error instanceof Refusal || error.name === "XLExportError";
-  const text = error instanceof Error ? error.message : String(error);
-  const sentence = known ? text : `something failed that should not (${text}); reload the page.`;
-  // a sentence begins with a capital letter, but the name of a file stays as it is
-  part("error").textContent = /^[a-z]+ /.test(sentence)
-    ? sentence[0].toUpperCase() + sentence.slice(1)
-    : sentence;
-  part("error").hidden = false;
-  part("key-form").hidden = error.status !== 401;
-  part("loading").hidden = true;
-  if (!known) console.error(error);
-}
-
-/** Takes the shown error away. */
-function hideError() {
-  part("error").hidden = true;
-}
-
-/** Says something to those who do not see the page. @param {string} text */
-function say(text) {
-  part("said").textContent = text;
-}
-
-/**
- * Does work that a button asks for, and shows how it failed.
- * @param {string} id @param {() => any} work
- */
-function button(id, work) {
-  const element = /** @type {HTMLButtonElement} */ (part(id));
-  element.addEventListener("click", async () => {
-    element.disabled = true;
-    try {
-      await work();
-    } catch (error) {
-      fail(error);
-    } finally {
-      element.disabled = false;
-    }
-  });
-}
-
-/** @param {string} name @param {Blob} content */
-export function download(name, content) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(content);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-  say(`${name} was saved.`);
-}
 
 /** What the model is, and where it computes. @param {import("./back-end.d.ts").Description} known */
 function describe(known) {
@@ -115,8 +62,8 @@ async function main() {
   const link = location.hash.length > 1 ? linked(location.hash.slice(1)) : null;
   useDefaults(known.sampling);
   if (link) useSettings(link);
-  const page = { side: new Side(known), fail, hideError, say, download, button };
-  const work = music ? new MusicWork(backEnd, page) : new TextWork(backEnd, page);
+  const side = new Side(known);
+  const work = music ? new MusicWork(backEnd, side) : new TextWork(backEnd, side);
   /** @type {any} */ (globalThis).page = { backEnd, work, model: backEnd.model }; // for the page's console
   keys(work);
   files(work, known.name);

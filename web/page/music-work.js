@@ -3,7 +3,7 @@ import { Organ } from "./sound.js";
 import { Roll } from "./roll.js";
 import { midiFile, wavFile } from "./music-file.js";
 import { END, KEYS, Performer, Reader, keyName } from "./scheme.js";
-import { colour, linkOf, part, settings } from "./side.js";
+import { button, colour, download, fail, hideError, linkOf, part, say, settings } from "./side.js";
 import { colourOf, inBits } from "./tokens.js";
 
 const AHEAD = 4; // seconds of music that are ready before they sound
@@ -14,14 +14,12 @@ const START = 0.25; // seconds until the first note
 const OPENING = 7; // the seed of what a visitor finds
 const KEPT = 2500; // notes for the files
 
-/** @typedef {import("./text-work.js").Page} Page */
-
 export class MusicWork {
-  /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {Page} page */
-  constructor(backEnd, page) {
+  /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {import("./side.js").Side} side */
+  constructor(backEnd, side) {
     this.backEnd = backEnd;
     this.names = /** @type {string[]} */ (backEnd.describe().names);
-    this.page = page;
+    this.side = side;
     this.roll = new Roll();
     /** @type {Organ | null} made with the first click, as browsers ask */
     this.organ = null;
@@ -38,10 +36,10 @@ export class MusicWork {
     for (const id of ["streams", "fork", "rename", "delete", "count-field"]) part(id).hidden = true;
     part("music-settings").hidden = false;
     part("streams-title").textContent = "This piece";
-    part("play").addEventListener("click", () => this.toggle().catch(page.fail));
-    page.button("piece", () => void this.piece().catch(page.fail));
-    page.button("midi", () => page.download("chorale.mid", midiFile(this.#written, this.#tempo)));
-    page.button("wav", async () => page.download("chorale.wav", await wavFile(this.#written)));
+    part("play").addEventListener("click", () => this.toggle().catch(fail));
+    button("piece", () => void this.piece().catch(fail));
+    button("midi", () => download("chorale.mid", midiFile(this.#written, this.#tempo)));
+    button("wav", async () => download("chorale.wav", await wavFile(this.#written)));
     part("volume").addEventListener("input", () => this.organ && (this.organ.volume = this.#volume));
     part("tempo").addEventListener("change", () => (this.performer.tempo = this.#tempo));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
@@ -95,7 +93,7 @@ export class MusicWork {
     this.organ?.hush();
     if (this.handle.position) await this.handle.restart();
     this.#fresh();
-    this.page.side.speed.clear();
+    this.side.speed.clear();
     const { tokens: _, seed: __, ...options } = settings();
     const [metre, key] = ["metre", "key"].map((id) => /** @type {HTMLSelectElement} */ (part(id)).value);
     this.seed = seed;
@@ -146,7 +144,7 @@ export class MusicWork {
       // the beat and the voices that sound are not in the file: a bar line begins the rest
       this.opening = [this.names.indexOf("|")];
       this.#take("|", NaN);
-      this.page.hideError();
+      hideError();
       this.#show();
       this.#draw();
       part("music-state").textContent = `loaded at position ${handle.position.toLocaleString("en")}`;
@@ -174,8 +172,8 @@ export class MusicWork {
   async #play(signal) {
     if (signal.aborted) return;
     this.#button(true);
-    this.page.hideError();
-    this.page.say("Playing.");
+    hideError();
+    say("Playing.");
     try {
       this.organ ??= new Organ(this.#volume);
       await this.organ.resume();
@@ -187,13 +185,13 @@ export class MusicWork {
       }
     } finally {
       this.#button(false);
-      this.page.say("Paused.");
+      say("Paused.");
     }
   }
 
   /** Generates some tokens. They are never cut short, so that a seed always makes the same piece. */
   async #more() {
-    const { side } = this.page;
+    const { side } = this;
     const { tokens: _, ...options } = settings();
     side.begin(this.handle.position);
     const prompt = this.opening;
@@ -271,7 +269,7 @@ export class MusicWork {
 
   #show() {
     const { position } = this.handle;
-    this.page.side.show(position);
+    this.side.show(position);
     this.roll.forget(this.organ?.now ?? 0);
     const pieces = this.pieces > 1 ? ` · piece ${this.pieces}` : "";
     part("music-state").textContent = `position ${position.toLocaleString("en")}${pieces}`;

@@ -1,5 +1,6 @@
-/** What text and music share: the sampling settings, the memory meter, the plot of the speed. */
+/** What text and music share: messages and buttons, the sampling settings, the memory meter, the speed. */
 import { Speed, drawMemory, drawSpeed } from "./plots.js";
+import { Refusal } from "./stream.js";
 import { inBytes } from "./tokens.js";
 
 const FAR = [10_000, 1_000_000]; // positions at which the meter compares
@@ -20,6 +21,59 @@ const field = (id) => part(id);
 /** A colour of the style sheet, as it is now. @param {string} name */
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+/** Shows an error in one sentence. @param {any} error */
+export function fail(error) {
+  const known = error instanceof Refusal || error.name === "XLExportError";
+  const text = error instanceof Error ? error.message : String(error);
+  const sentence = known ? text : `something failed that should not (${text}); reload the page.`;
+  // a sentence begins with a capital letter, but the name of a file stays as it is
+  part("error").textContent = /^[a-z]+ /.test(sentence)
+    ? sentence[0].toUpperCase() + sentence.slice(1)
+    : sentence;
+  part("error").hidden = false;
+  part("key-form").hidden = error.status !== 401;
+  part("loading").hidden = true;
+  if (!known) console.error(error);
+}
+
+/** Takes the shown error away. */
+export function hideError() {
+  part("error").hidden = true;
+}
+
+/** Says something to those who do not see the page. @param {string} text */
+export function say(text) {
+  part("said").textContent = text;
+}
+
+/**
+ * Does work that a button asks for, and shows how it failed.
+ * @param {string} id @param {() => any} work
+ */
+export function button(id, work) {
+  const element = /** @type {HTMLButtonElement} */ (part(id));
+  element.addEventListener("click", async () => {
+    element.disabled = true;
+    try {
+      await work();
+    } catch (error) {
+      fail(error);
+    } finally {
+      element.disabled = false;
+    }
+  });
+}
+
+/** @param {string} name @param {Blob} content */
+export function download(name, content) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  say(`${name} was saved.`);
 }
 
 /** Settings of the artefact that the page has no field for. @type {Record<string, unknown>} */

@@ -1,28 +1,24 @@
 /** The text on the page: a text area, and behind it the same text with a colour for each token. */
+import { part } from "./side.js";
 import { colourOf, inBits } from "./tokens.js";
 
 /** @typedef {import("./stream.js").Stream} Stream */
 
 export class TextView {
-  /**
-   * @param {{
-   *   area: HTMLTextAreaElement, colours: HTMLElement, scroll: HTMLElement, token: HTMLElement, earlier:
-   * HTMLElement, why: HTMLElement, }} parts
-   */
-  constructor({ area, colours, scroll, token, earlier, why }) {
-    this.area = area;
-    this.colours = colours;
-    this.scroll = scroll;
-    this.token = token;
-    this.earlier = earlier;
-    this.why = why;
+  constructor() {
+    this.area = /** @type {HTMLTextAreaElement} */ (part("text"));
+    this.colours = part("colours");
+    this.scroll = part("scroll");
+    this.token = part("token");
+    this.earlier = part("earlier");
+    this.why = part("why");
     /** @type {HTMLSpanElement[]} One for each token of the stream; those without text are not in the page. */
     this.spans = [];
     this.length = 0; // of the stream's text that stands in the text area
     /** @type {HTMLSpanElement | null} */
     this.marked = null;
     this.end = document.createTextNode("\u200b"); // so that a new line at the end has its height
-    colours.append(this.end);
+    this.colours.append(this.end);
   }
 
   /**

@@ -3,7 +3,7 @@ import { Refusal, Stream } from "./stream.js";
 import { Streams } from "./streams.js";
 import { TextView } from "./text-view.js";
 import { commonLength } from "./tokens.js";
-import { linkOf, part, settings } from "./side.js";
+import { button, fail, hideError, linkOf, part, say, settings } from "./side.js";
 
 const SHOWN = 4000; // tokens; of a longer text the beginning leaves the page
 const LEAVING = 1000; // of them at a time
@@ -22,29 +22,13 @@ const BEGINNINGS = [
 ];
 const UNLIKELY = 2.5; // bits per character of a beginning that the model would not write
 
-/**
- * @typedef {{
- *   side: import("./side.js").Side, fail: (error: unknown) => void, hideError: () => void,
- *   say: (text: string) => void, button: (id: string, work: () => any) => void,
- *   download: (name: string, content: Blob) => void,
- * }} Page `fail`: shows an error. `hideError`: takes it away. `say`: speaks to those who do not see it.
- *   `button`: does work when a button is pressed, and shows how it failed. `download`: saves a file
- */
-
 export class TextWork {
-  /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {Page} page */
-  constructor(backEnd, page) {
-    this.page = page;
+  /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {import("./side.js").Side} side */
+  constructor(backEnd, side) {
+    this.side = side;
     this.streams = new Streams(backEnd, (stream) => this.#open(stream));
     this.area = /** @type {HTMLTextAreaElement} */ (part("text"));
-    this.view = new TextView({
-      area: this.area,
-      colours: part("colours"),
-      scroll: part("scroll"),
-      token: part("token"),
-      earlier: part("earlier"),
-      why: part("why"),
-    });
+    this.view = new TextView();
     /** @type {AbortController | null} */
     this.running = null;
     /** @type {AbortController | null} of what was typed and is being computed */
@@ -60,13 +44,13 @@ export class TextWork {
     this.origin = null;
     const { streams } = this;
     const click = (/** @type {string} */ id, /** @type {() => Promise<void>} */ work) =>
-      part(id).addEventListener("click", () => work().catch(page.fail));
+      part(id).addEventListener("click", () => work().catch(fail));
     click("go", () => this.toggle());
-    page.button("surprise", () => this.surprise());
-    page.button("new", () => this.create());
-    page.button("fork", async () => (await this.stop(), await streams.fork()));
-    page.button("rename", () => this.rename());
-    page.button("delete", async () => (await this.stop(), await streams.delete()));
+    button("surprise", () => this.surprise());
+    button("new", () => this.create());
+    button("fork", async () => (await this.stop(), await streams.fork()));
+    button("rename", () => this.rename());
+    button("delete", async () => (await this.stop(), await streams.delete()));
     part("scroll").addEventListener("click", ({ target }) => target === part("scroll") && this.area.focus());
     this.area.addEventListener("input", () => this.#typed());
     this.area.addEventListener("pointermove", (event) => this.view.describe(this.stream, event));
@@ -111,7 +95,7 @@ export class TextWork {
     await this.stop();
     if (this.#disposable) await this.#clear();
     else await this.create();
-    this.#tell(BEGINNINGS[Math.floor(Math.random() * BEGINNINGS.length)], {}).catch(this.page.fail);
+    this.#tell(BEGINNINGS[Math.floor(Math.random() * BEGINNINGS.length)], {}).catch(fail);
   }
 
   /** Lets the model write from one of the beginnings. @param {string} beginning @param {any} settings */
@@ -219,33 +203,33 @@ export class TextWork {
     this.editing?.abort();
     clearTimeout(this.timer);
     await stream.turn;
-    const { page, view } = this;
+    const { side, view } = this;
     this.typing = false;
-    page.side.speed.clear();
-    page.side.measured = true;
+    side.speed.clear();
+    side.measured = true;
     view.show(stream, 0, true);
     view.before(stream.position - stream.ids.length);
     view.finish("");
     this.#show();
-    page.hideError();
+    hideError();
     this.#state(`position ${stream.position.toLocaleString("en")}`);
-    page.say(`${stream.name}, at position ${stream.position}.`);
+    say(`${stream.name}, at position ${stream.position}.`);
     part("scroll").scrollTop = part("scroll").scrollHeight;
   }
 
   /** @param {AbortSignal} signal @param {any} options */
   async #write(signal, { tokens, ...options }) {
-    const { stream, view, page } = this;
+    const { stream, view, side } = this;
     const before = stream.text;
     const count = stream.position;
-    page.side.begin(stream.position);
-    page.hideError();
+    side.begin(stream.position);
+    hideError();
     view.silent();
     view.finish("");
     this.#tick();
     try {
       for await (const _ of stream.generate({ ...options, max_tokens: tokens, signal }))
-        page.side.reach(stream.position);
+        side.reach(stream.position);
     } finally {
       cancelAnimationFrame(this.frame);
       this.#grow();
@@ -257,7 +241,7 @@ export class TextWork {
     const reason = whyEnded(stream.handle.ended, written);
     view.finish(reason);
     this.#state(`position ${stream.position.toLocaleString("en")} · seed ${options.seed}`);
-    page.say(`${reason} It wrote: ${stream.text.slice(before.length).slice(-300)}`);
+    say(`${reason} It wrote: ${stream.text.slice(before.length).slice(-300)}`);
     if (document.activeElement === this.area) view.describe(stream, null);
   }
 
@@ -289,7 +273,7 @@ export class TextWork {
   }
 
   #show() {
-    this.page.side.show(this.stream.position);
+    this.side.show(this.stream.position);
     this.streams.advanced();
   }
 
@@ -307,9 +291,9 @@ export class TextWork {
   async #computeTyped(signal) {
     clearTimeout(this.timer);
     await this.stream.inTurn(async () => {
-      const { stream, view, page } = this;
+      const { stream, view, side } = this;
       if (!this.typing) return;
-      page.side.speed.cut();
+      side.speed.cut();
       const text = this.area.value;
       const from = await this.#edit(text, signal);
       if (from === null) return void this.#state("stopped; the model has not read all of the text yet");
@@ -318,7 +302,7 @@ export class TextWork {
         return void view.typed(commonLength(stream.text, this.area.value), stream);
       if (stream.ids.length > TYPED) this.#shorten(stream.ids.length - TYPED);
       this.typing = false;
-      page.hideError();
+      hideError();
       this.#show();
       this.streams.changed();
       this.#state(`position ${stream.position.toLocaleString("en")}`);
@@ -357,7 +341,7 @@ export class TextWork {
       await streams.choose(now);
       error = new Refusal("another client has changed this stream; what was typed here was not appended.");
     }
-    this.page.fail(error);
+    fail(error);
   }
 
   /** @param {boolean} running */
