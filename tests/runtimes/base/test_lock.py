@@ -43,7 +43,7 @@ def test_of_many_that_ask_at_once_never_two_write(tmp_path: Path) -> None:
     counting = threading.Lock()
 
     def ask() -> None:
-        for _ in range(200):
+        for _ in range(50):
             try:
                 with only_writer(tmp_path, doing="tried"):
                     with counting:

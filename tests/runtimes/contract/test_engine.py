@@ -26,7 +26,7 @@ from runtimes.tasks.describe import describe_lines
 from tests.fake_gpu import make_engine
 from tests.sealing import identity
 
-MUTATIONS = 300
+MUTATIONS = 100
 
 
 @pytest.fixture
