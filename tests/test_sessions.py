@@ -33,8 +33,8 @@ from tests.schedule import DENSE, Schedule
 from tests.session_kinds import COMPUTED_BY, KINDS, folders_of_kinds
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
+from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.export import export
-from xl_export.artefact.write import reference_of
 
 Make = Callable[..., Path]
 
@@ -47,7 +47,7 @@ def session(
     if request.param == "device":
         host_gpu.install(monkeypatch)
     if request.param == "projected":  # PyTorch with keys and values as its memory; no folder is opened so
-        return reference_of(trained := load_run(run), trained.config.evaluation)
+        return projected(run)
     return open_session(folders[request.param], device="cuda" if request.param == "device" else "auto")
 
 
@@ -418,15 +418,19 @@ def on_the_cpu(artefact: Path, operator: Path | None, monkeypatch: pytest.Monkey
     return sessions
 
 
+def projected(run: Path) -> Session:
+    trained = load_run(run)
+    rule = trained.config.evaluation
+    return ProjectedTorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
+
+
 def opened(
     side: str, run: Path, operator: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[Session]:
     """The sessions of a side, which have one identity."""
     options = SIDES[side]
     if options is None:
-        trained = load_run(run)
-        projected = side == "projected"
-        return [reference_of(trained, trained.config.evaluation) if projected else open_session(run)]
+        return [projected(run) if side == "projected" else open_session(run)]
     artefact = export(run, folder / "artefact", **options)
     if side.endswith("device"):
         return [host_gpu.opened(artefact)]

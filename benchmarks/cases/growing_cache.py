@@ -107,7 +107,7 @@ def _growing(trained: Run, mem_len: int) -> Iterator[tuple[OrtSession, OrtSessio
     library = fused_library("fused")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_graphs(spec, trained, folder, "plugin")
+        write_graphs(spec, folder, trained, "plugin")
         yield (
             OrtSession(spec, trained.vocab, folder / FUSED, threads=THREADS, library=library),
             OrtSession(spec, trained.vocab, folder / GRAPH, threads=THREADS),

@@ -34,6 +34,7 @@ from runtimes.contract.precision import (
     MEMORY_IN_BYTES,
     MEMORY_TYPES,
     PRESETS,
+    QUANTISED,
     Measured,
     MemoryPrecision,
     MemoryType,
@@ -101,7 +102,7 @@ class Spec:
     memory_precision: MemoryPrecision = "fp32"
     answers: Answers = "exported"
     # The largest and the mean difference in log-probability from the reference, in nats, that `check` lets
-    # pass. Both follow from precision, memory_precision, target and answers: a file cannot choose its own.
+    # pass. Like `answers`, they follow from the precisions and the target: a file cannot choose its own.
     tolerance: float = 0.0
     mean_tolerance: float = 0.0
     # What the precisions cost; None for fp32, and where no text was given to measure on.
@@ -193,17 +194,21 @@ class Spec:
         return (self.precision, self.memory_precision) != ("fp32", "fp32")
 
     def completed(self) -> Spec:
-        """The same contract with the tensors and tolerances that follow from its other fields."""
+        """The same contract with the tensors, answers and tolerances that follow from its other fields."""
         before = state_tensors(self.model, self.rule, self.form, self.state_dtype, self.memory_shapes)
         after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in before]
         inputs, outputs = language_model_tensors(self.model) if self.language_model else self.signature
         if not self.language_model:
             refuse_signature((inputs, outputs))
-        most, mean = tolerances(self.precision, self.memory_precision, self.target, self.answers)
+        answers: Answers = "memory-in-bytes" if self.memory_precision == "int8" else "exported"
+        if self.precision in QUANTISED:
+            answers = "stored-weights"
+        most, mean = tolerances(self.precision, self.memory_precision, self.target, answers)
         return dataclasses.replace(
             self,
             inputs=(*inputs, *before),
             outputs=(*outputs, *after),
+            answers=answers,
             tolerance=most,
             mean_tolerance=mean,
         )
@@ -372,7 +377,8 @@ def read_spec(path: Path) -> Spec:
     needed = (*GRAPH_FILES[spec.storage], *([VOCAB] if spec.language_model else []), REFERENCE, ANSWERS)
     contradictions = {
         "its schema is not a number that this version knows": spec.schema != SCHEMA,
-        "its inputs, outputs or tolerances do not follow from its model and precision": spec != expected,
+        "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec
+        != expected,
         "it has memory of the form own, which no written graph has": spec.form == "own"
         and spec.exporter == "graph",
         "it is no language model, declines promises or has fixed sizes, unlike every written graph": (

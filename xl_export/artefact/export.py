@@ -8,33 +8,32 @@ when all of this has succeeded.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
-from typing import Any, get_args
-
-import onnx_ir as ir
+from typing import get_args
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.folders import refuse_existing
+from runtimes.base.machine import package_versions
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import read_sampling
-from runtimes.contract.session import Session
 from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Storage, Target
 from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import history_of
+from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.pack import refuse_other_storage
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
+    WriteGraphs,
     finite_arrays,
     precisions_for,
-    reference_of,
     refuse_if_too_large,
     refuse_needless_text,
-    spec_of,
     stamp,
     write_artefact,
 )
@@ -112,12 +111,10 @@ def export(
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run)
     spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
-    model = WrittenRun(trained, attention)
     if exporter == "trace":
         from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import
 
         refuse_precisions(target, precision, memory_precision)
-        model = TracedRun(trained, attention)
         # Every head has the whole memory, even if it learned a shorter span.
         facts = dataclasses.replace(spec.model, reaches=())
         spec = dataclasses.replace(
@@ -135,9 +132,29 @@ def export(
     refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None
+    model = trained.model.eval()
+    writer: WriteGraphs = functools.partial(write_graphs, run=trained, attention=attention)
+    if exporter == "trace":
+        from xl_export.artefact.traced import write_traced
+        from xl_export.tracing.module import ModuleStep
+        from xl_export.tracing.steps import OwnStep
+
+        finite_arrays(model)
+        step = ModuleStep(OwnStep(model, chosen, form).eval())
+        writer = functools.partial(write_traced, step=step, vocab=trained.vocab, kept={})
+    torch = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
     try:
-        sampler = read_sampling(run)
-        write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources, sampler=sampler)
+        write_artefact(
+            spec,
+            out,
+            writer,
+            torch,
+            trained.vocab,
+            tokens=tokens,
+            force=force,
+            sources=sources,
+            sampler=read_sampling(run),
+        )
     except ArtefactError as error:
         span = trained.config.model.span
         if target == "tensorrt" and exporter == "graph" and span is not None and span.epsilon:
@@ -193,50 +210,20 @@ def make_spec(
     memory_precision: MemoryPrecision,
 ) -> Spec:
     """Returns the contract of a run's artefact, without the hashes of files, which do not exist yet."""
-    source = {"model.safetensors": run.sha256}
-    return spec_of(
-        run.model.facts(),
-        rule,
-        form,
-        target,
-        precision,
-        memory_precision,
+    return Spec(
+        model=run.model.facts(),
+        rule=rule,
+        form=form,
+        target=target,
+        precision=precision,
+        memory_precision=memory_precision,
         opset=web.OPSET if target == "web" else OPSETS[form],
-        source=source,
-    )
+        producer=package_versions(),
+        source={"model.safetensors": run.sha256},
+    ).completed()
 
 
-class WrittenRun:
-    """A run whose graphs this project writes node by node; see `xl_export.artefact.write.Exportable`."""
-
-    def __init__(self, run: Run, attention: Attention) -> None:
-        self.run = run
-        self.vocab = run.vocab
-        self.attention = attention
-        self.traced: dict[Any, ir.Model] = {}
-
-    def reference(self, rule: MemoryRule) -> Session:
-        return reference_of(self.run, rule)
-
-    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        return write_graphs(spec, self.run, folder, self.attention)
-
-
-class TracedRun(WrittenRun):
-    """A run whose step PyTorch traces."""
-
-    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        from xl_export.artefact.traced import write_traced
-        from xl_export.tracing.module import ModuleStep
-        from xl_export.tracing.steps import OwnStep
-
-        finite_arrays(self.run.model)
-        assert spec.form != "own", "the memory of a run has one of the three forms"
-        step = OwnStep(self.run.model.eval(), spec.rule, spec.form).eval()
-        return write_traced(ModuleStep(step), spec, self.vocab, folder, self.traced)
-
-
-def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> OrtSession:
+def write_graphs(spec: Spec, folder: Path, run: Run, attention: Attention) -> OrtSession:
     """Writes the step graph of a spec, and the one for the fused CPU operator if the spec allows it.
 
     Returns a session over the step graph.

@@ -6,6 +6,7 @@ In fp32 nothing here imports the package `trainer`: a user's folder may have a `
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
+from runtimes.base.machine import package_versions
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
-from runtimes.contract.tensors import FORM_FACTS, AnyForm
+from runtimes.contract.tensors import AnyForm
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
@@ -31,7 +32,6 @@ from xl_export.artefact.write import (
     precisions_for,
     refuse_if_too_large,
     refuse_needless_text,
-    spec_of,
     stamp,
     write_artefact,
 )
@@ -102,19 +102,39 @@ def trace(
         )
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
     try:
-        model = TracedModule(module.eval(), vocab, rule, memory, rows)
-        spec = model.spec(target, precision, memory_precision)
+        step = ModuleStep(module.eval())
+        exact = module_spec(step, vocab, rule, memory, rows)
+        spec = dataclasses.replace(
+            exact, target=target, precision=precision, memory_precision=memory_precision
+        ).completed()
+        if not step.language_model and spec != exact:
+            raise ConfigError(
+                f"{step.name} is no language model, and such a step is exported for ONNX Runtime in fp32; "
+                "leave out target, precision and memory_precision."
+            )
+        if target == "tensorrt" and spec.circular:
+            raise ConfigError(
+                "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
+                "module shift its memory, or leave out target."
+            )
         refuse_needless_text(text, spec)
         refuse_if_too_large(spec)
-        model.without = check_module(model.step, rule, model.form, without)
-        if "rows" in model.without and rows not in (None, 1):
+        unkept = check_module(step, rule, spec.form, without)
+        if "rows" in unkept and rows not in (None, 1):
             raise ConfigError(
-                f"rows is {rows}, and the rows of {model.step.name} change each other (without has `rows`); "
-                "give rows=1."
+                f"rows is {rows}, and the rows of {step.name} change each other (without has `rows`); give "
+                "rows=1."
             )
-        spec = dataclasses.replace(spec, without=model.without)
-        tokens = read_tokens(text, vocab)[: TOKENS + 1] if text and vocab else None
-        write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
+        write_artefact(
+            dataclasses.replace(spec, without=unkept),
+            out,
+            functools.partial(write_traced, step=step, vocab=vocab, kept={}),
+            ModuleSession(step, vocab, dataclasses.replace(exact, without=unkept)),
+            vocab,
+            tokens=read_tokens(text, vocab)[: TOKENS + 1] if text and vocab else None,
+            force=force,
+            sources=sources,
+        )
     finally:
         for part, mode in modes:
             part.training = mode
@@ -141,106 +161,69 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
     if target == "tensorrt" and precision in QUANTISED:
         raise ConfigError(
             f"precision is {precision}, and a traced step for TensorRT has its weights in fp16 or fp32; give "
-            "one of them, or export the run with --exporter graph."
+            "one of them."
         )
     if memory_precision == "int8":
+        raise ConfigError("memory_precision is int8, and a traced step has no scales for it; give fp16.")
+
+
+def module_spec(
+    step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory: AnyForm | None, rows: int | None
+) -> Spec:
+    """The contract of a module's artefact in fp32 for ONNX Runtime; raises ConfigError if its parts do not
+    fit.
+    """
+    facts = facts_of(step.module)
+    if (vocab is None) == step.language_model:
         raise ConfigError(
-            "memory_precision is int8, and a traced step has no scales for it; give fp16, or export the run "
-            "with --exporter graph."
+            f"{step.name} has `sizes`, as a language model; give the vocab of its token ids."
+            if vocab is None
+            else f"{step.name} has `inputs`, so it is no language model; leave vocab out, or give it `sizes`."
         )
-
-
-class TracedModule:
-    """A module of the user; see `xl_export.artefact.write.Exportable`."""
-
-    def __init__(
-        self,
-        module: Any,
-        vocab: Vocab | None,
-        rule: MemoryRule,
-        memory: AnyForm | None,
-        rows: int | None = None,
-    ) -> None:
-        self.step = ModuleStep(module)
-        self.rows = rows
-        self.vocab = vocab
-        self.rule = rule
-        self.facts = facts_of(module)
-        self.without: tuple[Promise, ...] = ()
-        if (vocab is None) == self.step.language_model:
-            raise ConfigError(
-                f"{self.step.name} has `sizes`, as a language model; give the vocab of its token ids."
-                if vocab is None
-                else f"{self.step.name} has `inputs`, so it is no language model; leave vocab out, or give "
-                "it `sizes`."
-            )
-        if vocab is not None and not isinstance(getattr(vocab, "size", None), int):
-            raise ConfigError(
-                f"vocab is of type {type(vocab).__name__}; expected an xl_export.CharVocab, another "
-                "vocabulary, or the path of a tokenizer.json."
-            )
-        if vocab is not None and vocab.size != self.facts.vocab_size:
-            raise ConfigError(
-                f"the vocabulary has {vocab.size} symbols and the module {self.facts.vocab_size}; one is of "
-                "another model."
-            )
-        if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH):
-            raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
-        if rows is not None and self.facts.selective:
-            raise ConfigError(
-                f"rows is {rows}, and a vocabulary of {self.facts.vocab_size} tokens needs a graph whose "
-                "sizes vary; leave rows out."
-            )
-        if (S := self.step.moves_every) is not None and rule.segment > S:
-            raise ConfigError(
-                f"segment is {rule.segment}, and the memory of {self.step.name} moves every {S} tokens; give "
-                f"a rule with segment={S} or less."
-            )
-        finite_arrays(module)
-        self._graphs: dict[Any, ir.Model] = {}
-        self.form, self.shapes = form_of(module, self.facts, rule, memory)
-
-    def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
-        """The contract of its artefact; raises ConfigError if its step or its memory does not fit the
-        target.
-        """
-        plain: tuple[str, ...] = ("onnxruntime", "fp32", "fp32")
-        if not self.step.language_model and (target, precision, memory_precision) != plain:
-            raise ConfigError(
-                f"{self.step.name} is no language model, and such a step is exported for ONNX Runtime in "
-                "fp32; leave out target, precision and memory_precision."
-            )
-        if target == "tensorrt" and FORM_FACTS[self.form].circular:
-            raise ConfigError(
-                "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
-                "module shift its memory, or leave out target."
-            )
-        return spec_of(
-            self.facts,
-            self.rule,
-            self.form,
-            target,
-            precision,
-            memory_precision,
-            opset=OPSETS[self.form],
-            source={"module": digest_of(self.step.module)},
-            exporter="trace",
-            shapes=self.shapes,
-            fixed_rows=self.rows,
-            moves_every=self.step.moves_every,
-            signature=((), ()) if self.step.language_model else self.step.signature,
+    if vocab is not None and not isinstance(getattr(vocab, "size", None), int):
+        raise ConfigError(
+            f"vocab is of type {type(vocab).__name__}; expected an xl_export.CharVocab, another vocabulary, "
+            "or the path of a tokenizer.json."
         )
-
-    def reference(self, rule: MemoryRule) -> Session:
-        spec = self.spec("onnxruntime", "fp32", "fp32")
-        return ModuleSession(self.step, self.vocab, dataclasses.replace(spec, without=self.without))
-
-    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        return write_traced(self.step, spec, self.vocab, folder, self._graphs)
+    if vocab is not None and vocab.size != facts.vocab_size:
+        raise ConfigError(
+            f"the vocabulary has {vocab.size} symbols and the module {facts.vocab_size}; one is of another "
+            "model."
+        )
+    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH):
+        raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
+    if rows is not None and facts.selective:
+        raise ConfigError(
+            f"rows is {rows}, and a vocabulary of {facts.vocab_size} tokens needs a graph whose sizes vary; "
+            "leave rows out."
+        )
+    if (S := step.moves_every) is not None and rule.segment > S:
+        raise ConfigError(
+            f"segment is {rule.segment}, and the memory of {step.name} moves every {S} tokens; give a rule "
+            f"with segment={S} or less."
+        )
+    finite_arrays(step.module)
+    form, shapes = form_of(step.module, facts, rule, memory)
+    inputs, outputs = ((), ()) if step.language_model else step.signature
+    return Spec(
+        model=facts,
+        rule=rule,
+        form=form,
+        precision="fp32",
+        opset=OPSETS[form],
+        producer=package_versions(),
+        source={"module": digest_of(step.module)},
+        exporter="trace",
+        memory_shapes=shapes,
+        fixed_rows=rows,
+        moves_every=step.moves_every,
+        inputs=inputs,
+        outputs=outputs,
+    ).completed()
 
 
 def write_traced(
-    step: ModuleStep, spec: Spec, vocab: Vocab | None, folder: Path, kept: dict[Any, ir.Model]
+    spec: Spec, folder: Path, step: ModuleStep, vocab: Vocab | None, kept: dict[Any, ir.Model]
 ) -> OrtSession:
     """Traces a step, lowers its graph to the precision of the spec, and writes it.
 

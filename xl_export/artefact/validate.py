@@ -36,7 +36,7 @@ class FailingCheckWarning(UserWarning):
     """An artefact is written, and on this machine its `check` fails."""
 
 
-def validate(exported: GraphSession, torch: Session, *, tolerance: float, seed: int = 0) -> Reference:
+def validate(exported: GraphSession, torch: Session) -> Reference:
     """Compares an exported graph with its PyTorch model, and returns the answers of PyTorch.
 
     First it compares single segments of three shapes from empty memory, over the whole vocabulary. Then it
@@ -45,10 +45,11 @@ def validate(exported: GraphSession, torch: Session, *, tolerance: float, seed: 
     graph may depend on positions in any way, so it is also compared far on after a text, after padding and,
     on a ring, in a step whose rows have unequal lengths.
 
-    Raises ArtefactError when any log-probability differs by more than `tolerance` (nats), and DivergedError
-    when PyTorch's are not numbers.
+    Raises ArtefactError when any log-probability differs by more than the tolerance of the spec, and
+    DivergedError when PyTorch's are not numbers.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
+    tolerance = exported.spec.tolerance
     rule = exported.rule
     vocab_size = exported.vocab.size
     for batch, segment in _single_steps(exported):
@@ -87,9 +88,7 @@ def validate(exported: GraphSession, torch: Session, *, tolerance: float, seed: 
     )
 
 
-def validate_step(
-    exported: GraphSession, torch: Session, *, tolerance: float, seed: int = 0
-) -> StepReference:
+def validate_step(exported: GraphSession, torch: Session) -> StepReference:
     """`validate` for a step that is no language model: the outputs are compared.
 
     Differences are absolute up to 1 and relative above.
@@ -97,26 +96,26 @@ def validate_step(
     spec = exported.spec
     rule = spec.rule
     for batch, segment in _single_steps(exported):
-        _compare_outputs(exported, torch, [segment], [0] * batch, tolerance=tolerance)
+        _compare_outputs(exported, torch, [segment], [0] * batch)
     segments = chained_segments(rule, whole=_whole(exported))
     restarts = _restarts(segments, _rows(exported))
     rows = restarts.shape[1]
     count = int(segments.sum())
     sizes = sum(math.prod(size for size in x.shape if isinstance(size, int)) for x in spec.signature[0])
     period = min(count, max(SHORTEST_PERIOD, LARGEST_INPUTS // (rows * sizes)))
-    inputs = drawn_inputs(spec, np.random.default_rng(seed), rows, period)
+    inputs = drawn_inputs(spec, np.random.default_rng(0), rows, period)
     lengths = segments.tolist()
     theirs = replay_step(torch, inputs, _shown(lengths, "PyTorch's outputs"), restarts)
     mine = replay_step(exported, inputs, _shown(lengths, "the graph's outputs"), restarts)
     for name, output in theirs.items():
         what = f"{name} of {rows} streams of {count} tokens in {len(segments)} segments"
-        _refuse_other_outputs(mine[name], output, tolerance=tolerance, what=what)
+        _refuse_other_outputs(mine[name], output, tolerance=spec.tolerance, what=what)
     T = rule.segment
     full = [T] * (rule.slots // T + 2)
-    _compare_outputs(exported, torch, full, [0] * rows, tolerance=tolerance, jump=FAR // T * T)
+    _compare_outputs(exported, torch, full, [0] * rows, jump=FAR // T * T)
     if _padding(exported):
         first = [0] * (rows - 1) + [-min(3, T - 1)]
-        _compare_outputs(exported, torch, [T, T, T], first, tolerance=tolerance)
+        _compare_outputs(exported, torch, [T, T, T], first)
     return StepReference(inputs=inputs, segments=segments, restarts=restarts, outputs=theirs)
 
 
@@ -135,13 +134,7 @@ def drawn_inputs(spec: Spec, draw: np.random.Generator, batch: int, count: int) 
 
 
 def _compare_outputs(
-    exported: GraphSession,
-    torch: Session,
-    lengths: list[int],
-    first: list[int],
-    *,
-    tolerance: float,
-    jump: int = 0,
+    exported: GraphSession, torch: Session, lengths: list[int], first: list[int], *, jump: int = 0
 ) -> None:
     """Feeds segments of these lengths to a row for each of the positions `first`; the first row is moved on
     by `jump` before the last segment.
@@ -165,7 +158,7 @@ def _compare_outputs(
                 parts.append(output.ravel())
         sides.append(np.concatenate(parts))
     what = f"{len(first)} rows from positions {first} in segments of {lengths[-1]}"
-    _refuse_other_outputs(*sides, tolerance=tolerance, what=what)
+    _refuse_other_outputs(*sides, tolerance=spec.tolerance, what=what)
 
 
 def _refuse_other_outputs(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: str) -> None:

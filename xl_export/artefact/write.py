@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -20,17 +20,14 @@ from torch import nn
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
-from runtimes.base.machine import package_versions, refuse_beyond_memory
+from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
-from runtimes.contract.model_facts import ModelFacts
-from runtimes.contract.precision import QUANTISED, Measured, MemoryPrecision, Precision
+from runtimes.contract.precision import Measured, MemoryPrecision, Precision
 from runtimes.contract.reference import Reference, save_reference
-from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, SPEC, Answers, Exporter, Spec, Storage, Target, save_spec
-from runtimes.contract.tensors import AnyForm, Shapes, Signature
+from runtimes.contract.spec import GRAPH, SPEC, Spec, Target, save_spec
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.pack import pack
@@ -46,66 +43,8 @@ from xl_export.artefact.validate import (
 from xl_export.graph import genai
 from xl_export.graph.ops import save_model
 
-if TYPE_CHECKING:
-    from trainer.run.checkpoint import Run
-
-
-class Exportable(Protocol):
-    """A model from which an artefact is made. source: hashes of what it was read from."""
-
-    @property
-    def vocab(self) -> Vocab | None:
-        """The vocabulary of its token ids; None of a step that is no language model."""
-        ...
-
-    def reference(self, rule: MemoryRule) -> Session:
-        """The model in PyTorch, with which graphs are compared."""
-        ...
-
-    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        """Writes the graphs of a spec with their weights, and returns a session over the step graph."""
-        ...
-
-
-def spec_of(
-    facts: ModelFacts,
-    rule: MemoryRule,
-    form: AnyForm,
-    target: Target,
-    precision: Precision,
-    memory_precision: MemoryPrecision,
-    *,
-    opset: int,
-    source: dict[str, str],
-    exporter: Exporter = "graph",
-    shapes: Shapes = (),
-    signature: Signature = ((), ()),
-    fixed_rows: int | None = None,
-    moves_every: int | None = None,
-) -> Spec:
-    """Returns the contract of an artefact, without the hashes of files, which do not exist yet.
-
-    signature: the inputs and outputs of a step that is no language model.
-    """
-    answers: Answers = "memory-in-bytes" if memory_precision == "int8" else "exported"
-    return Spec(
-        model=facts,
-        rule=rule,
-        form=form,
-        precision=precision,
-        memory_precision=memory_precision,
-        opset=opset,
-        target=target,
-        producer=package_versions(),
-        source=source,
-        exporter=exporter,
-        memory_shapes=shapes,
-        fixed_rows=fixed_rows,
-        moves_every=moves_every,
-        inputs=signature[0],
-        outputs=signature[1],
-        answers="stored-weights" if precision in QUANTISED else answers,
-    ).completed()
+# Writes the graphs of a spec with their weights to a folder, and returns a session over the step graph.
+WriteGraphs = Callable[[Spec, Path], OrtSession]
 
 
 def precisions_for(
@@ -152,13 +91,6 @@ def refuse_needless_text(text: Path | None, spec: Spec) -> None:
         )
 
 
-def reference_of(run: Run, rule: MemoryRule) -> Session:
-    """A run in PyTorch, with which its graphs are compared."""
-    from trainer.run.session import ProjectedTorchSession  # not for a traced module; see `traced.py`
-
-    return ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
-
-
 def finite_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     """The parameters and buffers of a module as float32 arrays by name.
 
@@ -175,9 +107,11 @@ def finite_arrays(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def write_artefact(
-    model: Exportable,
     spec: Spec,
     out: Path,
+    write_graphs: WriteGraphs,
+    torch: Session,
+    vocab: Vocab | None,
     *,
     tokens: np.ndarray | None,
     force: bool,
@@ -186,20 +120,16 @@ def write_artefact(
 ) -> None:
     """Writes the artefact of a spec to the folder `out`, atomically.
 
-    tokens: those on which a lower precision is measured; None measures nothing. sources: files and folders
-    that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError if the
-    graphs do not compute what PyTorch computes.
+    torch: the model in PyTorch, with which graphs are compared. vocab: None of a step that is no language
+    model. tokens: those on which a lower precision is measured; None measures nothing. sources: files and
+    folders that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError if
+    the graphs do not compute what PyTorch computes.
     """
-    storage = spec.storage
-    spec = dataclasses.replace(spec, storage="external")
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
-        vocab = model.vocab
         if vocab is None:
-            exported = model.write_graphs(spec, folder)
-            outputs = validate_step(exported, model.reference(spec.rule), tolerance=spec.tolerance)
-            save_reference(folder, outputs)
+            save_reference(folder, validate_step(write_graphs(spec, folder), torch))
         else:
-            spec = _write_language_model(model, vocab, spec, folder, storage, tokens)
+            spec = _write_language_model(spec, folder, write_graphs, torch, vocab, tokens)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
         if sampler:
@@ -207,16 +137,22 @@ def write_artefact(
 
 
 def _write_language_model(
-    model: Exportable, vocab: Vocab, spec: Spec, folder: Path, storage: Storage, tokens: np.ndarray | None
+    spec: Spec,
+    folder: Path,
+    write_graphs: WriteGraphs,
+    torch: Session,
+    vocab: Vocab,
+    tokens: np.ndarray | None,
 ) -> Spec:
     """Writes all files of a language model except `spec.json`; returns what that has to hold."""
+    apart = dataclasses.replace(spec, storage="external")  # before the weights are packed into the graph
     if spec.lossy:
-        reference, measured = write_lowered(model, spec, folder, tokens)
+        reference, measured = _write_lowered(apart, folder, write_graphs, torch, tokens)
         spec = dataclasses.replace(spec, measured=measured)
     else:
-        reference = compare(model, model.write_graphs(spec, folder))
-    if storage != "external":
-        spec = pack(dataclasses.replace(spec, storage=storage), vocab, folder, reference)
+        reference = validate(write_graphs(apart, folder), torch)
+    if spec.storage != "external":
+        spec = pack(spec, vocab, folder, reference)
     save_reference(folder, reference)
     save_vocab(folder, vocab)
     if genai.takes(spec):
@@ -225,8 +161,8 @@ def _write_language_model(
     return spec
 
 
-def write_lowered(
-    model: Exportable, spec: Spec, folder: Path, tokens: np.ndarray | None
+def _write_lowered(
+    spec: Spec, folder: Path, write_graphs: WriteGraphs, torch: Session, tokens: np.ndarray | None
 ) -> tuple[Reference, Measured | None]:
     """Writes graphs in a lower precision; returns their reference, and what the precision costs.
 
@@ -235,37 +171,36 @@ def write_lowered(
     """
     target = "onnxruntime" if spec.target == "tensorrt" else spec.target
     exact_spec = dataclasses.replace(
-        spec, target=target, precision="fp32", memory_precision="fp32", answers="exported"
+        spec, target=target, precision="fp32", memory_precision="fp32"
     ).completed()
     with tempfile.TemporaryDirectory() as name:
-        exact = model.write_graphs(exact_spec, Path(name))
-        reference = compare(model, exact)
-        low = model.write_graphs(spec, folder)
+        exact = write_graphs(exact_spec, Path(name))
+        reference = validate(exact, torch)
+        low = write_graphs(spec, folder)
         if spec.answers == "stored-weights":
-            reference = check_quantised(low, over_stored_weights(exact, Path(name), folder), reference)
+            reference = check_quantised(low, _over_stored_weights(exact, Path(name), folder), reference)
         else:
             if spec.answers == "memory-in-bytes":
-                reference = with_memory_in_bytes(model, reference, spec.rule)
+                reference = _with_memory_in_bytes(torch, reference)
             check_again(low, reference)
         if tokens is None:
             return reference, None
         return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
 
 
-def with_memory_in_bytes(model: Exportable, reference: Reference, rule: MemoryRule) -> Reference:
+def _with_memory_in_bytes(torch: Session, reference: Reference) -> Reference:
     """Returns the answers of PyTorch, to the same tokens, with memory that is rounded to int8."""
-    from trainer.model.projected import append_in_bytes
+    from trainer.model.projected import append_in_bytes  # not for a traced module; see `traced.py`
     from trainer.run.session import ProjectedTorchSession
 
-    exact = model.reference(rule)
-    assert isinstance(exact, ProjectedTorchSession), "traced modules have no memory in int8"
+    assert isinstance(torch, ProjectedTorchSession), "traced modules have no memory in int8"
     naive = ProjectedTorchSession(
-        exact.model, exact.vocab, rule, identity=f"{exact.identity} in bytes", write=append_in_bytes
+        torch.model, torch.vocab, torch.rule, identity=f"{torch.identity} in bytes", write=append_in_bytes
     )
     return answers_of(naive, reference, "PyTorch's answers with int8 memory")
 
 
-def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSession:
+def _over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSession:
     """Returns a session in fp32 over the weights that the graph in the folder `lowered` stores.
 
     exact: the session of the same model in fp32, whose graph is in `folder`.
@@ -278,11 +213,6 @@ def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSe
     below.mkdir()
     save_model(graph, below)
     return OrtSession(exact.spec, exact.vocab, below / GRAPH)
-
-
-def compare(model: Exportable, exported: OrtSession) -> Reference:
-    """Returns PyTorch's answers over chained segments; raises ArtefactError if the graph's differ."""
-    return validate(exported, model.reference(exported.spec.rule), tolerance=exported.spec.tolerance)
 
 
 def refuse_if_too_large(spec: Spec) -> None:

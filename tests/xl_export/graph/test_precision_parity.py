@@ -89,7 +89,7 @@ def test_a_preset_computes_what_its_rounded_weights_do(
     spec = make_spec(run, run.config.evaluation, form, "onnxruntime", precision, memory)
     if precision == "int8-stored":  # then only matrices are stored in bytes, which `rounded` rounds exactly
         monkeypatch.setattr(quantise, "SMALL", 1 << 30)
-    answer = answers_with_padding(write_graphs(spec, run, tmp_path, "plugin"), tokens)
+    answer = answers_with_padding(write_graphs(spec, tmp_path, run, "plugin"), tokens)
     difference = np.abs(answer - truth(kind, precision))
     if precision in QUANTISED:
         sensitivity = np.abs(truth(kind, "int4") - exact).mean()

@@ -15,11 +15,12 @@ from runtimes.contract.tensors import AnyForm
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
-from xl_export.artefact.traced import TracedModule
+from xl_export.artefact.traced import module_spec
 from xl_export.artefact.validate import validate
 from xl_export.artefact.write import finite_arrays
 from xl_export.tracing.module import ModuleStep, digest_of, facts_of, form_of, refuse_other_modules
 from xl_export.tracing.ring import ring_write
+from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.verify import check_module
 
 
@@ -196,7 +197,8 @@ def test_a_traced_graph_is_compared_where_positions_are_unusual(
     """A module stands for the graph of another one; rows of unequal lengths are fed to a ring alone."""
     sessions = []
     for kind in (right, right, wrong):
-        sessions.append(TracedModule(kind().eval(), VOCAB, RULE, None).reference(RULE))
-    validate(sessions[1], sessions[0], tolerance=1e-4)
+        step = ModuleStep(kind().eval())
+        sessions.append(ModuleSession(step, VOCAB, module_spec(step, VOCAB, RULE, None, None)))
+    validate(sessions[1], sessions[0])
     with pytest.raises(UserError, match=message):
-        validate(sessions[2], sessions[0], tolerance=1e-4)
+        validate(sessions[2], sessions[0])
