@@ -62,22 +62,24 @@ def precisions_for(
             raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
     if target != "tensorrt":
         if precision == "fp8":
-            raise ConfigError("--precision fp8 is for engines; give --target tensorrt too, or leave it out.")
+            raise ConfigError(
+                "precision is fp8, which is for engines; give target tensorrt too, or leave it out."
+            )
         if target == "web" and memory_precision == "int8":
             raise ConfigError(
-                "--memory-precision is int8, and WebGPU has no numbers of 8 bits; give fp16, or leave out "
-                "--target web: browsers compute other graphs in WebAssembly."
+                "memory_precision is int8, and WebGPU has no numbers of 8 bits; give fp16, or leave out "
+                "target web: browsers compute other graphs in WebAssembly."
             )
         return precision or "fp32", memory_precision or "fp32"
     if precision == "int8-stored":
         raise ConfigError(
-            "--precision int8-stored is widened when ONNX Runtime loads the graph, and TensorRT keeps "
-            "weights as they are stored; give --precision int8, or leave out --target tensorrt."
+            "precision is int8-stored, which is widened when ONNX Runtime loads the graph, and TensorRT "
+            "keeps weights as they are stored; give int8, or leave out target tensorrt."
         )
     if memory_precision is not None:
         raise ConfigError(
-            f"--memory-precision is {memory_precision}, and --target tensorrt writes memory in fp16, or in "
-            "fp32 with --precision fp32: leave it out."
+            f"memory_precision is {memory_precision}, and target tensorrt writes memory in fp16, or in fp32 "
+            "with precision fp32: leave it out."
         )
     return precision or "fp16", "fp32"  # the target implies an fp16 memory, so no spec repeats it
 
@@ -86,8 +88,8 @@ def refuse_needless_text(text: Path | None, spec: Spec) -> None:
     """Raises ConfigError for a text to measure on if no precision is reduced."""
     if text is not None and not spec.lossy:
         raise ConfigError(
-            "--text is the text on which a reduced precision is measured, and none was given; give "
-            "--precision or --memory-precision, or leave --text out."
+            "text is what a reduced precision is measured on, and none was given; give precision or "
+            "memory_precision, or leave text out."
         )
 
 
@@ -234,7 +236,7 @@ def refuse_if_too_large(spec: Spec) -> None:
     refuse_beyond_memory(
         num_bytes,
         what=f"exporting with {rule}",
-        mend="give a smaller --mem-len or --segment",
+        mend="give a smaller mem_len or segment",
         error=ConfigError,
     )
 

@@ -311,7 +311,7 @@ def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
         if spec.target == "tensorrt" and node.op_type in NOT_FOR_ENGINES:
             raise ConfigError(
                 f"the traced step has a {node.op_type} operator, which {NOT_FOR_ENGINES[node.op_type]}, "
-                "and TensorRT does not take it; leave out --target tensorrt, or use the written graph."
+                "and TensorRT does not take it; write it without, or leave out target tensorrt."
             )
     if spec.circular:
         for past, present in zip(

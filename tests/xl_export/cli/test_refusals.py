@@ -99,7 +99,7 @@ EXPORT = [
     ("export copy --out out", "is not a run", {"copy/config.json": None}),
     *((f"export {{run}} --out out {options}", words) for options, words in (
         ("--precision fp8", "leave "),
-        ("--text text.txt", "--text is the text on which a reduced precision"),
+        ("--text text.txt", "text is what a reduced precision is measured on"),
         # engines
         ("--target tensorrt --precision int8-stored", "leave "),
         ("--target tensorrt --memory-precision fp16", "leave it out"),
