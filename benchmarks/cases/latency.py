@@ -203,21 +203,20 @@ class GrowingGraph(Layers):
 
     def __init__(self, weights: Weights, model: ModelConfig, longest: int) -> None:
         assert (model.positions, model.sublayers, model.pre_norm) == ("relative", "feed-forward", False)
-        super().__init__(weights, heads=model.heads, head_dim=model.head_dim, norm_epsilon=model.norm_epsilon)
-        self.model = model
+        super().__init__(model, weights)
         self.longest = longest
         self.terms = ModelTerms(model, weights, MemoryRule(mem_len=longest, segment=1))
 
     def build(self) -> ir.Model:
         op = self.op
-        model = self.model
+        model = self.config
         ids = graph_input(TensorSpec(name="input_ids", dtype="int64", shape=(1, 1)))
         shape = (1, model.heads, "past", model.head_dim)
         past = [
             graph_input(TensorSpec(name=f"past.{at}", dtype="float32", shape=shape))
             for at in range(2 * model.layers)
         ]
-        x = embed(self, model, ids)
+        x = embed(self, ids)
         present = []
         for layer in range(model.layers):
             answers, cache = self.attention(layer, x, past[2 * layer : 2 * layer + 2])
@@ -231,14 +230,14 @@ class GrowingGraph(Layers):
         facts += [
             TensorSpec(name=f"present.{at}", dtype="float32", shape=longer) for at in range(2 * model.layers)
         ]
-        return op.model([ids, *past], [all_logits(self, model, x), *present], tuple(facts), opset=OPSET)
+        return op.model([ids, *past], [all_logits(self, x), *present], tuple(facts), opset=OPSET)
 
     def attention(self, layer: int, x: ir.Value, past: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
         """The answers of all heads [1, 1, H·K] to the token, and the longer cache."""
         op = self.op
         name = f"blocks.{layer}."
-        heads = range(self.heads)
-        width = self.heads * self.head_dim
+        heads = range(self.config.heads)
+        width = self.config.heads * self.config.head_dim
         matrices = [self.projection(layer, kind) for kind in ("query", "key", "value")]
         packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value"))
         query, *own = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))

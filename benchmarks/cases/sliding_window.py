@@ -186,28 +186,27 @@ class WindowGraph(Layers):
 
     def __init__(self, weights: Weights, model: ModelConfig, window: int) -> None:
         assert not model.pre_norm, "the model of the comparison is post-norm"
-        super().__init__(weights, heads=model.heads, head_dim=model.head_dim)
-        self.model = model
+        super().__init__(model, weights)
         self.window = window
 
     def build(self) -> ir.Model:
         op = self.op
-        model = self.model
+        model = self.config
         ids = graph_input(TensorSpec(name="input_ids", dtype="int64", shape=(1, self.window)))
         positions = sinusoids(torch.arange(self.window), model.d_model).float().numpy()
-        x = op.Add(embed(self, model, ids), op.constant(positions, "positions"))
+        x = op.Add(embed(self, ids), op.constant(positions, "positions"))
         for layer in range(model.layers - 1):
             x = self.rest_of_block(layer, x, self.attention(layer, x))
         last = self.slice(x, self.window - 1, self.window, axis=1)
         last = self.rest_of_block(model.layers - 1, last, self.attention_of_last(model.layers - 1, x, last))
-        logits = all_logits(self, model, op.Squeeze(last, op.constant(np.array([1]))))
+        logits = all_logits(self, op.Squeeze(last, op.constant(np.array([1]))))
         facts = TensorSpec(name="logits", dtype="float32", shape=(1, model.vocab_size))
         return op.model([ids], [logits], (facts,), opset=OPSET, domains=self.domains)
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:
         """The answers of all heads [1, W, H·K] at every position, one block of queries after the other."""
         op = self.op
-        width = self.model.heads * self.model.head_dim
+        width = self.config.heads * self.config.head_dim
         packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
         query, key, value = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))
         answers = []
@@ -221,7 +220,7 @@ class WindowGraph(Layers):
     def attention_of_last(self, layer: int, x: ir.Value, last: ir.Value) -> ir.Value:
         """The answers of all heads [1, 1, H·K] at the last position, to which the whole window is visible."""
         op = self.op
-        width = self.model.heads * self.model.head_dim
+        width = self.config.heads * self.config.head_dim
         key, value = op.split(op.MatMul(x, self.packed(layer, "key", "value")), [width] * 2, axis=2)
         query = op.MatMul(last, self.packed(layer, "query"))
         return self.join_heads(op.Attention(*(self.split_heads(y) for y in (query, key, value)), scale=1.0))
@@ -250,12 +249,12 @@ class FusedWindowGraph(WindowGraph):
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:
         op = self.op
-        width = self.model.heads * self.model.head_dim
+        width = self.config.heads * self.config.head_dim
         packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
         positions = op.constant(np.arange(self.window)[None])
         attributes = {
-            "heads": self.model.heads,
-            "head_dim": self.model.head_dim,
+            "heads": self.config.heads,
+            "head_dim": self.config.head_dim,
             "mem_len": 0,
             "nearest": 0,
             "full": 1,

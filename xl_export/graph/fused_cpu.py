@@ -88,7 +88,7 @@ class FusedStepGraph(StepGraph):
         attributes = self.attributes(
             groups[0], at=0, keys_at=config.heads * config.head_dim, heads=len(order)
         )
-        attributes |= {"pre_norm": int(config.pre_norm), "norm_epsilon": self.norm_epsilon}
+        attributes |= {"pre_norm": int(config.pre_norm), "norm_epsilon": self.config.norm_epsilon}
         return self.custom_node(LAYER, inputs, attributes, present, width=config.d_model)
 
     def embedded(self) -> ir.Value:
@@ -103,8 +103,8 @@ class FusedStepGraph(StepGraph):
     def logits(self, x: ir.Value) -> ir.Value:
         if not self.small or len(self.config.clusters) > 1:
             return super().logits(x)
-        table, bias = output_weights(self, self.config, 0)
-        inputs = [project(self, self.config, 0, x), table, None, None, bias]
+        table, bias = output_weights(self, 0)
+        inputs = [project(self, 0, x), table, None, None, bias]
         return self.op.custom(DOMAIN, PRODUCT, inputs, {"turned": 1}, outputs=1)[0]
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
@@ -130,7 +130,7 @@ class FusedStepGraph(StepGraph):
         first, widths = packed[0]
         queries = self.split_heads(op.split(first, widths, axis=2)[0] if len(widths) > 1 else first)
         if others:
-            alone = attend_persistent(self, config, layer, self.cut(queries, [len(order), len(others)])[1])
+            alone = attend_persistent(self, layer, self.cut(queries, [len(order), len(others)])[1])
             answers.append(self.join_heads(alone))
         return self.output(layer, answers, [*order, *others], queries)
 

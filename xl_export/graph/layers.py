@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from trainer.model.config import ModelConfig
 from xl_export.graph.ops import Ops
 
 Weights = Mapping[str, np.ndarray]  # the names of trainer.model.model.LanguageModel's state dict
@@ -18,11 +19,9 @@ Weights = Mapping[str, np.ndarray]  # the names of trainer.model.model.LanguageM
 class Layers:
     """Writes parts of a model into one graph, whose nodes `op` records."""
 
-    def __init__(self, weights: Weights, *, heads: int, head_dim: int, norm_epsilon: float = 1e-5) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
         self.weights = weights
-        self.heads = heads
-        self.head_dim = head_dim
-        self.norm_epsilon = norm_epsilon
         self.op = Ops()
 
     def weight(self, name: str, *, transpose: bool = False) -> ir.Value:
@@ -37,13 +36,15 @@ class Layers:
         """
         matrix = self.weights[f"blocks.{layer}.{kind}.weight"].T
         if heads is not None:
-            matrix = matrix.reshape(len(matrix), self.heads, self.head_dim)[:, list(heads)].reshape(
-                len(matrix), -1
-            )
-        return matrix * np.float32(self.head_dim**-0.5) if kind == "query" else matrix
+            matrix = matrix.reshape(len(matrix), self.config.heads, self.config.head_dim)[
+                :, list(heads)
+            ].reshape(len(matrix), -1)
+        return matrix * np.float32(self.config.head_dim**-0.5) if kind == "query" else matrix
 
     def norm(self, name: str, x: ir.Value) -> ir.Value:
-        return self.op.LayerNormalization(x, *self.norm_weights(name), axis=-1, epsilon=self.norm_epsilon)
+        return self.op.LayerNormalization(
+            x, *self.norm_weights(name), axis=-1, epsilon=self.config.norm_epsilon
+        )
 
     def norm_weights(self, name: str) -> list[ir.Value]:
         return [self.weight(f"{name}.weight"), self.weight(f"{name}.bias")]
@@ -65,7 +66,8 @@ class Layers:
     def split_heads(self, x: ir.Value) -> ir.Value:
         """Returns [B, H, T, K] of [B, T, H·K]."""
         return self.op.Transpose(
-            self.op.Reshape(x, self.op.constant(np.array([0, 0, -1, self.head_dim]))), perm=[0, 2, 1, 3]
+            self.op.Reshape(x, self.op.constant(np.array([0, 0, -1, self.config.head_dim]))),
+            perm=[0, 2, 1, 3],
         )
 
     def join_heads(self, x: ir.Value) -> ir.Value:

@@ -44,11 +44,8 @@ class MemoryLayers(Layers):
     """Writes a layer's queries, keys and values, and its memory tensors, in the spec's form of memory."""
 
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(
-            weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon
-        )
+        super().__init__(config, weights)
         self.spec = spec
-        self.config = config
         self.rule = spec.rule
         self.terms = ModelTerms(config, weights, spec.rule)
         self.inputs = {facts.name: graph_input(facts) for facts in spec.inputs}
@@ -181,7 +178,7 @@ class MemoryLayers(Layers):
         beta = self.weights[f"blocks.{group.layer}.attention_norm.bias"]
         hidden = beta if self.config.pre_norm else np.zeros_like(beta)
         return (hidden @ self.projection(group.layer, kind, group.heads)).reshape(
-            len(group.heads), 1, self.head_dim
+            len(group.heads), 1, self.config.head_dim
         )
 
     def last_of(self, x: ir.Value, count: int, *, axis: int) -> ir.Value:

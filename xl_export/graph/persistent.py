@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from trainer.model.config import ModelConfig
 from xl_export.graph.layers import Layers
 
 # Replaces minus infinity, so that a query without visible keys is not NaN: its scores are all equal, and its
@@ -92,15 +91,16 @@ def _limited(layers: Layers, bias: ir.Value) -> ir.Value:
 
 
 def attend_persistent(
-    layers: Layers, config: ModelConfig, layer: int, query: ir.Value, order: Sequence[int] | None = None
+    layers: Layers, layer: int, query: ir.Value, order: Sequence[int] | None = None
 ) -> ir.Value:
     """Returns attention of queries [B, h, T, K] over persistent vectors alone.
 
     order: the order of the heads in `query`, where it differs from that of the model.
     """
     op = layers.op
+    config = layers.config
     name = f"blocks.{layer}.persistent."
-    key, value = persistent_tables(layers, layer, scaled=config.sublayers != "ff-attn")
+    key, value = persistent_tables(layers, layer)
     # A single head is as wide as all heads together: its columns are in the order of the heads.
     if order is not None and config.sublayers == "single-head":
         columns = np.arange(config.heads * config.head_dim).reshape(config.heads, -1)[list(order)].ravel()
@@ -123,13 +123,11 @@ def persistent_constants(layers: Layers, layer: int, heads: Sequence[int]) -> tu
     )
 
 
-def persistent_tables(layers: Layers, layer: int, *, scaled: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys and values [h, N, K] for queries that include 1/sqrt(K).
+def persistent_tables(layers: Layers, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys and values [h, N, K] for queries that include 1/sqrt(K), which those of ff-attn do not.
 
-    scaled: False for the queries of ff-attn, which do not include it. A score is q·(k sqrt(W)) / sqrt(W) =
-    q·k for stored keys of any width W.
+    A score is q·(k sqrt(W)) / sqrt(W) = q·k for stored keys of any width W.
     """
     key, value = (layers.weights[f"blocks.{layer}.persistent.{kind}"] for kind in ("key", "value"))
-    return key * np.float32(layers.head_dim**0.5 if scaled else 1.0), value * np.float32(
-        value.shape[1] ** 0.5
-    )
+    scale = 1.0 if layers.config.sublayers == "ff-attn" else layers.config.head_dim**0.5
+    return key * np.float32(scale), value * np.float32(value.shape[1] ** 0.5)

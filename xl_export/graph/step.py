@@ -59,15 +59,15 @@ class StepGraph(MemoryLayers):
 
     def embedded(self) -> ir.Value:
         """The embeddings [B, T, D] of the tokens."""
-        return embed(self, self.config, self.inputs["input_ids"])
+        return embed(self, self.inputs["input_ids"])
 
     def logits(self, x: ir.Value) -> ir.Value:
         """Logits [B, T, V] of the last layer's output [B, T, D]."""
-        return all_logits(self, self.config, x)
+        return all_logits(self, x)
 
     def selected(self, x: ir.Value) -> list[ir.Value]:
         """Logits of the chosen rows, and the log-probabilities of the given targets."""
-        return list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+        return list(selected(self, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
         """Returns a layer's input, with position vectors added where the model has such a table."""
@@ -103,7 +103,7 @@ class StepGraph(MemoryLayers):
             return self.feed_forward(layer, x)
         op = self.op
         axis = self.op.constant(np.array([1]))
-        return op.Squeeze(attend_persistent(self, self.config, layer, op.Unsqueeze(x, axis)), axis)
+        return op.Squeeze(attend_persistent(self, layer, op.Unsqueeze(x, axis)), axis)
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         """Returns the answer [B, T, D] of the first sublayer.
@@ -133,7 +133,7 @@ class StepGraph(MemoryLayers):
                 )
             answers.append(self.context_attention(group, q, k, v))
         if others:
-            answers.append(attend_persistent(self, config, layer, queries[-1]))
+            answers.append(attend_persistent(self, layer, queries[-1]))
         joined = self.join_heads(op.Concat(*answers, axis=1) if len(answers) > 1 else answers[0])
         return self.output(layer, [joined], [*order, *others], query)
 
@@ -149,17 +149,17 @@ class StepGraph(MemoryLayers):
         config = self.config
         joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]
         if query is not None and config.sublayers == "attn-split":
-            joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, query, order)))
+            joined = op.Add(joined, self.join_heads(attend_persistent(self, layer, query, order)))
         elif query is not None and config.sublayers == "single-head":
             whole = op.Unsqueeze(self.join_heads(query), op.constant(np.array([1])))
-            joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, whole, order)))
+            joined = op.Add(joined, self.join_heads(attend_persistent(self, layer, whole, order)))
         return op.MatMul(joined, self.output_projection(layer, order))
 
     def output_projection(self, layer: int, order: Sequence[int]) -> ir.Value:
         """The weights [H·K, D] of the output projection, for heads in this order."""
-        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(self.heads, self.head_dim, -1)[
-            list(order)
-        ]
+        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(
+            self.config.heads, self.config.head_dim, -1
+        )[list(order)]
         return self.op.constant(columns.reshape(-1, self.config.d_model), f"blocks.{layer}.out")
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
@@ -171,7 +171,7 @@ class StepGraph(MemoryLayers):
         rows = self.terms.rows(group.rule)
         u, v = (query_bias(vector, group.heads) for vector in (terms.u, terms.v))
         table = position_table(terms, group.heads, rows)
-        bias = bias_table(terms, group.heads, rows, head_dim=self.head_dim, masks=not self.gated)
+        bias = bias_table(terms, group.heads, rows, head_dim=self.config.head_dim, masks=not self.gated)
         scores = None  # of distances: [B, h, T, R], or [h, 1, R] without position vectors
         if table is not None:
             shifted = query if v is None else op.Add(query, op.constant(v, name + "v"))

@@ -55,7 +55,7 @@ class WebStep(StepGraph):
         return mask
 
     def selected(self, x: ir.Value) -> list[ir.Value]:
-        return list(selected_densely(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+        return list(selected_densely(self, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
     def write_ring(self, group: Group, past: ir.Value, new: ir.Value) -> ir.Value:
         """The ring after the step: a slot keeps its vector, or takes that of the token written to it."""

@@ -59,7 +59,7 @@ class _EngineStep(StepGraph):
         return False
 
     def selected(self, x: ir.Value) -> list[ir.Value]:
-        return list(selected_densely(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+        return list(selected_densely(self, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
 
 class _OperatorStep(_EngineStep):
@@ -80,7 +80,7 @@ class _OperatorStep(_EngineStep):
         inputs.append(self.inputs["position_ids"])
         answer = self.op.custom(DOMAIN, name, inputs, attributes, outputs=1)[0]
         answer.dtype = ir.DataType.FLOAT
-        answer.shape = ir.Shape(["batch", len(group.heads), "tokens", self.head_dim])
+        answer.shape = ir.Shape(["batch", len(group.heads), "tokens", self.config.head_dim])
         return answer
 
     @functools.cached_property
@@ -106,18 +106,18 @@ class _OperatorStep(_EngineStep):
         u, v = (query_bias(vector, heads) for vector in (terms.u, terms.v))
         table = position_table(terms, heads[:1] if terms.one_for_all_heads else heads, rows)
         table = None if table is None else table.transpose(0, 2, 1)
-        bias = bias_table(terms, heads, rows, head_dim=self.head_dim)
+        bias = bias_table(terms, heads, rows, head_dim=self.config.head_dim)
         return [
-            self.or_zeros(u, name + "u", (len(heads), 1, self.head_dim)),
-            self.or_zeros(v, name + "v", (len(heads), 1, self.head_dim)),
-            self.or_zeros(table, name + "position_table", (1, 1, self.head_dim)),
+            self.or_zeros(u, name + "u", (len(heads), 1, self.config.head_dim)),
+            self.or_zeros(v, name + "v", (len(heads), 1, self.config.head_dim)),
+            self.or_zeros(table, name + "position_table", (1, 1, self.config.head_dim)),
             self.or_zeros(None if bias is None else bias[:, 0], name + "bias_table", (1, 1)),
         ]
 
     def persistent(self, group: Group, count: int) -> list[ir.Value]:
         """Persistent keys and values of a group's heads, or one of zeros that is not used."""
         if not count:
-            return [self.or_zeros(None, "", (len(group.heads), 1, self.head_dim))] * 2
+            return [self.or_zeros(None, "", (len(group.heads), 1, self.config.head_dim))] * 2
         pair = persistent_tables(self, group.layer)
         names = (f"blocks.{group.name}.persistent.{kind}" for kind in ("key", "value"))
         return [
