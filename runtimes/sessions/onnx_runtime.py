@@ -131,6 +131,7 @@ class OrtSession(GraphSession):
         """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else spec.graph_file)
+        refuse_foreign(spec, graph, contents[graph.name])
         return cls(
             spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
         )
@@ -261,6 +262,19 @@ def vocab_of(spec: Spec, folder: Path, contents: Mapping[str, Content]) -> Vocab
     return load_vocab(folder / VOCAB, contents[VOCAB], contents) if spec.language_model else None
 
 
+def refuse_foreign(spec: Spec, graph: Path, content: Content, *, compiled: bool = False) -> None:
+    """Raises ArtefactError for a graph with loops, compiled code, or tensors in files that are not the
+    artefact's.
+
+    compiled: see `refuse_foreign_graph`.
+    """
+    if spec.storage == "ort":
+        refuse_foreign_ort_graph(content, name=str(graph))
+    else:
+        files = [WEIGHTS] if spec.storage == "external" else []
+        refuse_foreign_graph(content, name=str(graph), files=files, compiled=compiled)
+
+
 def load_graph(
     ort: Any,
     spec: Spec,
@@ -268,20 +282,13 @@ def load_graph(
     contents: Mapping[str, Content],
     options: Any,
     providers: Mapping[str, Any],
-    *,
-    compiled: bool = False,
 ) -> Any:
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
-    options, providers: of the session; `options` is changed. compiled: see `refuse_foreign_graph`. Raises
-    ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime raises.
+    The graph was written by this process, or has passed `refuse_foreign`. options, providers: of the session;
+    `options` is changed. Raises ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime
+    raises.
     """
-    external = spec.storage == "external"
-    if spec.storage == "ort":
-        refuse_foreign_ort_graph(contents[graph.name], name=str(graph))
-    else:
-        files = [WEIGHTS] if external else []
-        refuse_foreign_graph(contents[graph.name], name=str(graph), files=files, compiled=compiled)
     options.add_session_config_entry(SPIN, str(MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
     options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")
@@ -289,6 +296,7 @@ def load_graph(
     if spec.target == "tensorrt":
         # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    external = spec.storage == "external"
     if not hasattr(options, FROM_MEMORY):  # 1.23, the newest for Python 3.10: it maps the file itself
         session = ort.InferenceSession(str(graph), options, **providers)
     else:
