@@ -70,7 +70,9 @@ def check_module(
             _memory_counts(streams)
         if has_memory or rule.segment > 1:
             keeps("padding", _padding, streams)
-        if rule.mask == "same-length":
+        if step.moves_every and rule.segment == 1:  # no step could feed a whole segment instead
+            _cuts_agree(streams)
+        elif rule.mask == "same-length":
             keeps("cuts", _cuts_agree, streams)
         if FORM_FACTS[form].circular and rule.segment > 1:
             keeps("unequal", _uneven_rows, streams)
