@@ -6,14 +6,9 @@ and the packed file is compared with what was packed, over the same reference, b
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import logging
 import shutil
 import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -27,6 +22,7 @@ from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, 
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.validate import refuse_other_answers
+from xl_export.graph.ops import quiet
 
 # Protobuf and flatbuffers count bytes with 31 bits; the rest is for what the weights are wrapped in.
 LARGEST = (1 << 31) - (1 << 24)
@@ -95,7 +91,7 @@ def _as_ort(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         made = Path(name)
         try:
-            with contextlib.redirect_stdout(io.StringIO()), _quiet():
+            with quiet():  # it leaves a file open, too
                 convert_onnx_models_to_ort(
                     folder / GRAPH, output_dir=made, optimization_styles=[OptimizationStyle.Fixed]
                 )
@@ -109,18 +105,3 @@ def _as_ort(folder: Path) -> None:
         (folder / OPERATORS).write_text("\n".join(line for line in lines if line) + "\n")
         shutil.move(made / ORT_GRAPH, folder / ORT_GRAPH)
     (folder / GRAPH).unlink()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """While the block runs, only warnings are logged, and none about files that stay open: the converter
-    leaves one.
-    """
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            yield
-    finally:
-        logging.disable(before)

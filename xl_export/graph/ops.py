@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -138,11 +141,21 @@ def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
 
 
 def remove_unused_nodes(model: ir.Model) -> None:
-    """Removes the nodes and constants whose results nothing reads, without a line of log for it."""
-    log = logging.getLogger("onnx_ir")
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
+    """Removes the nodes and constants whose results nothing reads."""
+    with quiet():
         RemoveUnusedNodesPass()(model)
-    finally:
-        log.setLevel(level)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While the block runs, other packages print, log and warn of nothing: what matters is raised, or seen by
+    the validation.
+    """
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)

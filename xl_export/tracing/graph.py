@@ -7,11 +7,7 @@ machine.
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +18,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS
-from xl_export.graph.ops import IR_VERSION, TYPES, remove_unused_nodes
+from xl_export.graph.ops import IR_VERSION, TYPES, quiet, remove_unused_nodes
 from xl_export.tracing.module import ModuleStep
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import GraphStep
@@ -47,7 +43,7 @@ def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
     with needs("trace", "onnxscript"):
         import onnxscript  # noqa: F401
     shown = tqdm(bar_format="{desc} ({elapsed})", leave=False, disable=None)
-    with shown, torch.no_grad(), _quiet():
+    with shown, torch.no_grad(), quiet():  # where it fails, PyTorch prints the whole step
         shown.set_description_str(f"tracing {step.name}")
         program = _exported(GraphStep(step, spec), spec)
         model = _as_onnx(program, spec)
@@ -327,19 +323,3 @@ def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
                     f"{past.name} is not written only by xl_export.ring_write, and a ring is written in "
                     "place; read its result in the place of the memory, or use another form."
                 )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """While PyTorch traces, nothing of it is shown: what matters is raised, or seen by the validation.
-
-    Where it fails, it also prints the whole step as far as it was traced.
-    """
-    disabled = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
