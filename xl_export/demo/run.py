@@ -13,6 +13,7 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file, refuse_unwritable, writing
 from runtimes.base.folders import refuse_existing
+from runtimes.base.records import to_json
 from runtimes.contract.sampling import read_sampling
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
@@ -80,7 +81,7 @@ def run_demo(
             f"{OPENING_SEED}, {read_sampling(stories)}",
         )
         report, flat = _show(stories)
-        figures["trained_model"] = {"check": report.to_json(), **flat.to_json()}
+        figures["trained_model"] = {"check": report.to_json(), **to_json(flat)}
         lines += [_check_line("stories", report), _flat_line(flat)]
         passed = report.passed
     if train:

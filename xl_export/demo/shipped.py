@@ -7,13 +7,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 
 from runtimes.base.errors import UserError
-from runtimes.base.records import to_json
 from runtimes.contract.session import Session
 from runtimes.contract.spec import SPEC
 from runtimes.tasks.generate import generate
@@ -32,9 +30,6 @@ class Flat:
     last: float  # ms for a token after `tokens` tokens
     tokens: int
     memory_bytes: int  # the stream's memory, which does not grow
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def echo_title(step: str, what: str) -> None:

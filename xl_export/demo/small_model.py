@@ -17,12 +17,11 @@ from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
-from runtimes.tasks.generate import generate
 from trainer.run.checkpoint import TEST
 from trainer.run.config import TrainConfig
 from trainer.training.loop import train
 from xl_export.artefact.export import export
-from xl_export.demo.shipped import WIDTH, echo_title
+from xl_export.demo.shipped import WIDTH, echo_title, write_text
 
 PROMPT = "The "
 CHARACTERS = 200
@@ -102,12 +101,13 @@ def train_small_model(out: Path, *, steps: int | None, force: bool) -> SmallMode
     )
     scores = _scores(trained, artefact)
     echo_title("generate", f"{CHARACTERS} characters, seed {SEED}, {read_sampling(artefact)}")
-    text = _write(artefact)
+    session = open_session(artefact, device="cpu")
+    text = write_text(session, PROMPT, tokens=CHARACTERS, seed=SEED)
     echo_title(
         "measure",
         "one token in segments with memory, and when the artefact computes the whole window again for it",
     )
-    cost = measure_cost(open_session(artefact, device="cpu"))
+    cost = measure_cost(session)
     return SmallModel(scores=scores, report=report, cost=cost, text=text)
 
 
@@ -122,17 +122,6 @@ def _scores(trained: Path, artefact: Path) -> dict[str, Score]:
                 f"{engine}, {memory}: {scores[f'{engine}, {memory}'].bits_per_token:.4f} bits per character"
             )
     return scores
-
-
-def _write(artefact: Path) -> str:
-    text = PROMPT
-    click.echo(text, nl=False)
-    session = open_session(artefact, device="cpu")
-    for piece in generate(session, PROMPT, max_tokens=CHARACTERS, seed=SEED):
-        click.echo(piece.text, nl=False)
-        text += piece.text
-    click.echo("")
-    return text
 
 
 def measure_cost(session: Session) -> Cost:

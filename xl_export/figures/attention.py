@@ -40,7 +40,7 @@ def draw_average(path: Path, average: np.ndarray, persistent: np.ndarray | None,
     """Draws Figure 5: the mean weight of every distance [L, H, R], and the share of persistent vectors [L, H]
     or None.
     """
-    figure = new_figure(11, _height(average))
+    figure = new_figure(11, _height(*average.shape[:2]))
     set_title(figure, f"How much attention every head gives to each distance, on average\n{title}")
     widths = [9] if persistent is None else [9, 1]
     panels = figure.subplots(1, len(widths), width_ratios=widths, sharey=True, squeeze=False)[0]
@@ -56,7 +56,7 @@ def draw_average(path: Path, average: np.ndarray, persistent: np.ndarray | None,
 
 def draw_terms(path: Path, terms: dict[str, np.ndarray], *, title: str) -> None:
     """Draws Figure 7: the mean softmax of each term by itself, [L, H, R] each, in the same colours."""
-    figure = new_figure(15, _height(*terms.values()))
+    figure = new_figure(15, _height(*terms["a"].shape[:2]))
     set_title(
         figure,
         "How much attention each term of the score would give to each distance by itself, on "
@@ -291,6 +291,5 @@ def _colour_bar(figure: Any, image: Any, panels: Sequence[Any], label: str) -> N
     )
 
 
-def _height(*values: np.ndarray) -> float:
-    rows = values[0].shape[0] * values[0].shape[1]
-    return float(min(14.0, max(3.6, 1.8 + 0.2 * rows)))
+def _height(L: int, H: int) -> float:
+    return min(14.0, max(3.6, 1.8 + 0.2 * L * H))

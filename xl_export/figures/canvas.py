@@ -39,16 +39,15 @@ def set_title(figure: Any, text: str) -> None:
     figure.suptitle("\n".join(lines), fontsize=11, parse_math=False)
 
 
-def plain_axes(axes: Any, *, lines: str = "both", legend: bool = True, markers: float = 1) -> None:
+def plain_axes(axes: Any, *, lines: str = "both", legend: bool = True) -> None:
     """Gives axes a pale grid and a legend without a frame, and removes the lines at the top and on the right.
 
-    lines: the axis whose grid lines are drawn, `x`, `y` or `both`. markers: how many times larger than in the
-    picture the markers of the legend are.
+    lines: the axis whose grid lines are drawn, `x`, `y` or `both`.
     """
     axes.grid(True, which="major", axis=lines, color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
-        axes.legend(frameon=False, fontsize=9, markerscale=markers)
+        axes.legend(frameon=False, fontsize=9)
 
 
 def save_figure(figure: Any, path: Path, *, dpi: int = 150, software: str | None = None) -> None:
