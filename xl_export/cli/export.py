@@ -218,7 +218,7 @@ def export_command(
         overrides["clamp_len"] = None
     if triton:  # refused before anything is exported
         model_folder(out, triton, force=force)
-    rule = dataclasses.replace(load_run(run).config.evaluation, **overrides)
+    rule = dataclasses.replace(load_run(run).config.evaluation, **overrides) if overrides else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailingCheckWarning)  # the check below says it
         export(
