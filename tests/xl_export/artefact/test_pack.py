@@ -152,4 +152,3 @@ def test_a_spec_that_lists_files_of_another_storage_is_refused(
     seal(folder, dataclasses.replace(spec, storage="ort"))
     with pytest.raises(ArtefactError, match=r"does not list step\.ort"):
         load_spec(folder)
-    assert Spec.__dataclass_fields__["storage"].default == "external"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from tests.gpu import stand_ins
 from tests.ptx.driver import EmulatedDriver
 from xl_export.cli import devices
 from xl_export.tensorrt import build
-from xl_export.tensorrt.kernels import driver
+from xl_export.tensorrt.kernels import driver, ready
+
+READY = ready.ready_kernels
 
 
 @pytest.fixture
@@ -32,6 +35,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "ask_driver", lambda: facts)
     monkeypatch.setattr(driver, "Driver", lambda: EmulatedDriver(89, multiprocessors=4))
     monkeypatch.setattr(build, "build", sides.build)
+    # The test without a GPU emulates all of them.
+    monkeypatch.setattr(ready, "ready_kernels", lambda capability: itertools.islice(READY(capability), 1))
     on_cpu = lambda folder, device="auto": check(folder, device="cpu" if device == "cuda" else device)  # noqa: E731
     monkeypatch.setattr(devices, "check", on_cpu)
 

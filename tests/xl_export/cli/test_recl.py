@@ -39,7 +39,7 @@ def test_the_table_holds_the_recl_of_the_group(
         "--lengths",
         "4:16:4",
         "--positions",
-        30,
+        12,
         "--r",
         0.1,
         "--r",
@@ -52,9 +52,9 @@ def test_the_table_holds_the_recl_of_the_group(
     result = xl("recl", *group, *options, "--json")
     report = json_of(result)
     assert report == json.loads(out.read_text())
-    assert (report["lengths"], report["positions"], report["threshold"]) == ([4, 8, 12, 16], 30, 0.01)
+    assert (report["lengths"], report["positions"], report["threshold"]) == ([4, 8, 12, 16], 12, 0.01)
 
-    positions = spread_positions(400, count=30, longest=16)
+    positions = spread_positions(400, count=12, longest=16)
     sessions = [open_session(path) for path in group]
     losses = np.stack(
         [[context_losses(s, tokens[:400], positions, context=c) for c in lengths] for s in sessions]

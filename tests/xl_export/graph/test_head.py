@@ -31,8 +31,13 @@ def run(request: pytest.FixtureRequest, make_run: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def session(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    return open_session(export(run, tmp_path_factory.mktemp("head") / "artefact"))
+def artefact(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(run, tmp_path_factory.mktemp("head") / "artefact")
+
+
+@pytest.fixture(scope="module")
+def session(artefact: Path) -> Session:
+    return open_session(artefact)
 
 
 @pytest.mark.parametrize("pattern", ["none", "one", "all of one cluster", "all"])
@@ -72,8 +77,8 @@ def test_scoring_and_generating_ask_for_no_more_than_they_need(
     assert asked == [(0, 8), (0, 8), (1, 0), (1, 0), (1, 0)]
 
 
-def test_the_embedding_is_stored_once(run: Path, tmp_path: Path) -> None:
-    graph = onnx.load(export(run, tmp_path / "artefact") / GRAPH, load_external_data=False).graph
+def test_the_embedding_is_stored_once(artefact: Path) -> None:
+    graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
     tables = {i.name for i in graph.initializer if i.name.startswith("vocabulary.") and "table" in i.name}
     readers = {name: {node.op_type for node in graph.node if name in node.input} for name in tables}
     for name, operators in readers.items():

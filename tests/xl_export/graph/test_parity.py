@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from runtimes import open_session
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import FORMS
+from runtimes.contract.tensors import FORMS, Form
 from tests.architectures import ARCHITECTURES
 from tests.nightly import matrix
 from tests.streams import feed, rows
-from xl_export.artefact.export import export
+from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import export, make_spec, write_graphs
 
 T, M = 8, 16  # of the shared run
 CUTS = {"ones": [1] * 336, "sevens": [7] * 48, "whole": [T] * 42, "mixed": [T, 1, 7] * 21}
@@ -72,10 +73,8 @@ def exact_answers(
 
     from trainer.model.attention import relative_attention
     from trainer.model.naive import naive_attention
-    from trainer.run.checkpoint import load_run
 
     attention = naive_attention if naive else relative_attention
-
     loaded = load_run(run)
     model, rule = loaded.model.double().eval(), loaded.config.evaluation
     state, positions, at, truth = model.start(2, rule), torch.tensor([0, -padding]), 0, []
@@ -88,15 +87,18 @@ def exact_answers(
     return np.concatenate(truth, axis=1)
 
 
-# Each architecture in one form by default; test_precision_parity.py has them in others.
+# Each architecture in one form by default; test_precision_parity.py has them in others, and
+# tests/test_sessions.py exports them.
 @pytest.mark.parametrize(("name", "form"), matrix(tuple(ARCHITECTURES), FORMS, together=1))
-def test_every_architecture_exports(
-    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+def test_every_architecture_equals_pytorch_in_float64(
+    name: str, form: Form, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     """Against the model in float64, one row beginning with padding, beyond the end of the ring."""
     run, stream = make_run(**ARCHITECTURES[name]), rows(tokens, 2, sum(CUT))
     expected = exact_answers(run, stream, CUT, padding=9)
-    session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    loaded = load_run(run)
+    spec = make_spec(loaded, loaded.config.evaluation, form, "onnxruntime", "fp32", "fp32")
+    session = write_graphs(spec, tmp_path, loaded, "plugin")
     memory = session.start(2)
     memory.positions[1] = -9
     answer, _ = feed(session, stream, CUT, memory)

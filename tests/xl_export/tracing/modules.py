@@ -179,16 +179,6 @@ class MemoryNotRead(Base):
         return super().hidden(distance, positions) | (column < M)
 
 
-class PositionsIgnored(Base):
-    """It attends to the memory with which it starts, which is not zero."""
-
-    def start(self, batch: int) -> list[Tensor]:
-        return [torch.linspace(-1, 1, M * D).view(1, M, D).repeat(batch, 1, 1)]
-
-    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
-        return ((distance < 0) | (distance > M))[None].expand(positions.shape[0], -1, -1)
-
-
 class RingPositionsIgnored(Ring):
     def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
         return distance > M

@@ -32,6 +32,13 @@ pytestmark = pytest.mark.usefixtures("fast_traces")
 Inputs = dict[str, np.ndarray]
 
 
+class Both(modules.WholeSegments, modules.MixedRows):
+    """Answers depend on the cuts and on the other rows, and streams do not start with zeros."""
+
+    def start(self, batch: int) -> list[torch.Tensor]:
+        return [torch.linspace(-1, 1, M * modules.D).view(1, M, modules.D).repeat(batch, 1, 1)]
+
+
 @pytest.fixture(scope="module")
 def frames(module_artefact: Callable[[str], Path]) -> Path:
     return module_artefact("frames")
@@ -39,11 +46,7 @@ def frames(module_artefact: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def segments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Answers depend on the cuts and on the other rows."""
-
-    class Both(modules.WholeSegments, modules.MixedRows):
-        pass
-
+    """`Both` without the promises that it breaks."""
     folder = tmp_path_factory.mktemp("named") / "segments"
     return trace(Both(), folder, rule=RULE, without={"padding", "cuts", "rows"})
 
@@ -160,22 +163,14 @@ def test_one_input_and_one_output_may_be_passed_bare(frames: Path) -> None:
     assert memory.positions.tolist() == [3]
 
 
-def test_a_memory_may_start_with_other_values_than_zero(tmp_path: Path) -> None:
-    module = modules.PositionsIgnored().eval()
-    artefact = trace(module, tmp_path / "a", vocab=modules.VOCAB, rule=RULE, without={"padding"})
-    session = open_session(artefact)
+def test_a_memory_may_start_with_other_values_than_zero(segments: Path) -> None:
+    session = open_session(segments)
     memory = session.start(1)
-    tokens = np.arange(T)[None]
+    inputs = observed(1, T)
+    right = by_hand(Both().eval(), inputs, [T])
     for _ in range(2):
-        with torch.no_grad():
-            right, _ = module.step(torch.from_numpy(tokens), torch.arange(T)[None], module.start(1))
         memory.positions[:] = 0
-        logits, memory = session.step(tokens, memory)
-        assert np.abs(logits - right.numpy()).max() < 1e-5
-    named, _ = session.step({"input_ids": tokens}, session.start(1))
-    assert np.abs(named["logits"] - right.numpy()).max() < 1e-5
-    with pytest.raises(UserError, match=r"the inputs are \['ids'\]; expected only input_ids"):
-        session.step({"ids": tokens}, session.start(1))
+        assert same(run(session, inputs, memory, [T]), right)
 
 
 def test_info_lists_inputs_outputs_and_promises(policy: Path) -> None:
@@ -253,9 +248,6 @@ def test_a_broken_promise_names_the_argument_that_declines_it(
 
 
 def test_one_error_names_all_broken_promises(tmp_path: Path) -> None:
-    class Both(modules.WholeSegments, modules.MixedRows):
-        pass
-
     message = (
         r"at position \d+ beside texts .*; .* after padding .*; .* token by token.*; "
         r'or trace it without these promises: without=\{"rows", "padding", "cuts"\}'
@@ -292,7 +284,7 @@ def test_a_step_that_relies_on_a_declined_promise_is_refused(segments: Path) -> 
         session.step(part(inputs, 1, 2), memory)
 
 
-def test_a_graph_may_have_fixed_sizes(tmp_path: Path) -> None:
+def test_a_graph_may_have_fixed_sizes(module_artefact: Callable[[str], Path], tmp_path: Path) -> None:
     class Static(modules.Policy):
         """Its trace has the number of rows as a constant."""
 
@@ -305,17 +297,18 @@ def test_a_graph_may_have_fixed_sizes(tmp_path: Path) -> None:
         trace(modules.MixedRows(), tmp_path / "a", rule=rule, without={"padding", "rows"}, rows=2)
     with pytest.raises(UserError, match=r"could not trace the step .*\(rows=1\)"):
         trace(Static(), tmp_path / "a", rule=rule, without={"padding"})
-    artefact = trace(Static(), tmp_path / "a", rule=rule, without={"padding"}, rows=1)
+    assert list(tmp_path.iterdir()) == []
+    artefact = module_artefact("policy of 2 rows")
     assert check(artefact).passed
     graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
     sizes = [dim for value in (*graph.input, *graph.output) for dim in value.type.tensor_type.shape.dim]
     assert not [dim for dim in sizes if dim.dim_param]
     session = open_session(artefact)
-    inputs = observed(1, 20)
-    right = by_hand(modules.Policy(), inputs, [2] * 10)
-    assert same(run(session, inputs, session.start(1), [2] * 10), right)
-    for rows, count in ((2, 2), (1, 1)):
-        with pytest.raises(UserError, match="traced for exactly 1 rows of 2"):
+    inputs = observed(2, 5 * T)
+    right = by_hand(modules.Policy(), inputs, [T] * 5)
+    assert same(run(session, inputs, session.start(2), [T] * 5), right)
+    for rows, count in ((1, T), (2, 1)):
+        with pytest.raises(UserError, match=f"traced for exactly 2 rows of {T}"):
             session.step(observed(rows, count), session.start(rows))
 
 

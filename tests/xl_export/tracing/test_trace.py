@@ -52,8 +52,11 @@ def test_modules_of_each_form_run_as_every_artefact(traced: dict[str, Path], tmp
         session.step(tokens[None, :T], memory)
         save_memory(memory, tmp_path / f"{name}.npz")
         again = load_memory(tmp_path / f"{name}.npz", session)
-        ahead = [session.step(tokens[None, T : 2 * T], state)[0] for state in (memory, again)]
-        assert np.array_equal(*ahead)
+        ahead = session.step(tokens[None, T : 2 * T], memory)[0]
+        named, again = session.step({"input_ids": tokens[None, T : 2 * T]}, again)
+        assert np.array_equal(named["logits"], ahead)
+        with pytest.raises(UserError, match=r"the inputs are \['ids'\]; expected only input_ids"):
+            session.step({"ids": tokens[None, :T]}, again)
 
 
 def test_a_padded_vocabulary_is_legal_without_its_ids(module_artefact: Callable[[str], Path]) -> None:
