@@ -63,26 +63,33 @@ def make_mask(
         distance = op.Unsqueeze(difference, op.constant(np.array([0, 1])))
     # Distances beyond the tables have the terms of the last row. Negative ones are masked: any row will do.
     row = op.Clip(distance, op.constant(np.array(0)), op.constant(np.array(rows - 1)))
-    visible = _visible(op, rule, distance, position, offset)
-    mask = op.Where(visible, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
-    return StepMask(op, op.Shape(first), mask, row, _before_start(op, rule, distance, position), write_at)
+    seen = visible(op, rule, distance, position, offset)
+    mask = op.Where(seen, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
+    return StepMask(op, op.Shape(first), mask, row, before_start(op, rule, distance, position), write_at)
 
 
-def _visible(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value, offset: ir.Value) -> ir.Value:
-    """`MemoryRule.visible` in the graph: bool [B, 1, T, J]."""
-    zero = op.constant(np.array(0))
-    window = op.constant(np.array(rule.mem_len))
+def visible(
+    op: Ops,
+    rule: MemoryRule,
+    distance: ir.Value,
+    position: ir.Value,
+    offset: ir.Value,
+    number: type[np.int64 | np.float32] = np.int64,
+) -> ir.Value:
+    """`MemoryRule.visible` in the graph: bool [B, 1, T, J]. number: the type of the three values."""
+    zero = op.constant(number(0))
+    window = op.constant(number(rule.mem_len))
     if rule.mask == "full":
         window = op.Add(window, offset)
     seen = op.And(
-        op.GreaterOrEqual(distance, op.constant(np.array(rule.nearest))), op.LessOrEqual(distance, window)
+        op.GreaterOrEqual(distance, op.constant(number(rule.nearest))), op.LessOrEqual(distance, window)
     )
     if rule.initial_memory == "masked":
         seen = op.And(seen, op.LessOrEqual(distance, op.Max(position, zero)))
     return seen
 
 
-def _before_start(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value) -> ir.Value | None:
+def before_start(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value) -> ir.Value | None:
     """Returns which keys [B, 1, J, 1] are from before the stream began.
 
     Their distance from the last token exceeds its position.

@@ -26,7 +26,7 @@ from xl_export.graph.memory import Group
 from xl_export.graph.ops import Ops
 from xl_export.graph.persistent import LEAST_SCORE
 from xl_export.graph.step import StepGraph
-from xl_export.graph.visibility import StepMask
+from xl_export.graph.visibility import StepMask, before_start, visible
 
 OPSET = 21
 LAST_AXIS = np.array([3])
@@ -106,25 +106,13 @@ def make_mask(
         )
         distance = op.Unsqueeze(difference, op.constant(np.array([0, 1])))
     row = op.Clip(distance, zero, op.constant(np.float32(rows - 1)))
-    window = op.constant(np.float32(rule.mem_len))
-    if rule.mask == "full":
-        window = op.Add(window, offset)
-    visible = op.And(
-        op.GreaterOrEqual(distance, op.constant(np.float32(rule.nearest))), op.LessOrEqual(distance, window)
-    )
-    before_start = sees = None
-    if rule.initial_memory == "masked":
-        visible = op.And(visible, op.LessOrEqual(distance, op.Max(position, zero)))
-        if rule.nearest:
-            sees = op.ReduceMax(op.Where(visible, one, zero), op.constant(LAST_AXIS))
-    else:
-        last, end, axis = (op.constant(np.array([at])) for at in (-1, np.iinfo(np.int64).max, 2))
-        of_last = [op.Slice(x, last, end, axis) for x in (distance, position)]
-        before_start = op.Transpose(op.Greater(*of_last), perm=[0, 1, 3, 2])
-    mask = op.Where(visible, zero, op.constant(LEAST_SCORE))
-    return WebMask(
-        op, op.Shape(first), mask, row, before_start, None, one_hot=one_hot, written=written, sees=sees
-    )
+    seen = visible(op, rule, distance, position, offset, np.float32)
+    sees = None
+    if rule.initial_memory == "masked" and rule.nearest:
+        sees = op.ReduceMax(op.Where(seen, one, zero), op.constant(LAST_AXIS))
+    before = before_start(op, rule, distance, position)
+    mask = op.Where(seen, zero, op.constant(LEAST_SCORE))
+    return WebMask(op, op.Shape(first), mask, row, before, None, one_hot=one_hot, written=written, sees=sees)
 
 
 def _counted(op: Ops, count: ir.Value) -> ir.Value:

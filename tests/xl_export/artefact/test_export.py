@@ -60,7 +60,7 @@ def test_validation_sees_an_error_that_only_a_wrapped_ring_has(
         zero = op.constant(np.array(0))
         return op.And(op.GreaterOrEqual(distance, zero), op.LessOrEqual(distance, op.Max(position, zero)))
 
-    monkeypatch.setattr(visibility, "_visible", all_that_came_before)
+    monkeypatch.setattr(visibility, "visible", all_that_came_before)
     with pytest.raises(UserError, match="over two streams"):
         export(run, tmp_path / "artefact")
 
