@@ -24,7 +24,7 @@ from runtimes.contract.vocabulary import IdsVocab
 from xl_export.adapters import from_forward, from_ppo_trxl
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
-DIM, HEADS, LAYERS, M, T, V = 16, 2, 2, 6, 4, 20
+DIM, LAYERS, M, T, V = 16, 2, 6, 4, 20
 OPTIONS: dict[str, Any] = {  # of `from_forward` for `TransformerWrapper`
     "memory": [(M, DIM)] * LAYERS,
     "sizes": xl_export.Sizes(vocab_size=V, layers=LAYERS, d_model=DIM),
@@ -39,22 +39,17 @@ class Attention(nn.Module):
         super().__init__()
         self.to_q = nn.Linear(DIM, DIM, bias=False)
         self.to_kv = nn.Linear(DIM, 2 * DIM, bias=False)
-        self.to_out = nn.Linear(DIM, DIM)
-        self.bias = nn.Embedding(M + T, HEADS)
+        self.bias = nn.Embedding(M + T, 1)
 
     def forward(self, x: Tensor, mem: Tensor | None, mem_mask: Tensor | None) -> Tensor:
-        context = x if mem is None else torch.cat((mem, x), dim=1)
-        q = self.to_q(x)
-        k, v = self.to_kv(context).chunk(2, dim=-1)
-        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (q, k, v))
-        i, j = q.shape[-2], k.shape[-2]
+        k, v = self.to_kv(x if mem is None else torch.cat((mem, x), dim=1)).chunk(2, dim=-1)
+        i, j = x.shape[1], k.shape[1]
         distance = torch.arange(i)[:, None] + (j - i) - torch.arange(j)
-        bias = self.bias(distance.clamp(min=0)).permute(2, 0, 1)[None]
-        hidden = (distance < 0)[None, None]
+        hidden = distance < 0
         if mem_mask is not None:
-            hidden = hidden | ~F.pad(mem_mask, (0, i), value=True)[:, None, None]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(hidden, float("-inf")))
-        return self.to_out(out.transpose(1, 2).flatten(2))
+            hidden = hidden | ~F.pad(mem_mask, (0, i), value=True)[:, None]
+        scores = self.to_q(x) @ k.transpose(1, 2) + self.bias(distance.clamp(min=0))[..., 0]
+        return scores.masked_fill(hidden, float("-inf")).softmax(dim=-1) @ v
 
 
 class TransformerWrapper(nn.Module):
@@ -92,9 +87,10 @@ class Agent(nn.Module):
         x = F.relu(self.encoder(obs))
         length = x.shape[1]
         distance = torch.arange(length)[:, None] + M - torch.arange(M + length)
-        seen = (distance >= 0) & (distance <= M)
+        hidden = (distance < 0) | (distance > M)
         context = torch.cat([memory, x], dim=1)
-        x = x + F.scaled_dot_product_attention(x, context, context, attn_mask=seen)
+        scores = (x @ context.transpose(1, 2)).masked_fill(hidden, float("-inf"))
+        x = x + scores.softmax(dim=-1) @ context
         return (self.actor(x), self.critic(x)[..., 0]), context
 
 
