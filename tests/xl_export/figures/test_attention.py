@@ -52,7 +52,7 @@ def test_figure_5_is_darker_where_weights_are_higher(tmp_path: Path) -> None:
 
 def test_figure_6_shows_marked_cells_in_red_and_no_others(tmp_path: Path) -> None:
     drawn = weights(8, 33)
-    for name, marked in (("none", drawn > 1), ("fifth", drawn > np.quantile(drawn, 0.8)), ("all", drawn > 0)):
+    for name, marked in (("none", drawn > 1), ("fifth", drawn > np.quantile(drawn, 0.8))):
         pictures.draw_stretch(
             tmp_path / f"{name}.png",
             drawn,
@@ -62,12 +62,9 @@ def test_figure_6_shows_marked_cells_in_red_and_no_others(tmp_path: Path) -> Non
             first=32,
             title="layer 0, head 0",
         )
-    none, fifth, everything = (
-        redness(image.imread(tmp_path / f"{name}.png")) for name in ("none", "fifth", "all")
-    )
+    none, fifth = (redness(image.imread(tmp_path / f"{name}.png")) for name in ("none", "fifth"))
     assert none == 0
-    assert everything > 0.3
-    assert 0.15 < fifth / everything < 0.25
+    assert 0.08 < fifth < 0.12, "the cells of a fifth of the weights cover about a tenth of the picture"
 
 
 def test_any_symbol_can_be_drawn_without_a_warning(tmp_path: Path) -> None:
