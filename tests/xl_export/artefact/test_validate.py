@@ -83,11 +83,11 @@ def wrong_writes(
     """Writes where `change(op, first position, ring slots)` says, modulo the slots."""
     make = memory.make_mask
 
-    def made(op: Any, inputs: Any, rule: MemoryRule, form: Any, rows: int) -> Any:
+    def made(op: Any, inputs: Any, rule: MemoryRule, rows: int, **form: Any) -> Any:
         first = op.Gather(inputs["position_ids"], op.constant(np.array(0)), axis=1)
         slots = op.constant(np.array(rule.slots))
         return dataclasses.replace(
-            make(op, inputs, rule, form, rows), write_at=op.Mod(change(op, first, slots), slots)
+            make(op, inputs, rule, rows, **form), write_at=op.Mod(change(op, first, slots), slots)
         )
 
     monkeypatch.setattr(memory, "make_mask", made)
