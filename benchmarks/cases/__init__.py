@@ -27,6 +27,7 @@ NAMES = {
     "autocast-loss": "learning.autocast_loss.CASE",
     "architectures": "learning.architectures.CASE",
     "recipes": "learning.recipes.CASE",
+    "own-text": "learning.own_text.CASE",
     "text-quality": "learning.text_quality.CASE",
     "music-memory": "learning.music_memory.CASE",
     "serve": "serving.serve.CASE",
