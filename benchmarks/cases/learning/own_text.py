@@ -1,8 +1,8 @@
 """What `xl-export train --text FILE --minutes M` reaches with texts of several sizes.
 
-Each text is the beginning of one file. As the command does, the plan measures the speed of this machine and fixes
-the number of steps. So the scores do not depend on what else the machine does later, and a run that was stopped
-goes on when the case is called again with the same --out.
+Each text is the beginning of one file. As the command does, the plan measures the speed of this machine and
+fixes the number of steps. So the scores do not depend on what else the machine does later, and a run that was
+stopped goes on when the case is called again with the same --out.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def _sample(row: Figures, run: Run) -> str:
 def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     return [
-        f"The texts are the beginnings of {row['source']} (SHA-256 {row['sha256'][:12]}…). A sample is the first "
-        "text that the model writes after the beginning of the held-out part, with the default sampling; line "
-        "ends are blanks here."
+        f"The texts are the beginnings of {row['source']} (SHA-256 {row['sha256'][:12]}…). A sample is the "
+        "first text that the model writes after the beginning of the held-out part, with the default sampling. "
+        "Line ends are blanks here."
     ]
 
 
