@@ -138,9 +138,9 @@ def _sample(row: Figures, run: Run) -> str:
 def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     return [
-        f"The texts are the beginnings of {row['source']} (SHA-256 {row['sha256'][:12]}…). A sample is the "
-        "first text that the model writes after the beginning of the held-out part, with the default sampling. "
-        "Line ends are blanks here."
+        f"The texts are the beginnings of {row['source']} (SHA-256 {row['sha256'][:12]}…).",
+        "A sample is the first text that the model writes after the beginning of the held-out part, with the "
+        "default sampling. Line ends are blanks here.",
     ]
 
 
