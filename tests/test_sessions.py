@@ -25,11 +25,11 @@ from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.open import describe
-from runtimes.sessions.segment_end import TRIED_ROWS, sees_segment_end
+from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
-from tests.schedule import DENSE, Schedule
+from tests.schedule import DENSE, MOST_ROWS, Schedule
 from tests.session_kinds import COMPUTED_BY, KINDS, folders_of_kinds
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
@@ -438,7 +438,7 @@ def opened(
         attention = options.get("attention", "plugin")
         longest = load_spec(artefact).rule.segment
         profiles = [
-            Profile(name=name, batch=(1, TRIED_ROWS, TRIED_ROWS), tokens=(1, tokens, tokens))
+            Profile(name=name, batch=(1, MOST_ROWS, MOST_ROWS), tokens=(1, tokens, tokens))
             for name, tokens in (("segment", longest), ("token", 1))
         ]
         made = fake_gpu.make_engine(
@@ -475,7 +475,7 @@ def test_each_row_gets_what_its_text_gets_alone(
     by_row = takes_lengths(sessions[0])
     if by_row and sessions[0].spec:
         by_row = model not in FROM_END
-        assert sees_segment_end(sessions[0]) == (not by_row)
+        assert sees_segment_end(sessions[0], rows=MOST_ROWS) == (not by_row)
     if not by_row:
         refuses_lengths(sessions[0])
     schedule = Schedule(sessions, open_session(run, device="cpu"), random.Random(0), tmp_path, by_row=by_row)

@@ -223,7 +223,7 @@ class GraphSession(ABC):
             inputs = checked_inputs(self, self.spec, given, memory)
         refuse_after_fork(self.process)
         if lengths is not None:
-            self._refuse_lengths()
+            self._refuse_lengths(memory.batch)
             lengths = checked_lengths(lengths, inputs["input_ids"])
             # Padding after a row's tokens needs no input of its own. A token sees nothing that comes after
             # it. The ring has room for a whole segment next to a whole memory, so the padding uses no slot
@@ -246,7 +246,7 @@ class GraphSession(ABC):
         for inputs, outputs in in_pieces(step.inputs, step.outputs, pieces, empty_rows=empty_rows):
             self.run(inputs, outputs, memory)
 
-    def _refuse_lengths(self) -> None:
+    def _refuse_lengths(self, rows: int) -> None:
         """Raises StreamError if the rows of a step can only advance together."""
         if not self.spec.circular:
             raise StreamError(
@@ -256,7 +256,7 @@ class GraphSession(ABC):
             )
         refuse_apart(self.spec.without, self.spec.fixed_rows)
         if self._counts_from_end is None:
-            self._counts_from_end = sees_segment_end(self)
+            self._counts_from_end = sees_segment_end(self, rows=rows)
             if self._counts_from_end is None:
                 raise DivergedError(
                     f"the model {self.identity:.12} gives log-probabilities that are not finite; its "

@@ -87,7 +87,7 @@ def generate(
             what=f"a step of {len(rows)} prompts",
             mend="give fewer prompts at once",
         )
-    together = memory is not None and len(rows) > 1 and not _rows_advance_apart(session)
+    together = memory is not None and len(rows) > 1 and not _rows_advance_apart(session, len(rows))
     if stop and together:
         raise StreamError(
             "rows that continue existing memory must end together in this form of memory; give stop strings "
@@ -158,14 +158,14 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [listed] if integers else listed
 
 
-def _rows_advance_apart(session: Session) -> bool:
+def _rows_advance_apart(session: Session, rows: int) -> bool:
     """Whether a step takes a number of tokens for each row.
 
     Runs do. So do artefacts with ring memory, unless their positions count from the end of the segment.
     """
     if session.spec is None:
         return True
-    return session.spec.rows_apart and sees_segment_end(session) is False
+    return session.spec.rows_apart and sees_segment_end(session, rows=rows) is False
 
 
 def _no_text(token: int) -> str:

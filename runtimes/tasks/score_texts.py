@@ -159,7 +159,8 @@ class _Scorer:
         if not lengths:
             return []
         if self._padding is None:
-            self._padding = sees_segment_end(self.session) is False
+            rows = min(self._limits.rows, len(lengths))
+            self._padding = sees_segment_end(self.session, rows=rows) is False
         # Under the full mask a stream must be cut where it is cut when it is fed alone, so a context may not
         # be padded on the left.
         padding = self._padding and not (contexts and self.session.rule.mask == "full")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import open_session
+from runtimes import generate, open_session, score_texts
 from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.contract.engine import Profile
 from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
@@ -38,6 +39,21 @@ def test_a_ring_is_bound_once_and_has_one_graph(
     in_place, apart = buffers_and_graphs(cut_ring, "ring"), buffers_and_graphs(artefacts["shift"], "shift")
     assert (in_place[1], apart[1]) == (1, 2)
     assert apart[0] - in_place[0] == len(load_spec(cut_ring).state)  # one buffer more for each tensor
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_engines_of_few_rows_score_and_generate(rows: int, cut_ring: Path, tmp_path: Path) -> None:
+    profiles = tuple(
+        Profile(name=n, batch=(rows,) * 3, tokens=(1, t, t)) for n, t in (("segment", 8), ("token", 1))
+    )
+    session = open_session(make_engine(cut_ring, tmp_path / "engine", profiles=profiles))
+    texts = ["abcde", "bcdea"][:rows]
+    alone = [score.log_prob for score in score_texts(open_session(cut_ring), texts)]
+    assert [score.log_prob for score in score_texts(session, texts, batch=rows)] == pytest.approx(
+        alone, abs=1e-3
+    )
+    list(generate(session, texts, memory=session.start(rows), max_tokens=3, stop="~"))
 
 
 def test_an_engine_that_does_not_write_in_place_is_refused(
