@@ -36,7 +36,7 @@ def headline(history: History) -> list[str]:
             "PyTorch, same model and memory",
         ),
         (
-            f"one token, read in segments, attention length {longest['attention_length']:,}",
+            f"each token of a text read in segments, attention length {longest['attention_length']:,}",
             longest["segment"]["median"],
             longest["window"]["median"],
             "a sliding window, recomputed for each token (Dai et al., Table 9)",
