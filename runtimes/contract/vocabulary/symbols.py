@@ -19,6 +19,13 @@ from runtimes.contract.vocabulary.base import (
 )
 
 
+def _and_others(names: list[str]) -> str:
+    """`, and also 'b', 'c', and 3 more` for the names after the first one, each once; or nothing."""
+    others = list(dict.fromkeys(names))[1:]
+    more = f" and {len(others) - 8} more" if len(others) > 8 else ""
+    return f", and also {', '.join(others[:8])}{more}" if others else ""
+
+
 class ByteVocab(NoFiles):
     """Each byte is a token. Decoding returns a UTF-8 character when its last byte has come.
 
@@ -50,10 +57,13 @@ class ByteVocab(NoFiles):
             found = found[~np.isin(found, self.skipped)]
         ids = self._ids[found]
         if len(ids) and ids.min() < 0:
-            at = int(np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))[0])
+            strange = np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))
+            names = [
+                f"{byte} ({chr(byte)!r})" if 32 < byte < 127 else f"{byte}" for byte in everything[strange]
+            ]
             raise TextError(
-                f"the text has the byte {everything[at]} at byte {at}, which is not among the {self.size} "
-                "bytes that this model was trained on; remove it from the text."
+                f"the text has the byte {names[0]} at byte {strange[0]}, which is not among the {self.size} "
+                f"bytes that this model was trained on; remove it from the text{_and_others(names)}."
             )
         return ids
 
@@ -84,10 +94,12 @@ class CharVocab(NoFiles):
         text = as_text(text)
         ids = np.fromiter((self._ids.get(symbol, -1) for symbol in text), np.int64, len(text))
         if len(ids) and ids.min() < 0:
-            at = int(np.argmin(ids))
+            strange = np.flatnonzero(ids < 0)
+            names = [repr(text[at]) for at in strange]
             raise TextError(
-                f"{text[at]!r}, character {at + 1} of the text, is not among the {self.size} characters that "
-                "this model was trained on; remove it from the text, or train on text that has it."
+                f"{names[0]}, character {strange[0] + 1} of the text, is not among the {self.size} characters "
+                f"that this model was trained on; remove it from the text{_and_others(names)}, or train on text "
+                "that has it."
             )
         return ids
 

@@ -186,7 +186,7 @@ def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) ->
         if (layers, d_model) not in sizes:
             listed = " or ".join(f"{layers} layers, D {d_model}" for layers, d_model in sizes)
             notes.append(
-                f"sizes differ from the published {model} ({listed}): "
-                f"give {', '.join(names)} if it was evaluated otherwise"
+                f"this is not the published {model} ({listed}), and only your evaluation knows its settings: "
+                f"give {', '.join(names)}, or scores may be wrong"
             )
     return notes
