@@ -83,7 +83,7 @@ UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
     ({"kind": "byte", "values": [97, 98]}, "ab c", "byte"),
     ({"kind": "char", "symbols": ["a", "b"]}, "ab☃", "character 3 of the text"),
     ({"kind": "ids", "size": 2, "names": ["x", "y"]}, "x z", "word 2 of the text"),
-    ({"kind": "ids", "size": 4}, "a", "takes token ids"),
+    ({"kind": "ids", "size": 4}, "3 4", "word 2 of the text"),
     ({"kind": "word", "symbols": ["<unk>", "<eos>"]}, "a\0b", "NUL"),
     ({"kind": "word", "symbols": ["a", "<eos>"]}, "a z", "token 2 of the text"),
 ]

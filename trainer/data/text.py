@@ -18,7 +18,6 @@ from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import (
     ByteVocab,
     CharVocab,
-    IdsVocab,
     Vocab,
     WordVocab,
     vocab_from_file,
@@ -138,19 +137,12 @@ def takes_bytes(name: str) -> bool:
 def vocab_of_file(name: str) -> Vocab:
     """The vocabulary in a file that a user gives as --vocab, to encode texts with it.
 
-    Raises ConfigError for a name that cannot be that of a vocabulary, for a file that does not exist, and for
-    a vocabulary of ids, in which there is no text.
+    Raises ConfigError for a name that cannot be that of a vocabulary, and for a file that does not exist.
     """
     refuse_vocab_name(name)
     if not Path(name).is_file():
         raise ConfigError(f"vocab is {name}, which does not exist; give the file of a vocabulary.")
-    vocab = vocab_from_file(Path(name))
-    if isinstance(vocab, IdsVocab) and vocab.names is None:
-        raise ConfigError(
-            f"vocab is {name}, which knows token ids without names and so no text; prepare files of ids with "
-            "`xl-export prepare tokens`, or give another vocabulary."
-        )
-    return vocab
+    return vocab_from_file(Path(name))
 
 
 def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:

@@ -21,9 +21,8 @@ from runtimes.contract.vocabulary.base import (
 class IdsVocab(NoFiles):
     """The tokens 0 to size - 1, which have a meaning only for the user's own program.
 
-    names: a name for each token, without white space, if there are any. With names, a text is a sequence of
-    names between white space, and a generated token shows its name. Without names there is no text: `encode`
-    refuses it, and a generated token shows its number. Pieces of decoded text are separated by one blank.
+    names: a name for each token, without white space; by default its number. A text is a sequence of names
+    between white space. Pieces of decoded text are separated by one blank.
     """
 
     kind: VocabKind = "ids"
@@ -37,20 +36,24 @@ class IdsVocab(NoFiles):
         self._ids = {name: i for i, name in enumerate(self.names or [])}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        if self.names is None:
-            raise TextError(
-                f"this model takes token ids from 0 to {self.size - 1} and no text; give ids, as in "
-                "--prompt-ids 12,7,99, in a file with --ids, or in a list such as [12, 7, 99]."
-            )
         words = as_text(text).split()
-        ids = np.fromiter((self._ids.get(word, -1) for word in words), np.int64, len(words))
+        ids = np.fromiter((self._id(word) for word in words), np.int64, len(words))
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
+            expected = "the numbers" if self.names is None else "the names"
+            example = "0" if self.names is None else self.names[0]
             raise TextError(
-                f"{words[at]!r:.80}, word {at + 1} of the text, is not among the names of this model's "
-                f"{self.size} tokens; give names of its tokens, such as {self.names[0]!r:.80}, or ids."
+                f"{words[at]!r:.80}, word {at + 1} of the text, is not among {expected} of this model's "
+                f"{self.size} tokens; give tokens with blanks between, such as {example!r:.80}, or ids."
             )
         return ids
+
+    def _id(self, word: str) -> int:
+        """The token of a name; -1 if it is none."""
+        if self.names is not None:
+            return self._ids.get(word, -1)
+        is_number = word.isascii() and word.isdecimal() and len(word) <= 8
+        return int(word) if is_number and int(word) < self.size else -1
 
     def decoder(self) -> Decoder:
         begun = False

@@ -97,9 +97,9 @@ class CharVocab(NoFiles):
             strange = np.flatnonzero(ids < 0)
             names = [repr(text[at]) for at in strange]
             raise TextError(
-                f"{names[0]}, character {strange[0] + 1} of the text, is not among the {self.size} characters "
-                f"that this model was trained on; remove it from the text{_and_others(names)}, or train on text "
-                "that has it."
+                f"{names[0]}, character {strange[0] + 1} of the text, is not among the {self.size} "
+                f"characters that this model was trained on; remove it from the text{_and_others(names)}, or "
+                "train on text that has it."
             )
         return ids
 

@@ -64,7 +64,7 @@ def test_words_are_ordered_by_frequency_and_rare_ones_become_unknown() -> None:
 
 
 def test_an_unknown_symbol_is_named_with_its_place() -> None:
-    with pytest.raises(TextError, match="'z', character 3 of the text, .* 2 .*, and also 'y', or train"):
+    with pytest.raises(TextError, match=r"'z', character 3 of the text, .* 2 .*, and also 'y', or train"):
         CharVocab.build("ab").encode("abzyz")
     with pytest.raises(TextError, match=r"'zed', token 2 of the text, is not among the 2 words"):
         WordVocab(["a", "b"]).encode("a zed b")
@@ -169,8 +169,10 @@ def test_ids_have_names_or_none(tmp_path: Path) -> None:
     assert decode(IdsVocab(300), [12, 299]) == "12 299"
     with pytest.raises(TextError, match="'E4', word 2 of the text, is not among the names"):
         named.encode("C4 E4")
-    with pytest.raises(TextError, match="takes token ids from 0 to 299 and no text"):
-        IdsVocab(300).encode("12 299")
+    assert IdsVocab(300).encode("12\n299 007").tolist() == [12, 299, 7]
+    for word in ("300", "-1", "1.5", "1,2", "²", "a"):
+        with pytest.raises(TextError, match=r"word 2 of .* numbers of this model's 300"):
+            IdsVocab(300).encode(f"12 {word}")
     for vocab in (named, IdsVocab(300)):
         save_vocab(tmp_path, vocab)
         again = load_vocab(tmp_path / "vocab.json")

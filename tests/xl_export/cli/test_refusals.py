@@ -65,7 +65,7 @@ TRAIN = [
     ("train enwik8-base --data {ptb} --out out", "ptb is penn-treebank and the configuration is for enwik8"),
     # vocabularies
     ("train --text text.txt --vocab words --out out", "'words', and word was probably meant"),
-    ("train --text text.txt --vocab {data}/vocab.json --out out", "`xl-export prepare tokens`"),
+    ("train --text text.txt --vocab {data}/vocab.json --out out", "'The', word 1 of the text, is not among"),
     # resuming
     ("train --resume none", "none does not exist; give a run."),
     ("train --resume {ring}", "is an artefact already … give the run"),
@@ -177,9 +177,9 @@ LOOK = [
     ("check nosuch", "nosuch does not exist; give a run, an artefact or an engine."),
     *((f"{command} {{data}}", "is a dataset; give a … train --data") for command in ("check", "info")),
     ("eval {run} --text {data}", "another vocabulary than the model"),
-    ("eval {ids} --text text.txt", "text.txt: this model takes token ids from 0 to 11 and no text; … --ids"),
-    ("generate {ids} --prompt a", "from 0 to 11 and no text; give ids, as in --prompt-ids"),
-    ("generate {ids} --prompts text.txt", "line 1 of text.txt: this model takes token ids"),
+    ("eval {ids} --text text.txt", "text.txt: … word 1 of the text, is not among the numbers of … 12 tokens"),
+    ("generate {ids} --prompt a", "'a', word 1 … not among the numbers of this model's 12"),
+    ("generate {ids} --prompts text.txt", "line 1 of text.txt: 'The', word 1"),
     ("web nosuch --out out", "nosuch does not exist; give an artefact."),
     ("web {data} --out out", "is a dataset; give a … `xl-export train --data"),
     *((f"recl {{run}} --text text.txt --lengths {options}", words) for options, words in (

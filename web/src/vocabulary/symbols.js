@@ -155,22 +155,19 @@ export function idsVocabulary(data, where) {
     throw new XLExportError(`${where} is not an ids vocabulary; expected ${size} names without white space.`);
   }
   const ids = new Map((names ?? []).map((name, id) => [name, id]));
+  const number = (/** @type {string} */ word) =>
+    /^[0-9]{1,8}$/.test(word) && Number(word) < size ? Number(word) : undefined;
   return {
     kind: "ids",
     size,
     special: specialTokens(data, size, where),
     encode(text) {
-      if (!names) {
-        throw new XLExportError(
-          `this model takes token ids from 0 to ${size - 1} and no text; give a list of ids.`,
-        );
-      }
       return words(asText(text)).map((word, at) => {
-        const id = ids.get(word);
+        const id = names ? ids.get(word) : number(word);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(word)}, word ${at + 1} of the text, is not among the names of this model's ${size} ` +
-            `tokens; give names of its tokens, such as ${shown(names[0])}, or ids.`,
+          `${shown(word)}, word ${at + 1} of the text, is not among the ${names ? "names" : "numbers"} of this ` +
+            `model's ${size} tokens; give tokens with blanks between, such as ${shown(names?.[0] ?? "0")}, or ids.`,
         );
       });
     },

@@ -211,7 +211,7 @@ class WordVocabulary final : public Vocabulary {
   bool lower_case_ = false;
 };
 
-// Integers whose meaning another program knows. With names a text is a sequence of names.
+// Integers whose meaning another program knows. A text is a sequence of names, or of numbers if there are none.
 class IdsVocabulary final : public Vocabulary {
  public:
   explicit IdsVocabulary(const json::Value& document)
@@ -230,16 +230,14 @@ class IdsVocabulary final : public Vocabulary {
   std::size_t size() const override { return size_; }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    if (!names_)
-      throw Error(Fault::text, "this model takes token ids from 0 to " + std::to_string(size_ - 1) +
-                                   " and no text; give ids.");
     std::vector<std::int64_t> tokens;
     for (const std::string& word : split_words(text)) {
-      tokens.push_back(names_->id(word));
+      tokens.push_back(names_ ? names_->id(word) : number(word));
       if (tokens.back() < 0)
         throw Error(Fault::text, "'" + shown(word) + "', word " + std::to_string(tokens.size()) +
-                                     " of the text, is not among the names of this model's " +
-                                     std::to_string(size_) + " tokens; give names of its tokens, or ids.");
+                                     " of the text, is not among the " + (names_ ? "names" : "numbers") +
+                                     " of this model's " + std::to_string(size_) +
+                                     " tokens; give tokens with blanks between, or ids.");
     }
     return tokens;
   }
@@ -253,6 +251,13 @@ class IdsVocabulary final : public Vocabulary {
   }
 
  private:
+  // The token of a number in decimal; -1 if it is none.
+  std::int64_t number(const std::string& word) const {
+    if (word.size() > 8 || word.find_first_not_of("0123456789") != std::string::npos) return -1;
+    const std::int64_t token = std::stoll(word);
+    return token < static_cast<std::int64_t>(size_) ? token : -1;
+  }
+
   std::size_t size_;
   std::optional<Symbols> names_;
 };
