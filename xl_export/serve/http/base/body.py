@@ -20,7 +20,7 @@ WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fract
 FIELDS = 8  # values of one list or object, without token ids
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
-# What reads a body that may have another form than JSON: from its bytes, the headers and the limits.
+# Reads a body that need not be JSON, from its bytes, the headers and the limits.
 Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Steps[Any]]
 KINDS = {  # how messages name msgspec's types
     "int": "an integer",

@@ -92,7 +92,7 @@ class Endpoint:
     query: tuple[str, ...] = ()
     #: The type that the body is read as, in JSON.
     body: type | None = None
-    #: Reads a body that may have another form than JSON, from its bytes and the headers.
+    #: Reads a body that need not be JSON.
     reads: Reads | None = None
     #: The content type of that other form; an answer to it has the same.
     form: str | None = None

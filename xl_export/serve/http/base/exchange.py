@@ -42,7 +42,7 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self._send = send
-        #: When its head had arrived, of `time.monotonic`.
+        #: When its head arrived, by `time.monotonic`.
         self.began = time.monotonic()
         self.method: str = scope.get("method", "WEBSOCKET")
         #: Decoded.
@@ -133,9 +133,9 @@ class Exchange:
     async def part(self, most: int, seconds: float, fix: str = "send less at once") -> bytes:
         """The next part of the body, while there is `more_body`.
 
-        Raises RefusedError for a body of more than `most` bytes, as soon as that is known, or one that is not
-        there so many seconds after its head; ClientLeftError if the client leaves. fix: what a client with a
-        larger one can do.
+        Raises RefusedError for a body of more than `most` bytes, as soon as that is known, or one that has
+        not arrived `seconds` after its head; ClientLeftError if the client leaves. fix: how to avoid a body
+        that is too large.
         """
         if int(self.headers.get("content-length", 0)) > most:  # before any of it is read
             raise too_large(most, fix)

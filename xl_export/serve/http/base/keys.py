@@ -36,7 +36,7 @@ class Tenant:
 ANYBODY = Tenant(admin=True)  # if the server has no keys; only this machine can reach it then
 
 
-#: The tenants of a server by the hashes of their keys, so that comparing takes the same time for every key.
+#: The tenants of a server, by the hashes of their keys: how long a comparison takes shows nothing of a key.
 Keys: TypeAlias = dict[bytes, Tenant]
 
 
@@ -89,7 +89,7 @@ def _digest(key: str, where: str) -> bytes:
 
 
 def hashed(key: str) -> bytes:
-    """By which a key is found."""
+    """The hash of a key."""
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
