@@ -17,12 +17,26 @@ from runtimes.sessions.onnx_runtime import OrtSession
 def test_every_kind_of_step_follows_every_other(artefacts: dict[str, Path]) -> None:
     session = OrtSession.open(artefacts["ring"], threads=1)
     token = np.array([[3]])
-    kinds = (session.step, session.predict, partial(session.score, token))
+    empty = partial(session.predict, lengths=np.array([0]))
+    kinds = (session.step, session.predict, partial(session.score, token), empty)
     for before, after in itertools.product(kinds, repeat=2):
         memory = session.start(1)
         before(token, memory)
         anew = memory.copy()  # which has no arrays of a step
         np.testing.assert_array_equal(after(token, memory)[0], after(token, anew)[0])
+
+
+def test_arrays_of_earlier_steps_stay_as_they_were(artefacts: dict[str, Path]) -> None:
+    session = OrtSession.open(artefacts["ring"], threads=1)
+    for step in (session.step, session.predict, partial(session.score, np.array([[3]]))):
+        memory = session.start(1)
+        arrays = []
+        for token in (1, 2, 3):
+            given = np.array([[token]])
+            found, _ = step(given, memory)
+            arrays += [(given, given.copy()), (found, found.copy())]
+        for array, before in arrays:
+            np.testing.assert_array_equal(array, before)
 
 
 @pytest.mark.parametrize("form", ["ring", "hidden"])

@@ -111,6 +111,7 @@ def test_a_step_that_repeats_is_checked_as_the_first_was(policy: Path) -> None:
         ("previous", np.array([[3]])),
         ("previous", np.array([[0.0]])),
         ("observation", np.zeros((1, 1, 4))),
+        ("observation", np.full_like(right["observation"], np.inf)),
         ("observation", None),
     ):
         with pytest.raises(StreamError, match=name):
