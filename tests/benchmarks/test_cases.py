@@ -78,8 +78,6 @@ def test_steps_are_measured_drawn_and_written_as_csv(tiny: BenchmarkConfig, tmp_
     assert shapes == [[(8, 1, 1), (20, 1, 1)], [(12, 1, 8)], [(12, 1, 1), (12, 3, 1)]]
     operators = [document["rows"][0]["operators"] for document in documents]
     assert operators == ["fused" if FUSED else "standard", "standard", "standard"]
-    operators = [document["rows"][0]["operators"] for document in documents]
-    assert operators == ["fused" if FUSED else "standard", "standard", "standard"]
     for row in [row for document in documents for row in document["rows"]]:
         assert row["ratio"] == pytest.approx(row["pytorch"]["median"] / row["onnxruntime"]["median"])
         assert row["multiply_adds"] > 0
