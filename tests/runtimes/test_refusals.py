@@ -86,7 +86,7 @@ TEXTS: list[tuple[Any, str]] = [
     ([[1], [2, 3]], "text 2 is neither"),
     (7, "text 2 is neither"),
     (b"abc", "text 2 is neither"),
-    ("abc", "text 2: this model takes token ids"),
+    ("abc", "text 2: 'abc', word 1 of the text"),
     (TextToScore(text=[1], context=[9]), "the context of text 2 has the token id 9"),
     (TextToScore(text=[1 << 70], place="line 8"), "line 8 is neither"),
 ]
