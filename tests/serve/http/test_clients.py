@@ -167,6 +167,12 @@ def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
 
 
+def test_a_body_that_is_too_large_is_refused_before_it_comes(small: Running) -> None:
+    with connection(small) as client:
+        client.sendall(head(b"", length=(1 << 22) + 1))
+        assert wait_for(client, b"}}").startswith(b"HTTP/1.1 413")
+
+
 def test_a_connection_outlives_a_refusal_that_came_before_the_body(small: Running) -> None:
     """The body that comes later is no head of another request that would come too slowly."""
     assert comes_true(lambda: is_idle(small))

@@ -19,7 +19,7 @@ from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true, connection, head, wait_for
 from tests.serve.http.test_status import ANNA, BERT
 from xl_export.serve.http.base.keys import keys_of
-from xl_export.serve.http.base.server import Model
+from xl_export.serve.http.base.server import Model, Source
 from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.http.openai import completions
 
@@ -89,6 +89,22 @@ def test_no_reload_cuts_an_answer_and_old_versions_are_bounded(own: Running) -> 
         assert "".join(part["choices"][0]["text"] for part in found) == whole
         assert comes_true(lambda: version.stopped)  # noqa: B023 (it is called here)
     assert own.post(RELOAD).status_code == 200
+
+
+def test_a_reload_goes_on_without_its_client(own: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, begun, goes_on = own.server.models["tiny"], threading.Event(), threading.Event()
+
+    def slowly(source: Source) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(Source, "check", slowly)
+    with connection(own) as client:
+        client.sendall(f"POST {RELOAD} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert begun.wait(60)
+    assert comes_true(lambda: not own.web.server_state.connections)
+    goes_on.set()
+    assert comes_true(lambda: before.stopped)
 
 
 def test_a_connection_goes_on_with_the_new_model(own: Running, tokens: np.ndarray) -> None:
