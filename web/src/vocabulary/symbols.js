@@ -166,8 +166,9 @@ export function idsVocabulary(data, where) {
         const id = names ? ids.get(word) : number(word);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(word)}, word ${at + 1} of the text, is not among the ${names ? "names" : "numbers"} of this ` +
-            `model's ${size} tokens; give tokens with blanks between, such as ${shown(names?.[0] ?? "0")}, or ids.`,
+          `${shown(word)}, word ${at + 1} of the text, is not among the ${names ? "names" : "numbers"} of ` +
+            `this model's ${size} tokens; give tokens with blanks between, such as ` +
+            `${shown(names?.[0] ?? "0")}, or ids.`,
         );
       });
     },
