@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import read_bytes
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.sealed import file_facts
@@ -28,6 +29,7 @@ from runtimes.contract.engine import (
 )
 from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import BUILD, GRAPH, Spec, load_spec, refuse_ort_format
+from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import inline_attention, parser_errors, read_model, take_plugins
@@ -52,6 +54,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     spec = load_spec(artefact)
     refuse_ort_format(spec, artefact, what="a refit")
     refuse_other_steps(before, spec, engine, artefact)
+    refuse_foreign(spec, artefact / GRAPH, read_bytes(artefact / GRAPH))
     if facts.flavour == "rtx" and not facts.refit:
         raise ConfigError(
             f"{engine} is an engine for {NAMES[facts.flavour]}, which is built ahead of time and cannot be "

@@ -31,6 +31,7 @@ from runtimes.contract.reference import load_reference
 from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import BUILD, GRAPH, Spec, load_language_model, refuse_ort_format
 from runtimes.contract.tensors import TensorSpec
+from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse, read_model
@@ -155,8 +156,11 @@ def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | N
 
 
 def refuse_artefact(spec: Spec, artefact: Path) -> None:
-    """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have."""
+    """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have, and
+    ArtefactError as `refuse_foreign` does: TensorRT would read any file that a graph names.
+    """
     refuse_ort_format(spec, artefact, what="TensorRT")
+    refuse_foreign(spec, artefact / GRAPH, read_bytes(artefact / GRAPH))
     reason = None
     if spec.circular and not spec.linear_ring:
         reason = "a ring that is written across its end, and TensorRT has no circular TensorScatter"

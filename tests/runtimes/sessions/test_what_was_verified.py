@@ -17,7 +17,8 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.base.sealed import FileFacts, file_facts, open_file, read_verified, reading_verified
-from runtimes.contract.spec import GRAPH, WEIGHTS
+from runtimes.contract.spec import GRAPH, WEIGHTS, load_spec
+from xl_export.tensorrt.build import refuse_artefact
 
 
 def test_weights_that_are_overwritten_change_no_answer(artefact: Path, tokens: np.ndarray) -> None:
@@ -159,3 +160,5 @@ def test_a_graph_that_refers_to_another_file_is_refused(
     reseal(artefact, GRAPH)
     with pytest.raises(ArtefactError, match=r"takes tensors from the file 'secret\.bin'"):
         open_session(artefact)
+    with pytest.raises(ArtefactError, match=r"takes tensors from the file 'secret\.bin'"):
+        refuse_artefact(load_spec(artefact), artefact)
