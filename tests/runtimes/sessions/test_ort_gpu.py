@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runtimes import check, open_session
+from runtimes import check, load_memory, open_session, save_memory
 from runtimes.base import progress
 from runtimes.base.errors import ConfigError, MissingPackageError, StreamError
 from runtimes.contract.device import Device
@@ -54,6 +54,19 @@ def test_a_ring_has_one_buffer_and_other_forms_two(artefacts: dict[str, Path], l
             seen.append(tuple(array.value.data_ptr() for array in memory.tensors.values()))  # type: ignore[attr-defined]
         assert len(set(seen)) == (1 if form == "ring" else 2)
         assert seen[0] == seen[2]
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_saved_stream_moves_to_the_cpu_and_back(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    device = host_gpu.opened(artefacts["ring"])
+    cpu = OrtSession.open(artefacts["ring"], threads=1, kernel="standard")
+    tokens = np.arange(5)[None]
+    _, memory = device.step(tokens, device.start(1))
+    for one, other in ((device, cpu), (cpu, device)):
+        save_memory(memory, tmp_path / "stream")
+        moved = load_memory(tmp_path / "stream", other)
+        np.testing.assert_array_equal(one.step(tokens, memory)[0], other.step(tokens, moved)[0])
+        memory = moved
 
 
 @pytest.mark.parametrize(("form", "ways"), [("ring", 2), ("shift", 3)])
