@@ -75,6 +75,7 @@ def test_the_program_in_cpp_takes_the_same_actions(actions: list[str], tmp_path:
     assert alike(log.read_text().split(), actions)
 
 
+@pytest.mark.slow  # tests/web runs pages
 def test_the_page_takes_the_same_actions_and_goes_back(
     browsers: Callable[..., Any], actions: list[str], tmp_path: Path
 ) -> None:

@@ -132,15 +132,14 @@ def _text(row: Figures, run: Run) -> str:
 
 def _sample(row: Figures, run: Run) -> str:
     words = " ".join(row["sample"].split()).replace("|", "\\|").replace("`", "'")
-    return f"`{words[:80]}`"
+    return f"`{words[:60]}`"
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     return [
         f"The texts are the beginnings of {row['source']} (SHA-256 {row['sha256'][:12]}…).",
-        "A sample is the first text that the model writes after the beginning of the held-out part, with the "
-        "default sampling. Line ends are blanks here.",
+        "A sample is the first text after the beginning of the held-out part, without its line ends.",
     ]
 
 

@@ -144,12 +144,13 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "noise"),
     [
         ({"checkpoint_activations": True, "autocast": "bf16"}, 20),
-        pytest.param({}, 1, marks=pytest.mark.slow),
-        pytest.param({"optimizer": "adagrad"}, 1, marks=pytest.mark.slow),  # which clips each tensor
+        ({}, 1),
+        ({"optimizer": "adagrad"}, 1),  # which clips each tensor
     ],
 )
 def test_sharded_weights_train_as_whole_ones(
