@@ -43,6 +43,7 @@ def printed(program: str, *words: object, text: str = "") -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_stream_continues_bit_by_bit_after_saving(artefact: Path, tmp_path: Path) -> None:
     samples = printed("stream.py", "--samples", 60).splitlines(keepends=True)
     assert len(samples) == 60
@@ -58,6 +59,7 @@ def test_a_stream_continues_bit_by_bit_after_saving(artefact: Path, tmp_path: Pa
         assert array.tobytes() == other.tensors[name].tobytes()
 
 
+@pytest.mark.slow
 def test_surprise_does_not_depend_on_cuts_or_other_rows(train: ModuleType, artefact: Path) -> None:
     """It is what the last sample's expectation says of the next one, at every length of the steps."""
     session = runtimes.open_session(artefact)

@@ -193,6 +193,7 @@ def largest_difference(artefact: Path, stream: Stream, file: Path) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_a_memory_that_moves_by_segment_agrees_over_fifty_steps(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = TransformerWrapper().eval()

@@ -205,6 +205,7 @@ def launched(program: str) -> None:
     launch.launch([sys.executable, "-c", "import os, pathlib\n" + program], 2)
 
 
+@pytest.mark.slow
 def test_every_process_has_its_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(os.environ['OMP_NUM_THREADS'])"
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
