@@ -62,7 +62,16 @@ def test_ids_and_texts_are_python_s(
     if program is cpp and name in NOT_IN_CPP:
         assert "does not compute" in program.refusal("encode", text="a")
         return
-    texts = [*random_texts(60), *wild_texts(25), "the cat naïve 🙂", "THE CAT\n\nthe\n", "a\0b", ""]
+    texts = [
+        *random_texts(60),
+        *wild_texts(25),
+        "the cat naïve 🙂",
+        "THE CAT\n\nthe\n",
+        "a\0b",
+        "1 0\n007 2",
+        "12345678901",
+        "",
+    ]
     encodable = []
     for each in texts:
         try:

@@ -58,10 +58,10 @@ class Row(CaseRow):
 def run(job: Job) -> Iterator[Row]:
     """A row for each size that the file has; the texts and their runs are in --out."""
     source: Path | None = job["text"]
-    if source is None:
-        raise TextError("own-text needs a UTF-8 text, of 100 kB or more; give --text FILE.")
+    num_bytes = source.stat().st_size if source and source.is_file() else 0
+    if source is None or num_bytes < SIZES[0]:
+        raise TextError(f"own-text needs a UTF-8 text of {SIZES[0]:,} bytes or more; give --text FILE.")
     digest = sha256(source)
-    num_bytes = source.stat().st_size
     out: Path = job["out"]
     minutes = job["minutes"]
     out.mkdir(parents=True, exist_ok=True)

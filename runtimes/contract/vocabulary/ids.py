@@ -49,7 +49,7 @@ class IdsVocab(NoFiles):
         return ids
 
     def _id(self, word: str) -> int:
-        """The token of a name; -1 if it is none."""
+        """The token with this name; -1 if there is none."""
         if self.names is not None:
             return self._ids.get(word, -1)
         is_number = word.isascii() and word.isdecimal() and len(word) <= 8

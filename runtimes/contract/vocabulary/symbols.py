@@ -20,10 +20,14 @@ from runtimes.contract.vocabulary.base import (
 
 
 def _and_others(names: list[str]) -> str:
-    """`, and also 'b', 'c', and 3 more` for the names after the first one, each once; or nothing."""
-    others = list(dict.fromkeys(names))[1:]
-    more = f" and {len(others) - 8} more" if len(others) > 8 else ""
-    return f", and also {', '.join(others[:8])}{more}" if others else ""
+    """`, and also 'b', 'c' and 3 more`, to follow the first of several names; empty without others."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f", and also {', '.join(names[:8])}{more}" if names else ""
+
+
+def _shown(byte: int) -> str:
+    """`60 ('<')` for a visible ASCII character; otherwise the number."""
+    return f"{byte} ({chr(byte)!r})" if 32 < byte < 127 else f"{byte}"
 
 
 class ByteVocab(NoFiles):
@@ -57,13 +61,12 @@ class ByteVocab(NoFiles):
             found = found[~np.isin(found, self.skipped)]
         ids = self._ids[found]
         if len(ids) and ids.min() < 0:
-            strange = np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))
-            names = [
-                f"{byte} ({chr(byte)!r})" if 32 < byte < 127 else f"{byte}" for byte in everything[strange]
-            ]
+            at = int(np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))[0])
+            others = sorted(set(data) - {*self.values, *self.skipped, data[at]})
             raise TextError(
-                f"the text has the byte {names[0]} at byte {strange[0]}, which is not among the {self.size} "
-                f"bytes that this model was trained on; remove it from the text{_and_others(names)}."
+                f"the text has the byte {_shown(data[at])} at byte {at}, which is not among the {self.size} "
+                "bytes that this model was trained on; remove it from the text"
+                f"{_and_others([_shown(byte) for byte in others])}."
             )
         return ids
 
@@ -94,12 +97,12 @@ class CharVocab(NoFiles):
         text = as_text(text)
         ids = np.fromiter((self._ids.get(symbol, -1) for symbol in text), np.int64, len(text))
         if len(ids) and ids.min() < 0:
-            strange = np.flatnonzero(ids < 0)
-            names = [repr(text[at]) for at in strange]
+            at = int(np.argmin(ids))
+            others = sorted(set(text) - self._ids.keys() - {text[at]})
             raise TextError(
-                f"{names[0]}, character {strange[0] + 1} of the text, is not among the {self.size} "
-                f"characters that this model was trained on; remove it from the text{_and_others(names)}, or "
-                "train on text that has it."
+                f"{text[at]!r}, character {at + 1} of the text, is not among the {self.size} characters that "
+                "this model was trained on; remove it from the text"
+                f"{_and_others([repr(symbol) for symbol in others])}, or train on text that has it."
             )
         return ids
 

@@ -251,7 +251,7 @@ class IdsVocabulary final : public Vocabulary {
   }
 
  private:
-  // The token of a number in decimal; -1 if it is none.
+  // The token with this number in decimal; -1 if there is none.
   std::int64_t number(const std::string& word) const {
     if (word.size() > 8 || word.find_first_not_of("0123456789") != std::string::npos) return -1;
     const std::int64_t token = std::stoll(word);
