@@ -17,7 +17,7 @@ STEPS = 8
 TINY = ("model.layers=1", "model.d_model=16", "model.heads=2", "model.head_dim=8", f"steps={STEPS}")
 
 
-def test_texts_are_trained_once_and_stopped_runs_go_on(
+def test_texts_are_trained_once_and_scored_after_a_stop(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     def tiny(**given: Any) -> tuple[TrainConfig, str]:
@@ -43,8 +43,9 @@ def test_texts_are_trained_once_and_stopped_runs_go_on(
     assert kept == rows
     assert [(row.text_bytes, row.steps) for row in rows] == [(8000, STEPS), (9001, STEPS)]
     assert all(2 < row.bits_per_byte < 8 and row.sample for row in rows)
-    tested = (tmp_path / "out").glob(f"*/{TEST}")
-    assert all(path.read_text(encoding="utf-8") in text for path in tested)
+    tested = [path.read_text(encoding="utf-8") for path in (tmp_path / "out").glob(f"*/{TEST}")]
+    assert len(tested) == 2
+    assert all(each in text for each in tested)
     earlier = json.loads(json.dumps([row.to_json() for row in rows]))
     assert measure(earlier=earlier, keep=kept.append) == rows
     assert len(kept) == 2

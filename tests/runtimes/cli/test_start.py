@@ -170,12 +170,14 @@ def test_a_file_that_shadows_a_package_is_named(name: str, package: str, tmp_pat
     assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {shadow} has the name of")
 
 
-TRACES = """
-import torch
+IMPORTS = """
 import xl_export
 from xl_export.adapters import from_forward
 for name in set(xl_export.__all__) - {"export"}:
     getattr(xl_export, name)
+"""
+TRACES = """
+import torch
 
 class Sums(torch.nn.Module):
     inputs = xl_export.features(2)
@@ -192,9 +194,11 @@ xl_export.trace(Sums(), "artefact", rule=rule, without={"padding"})
 """
 
 
-@pytest.mark.slow
-def test_a_script_beside_a_file_called_trainer_traces_modules(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script", [IMPORTS, pytest.param(IMPORTS + TRACES, marks=pytest.mark.slow)], ids=["imports", "traces"]
+)
+def test_a_script_next_to_a_file_called_trainer_traces_modules(script: str, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("raise SystemError('this is the file of the user')")
-    (tmp_path / "script.py").write_text(TRACES)
+    (tmp_path / "script.py").write_text(script)
     ended = python("script.py", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr

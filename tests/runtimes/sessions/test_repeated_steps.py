@@ -16,14 +16,15 @@ from runtimes.sessions.onnx_runtime import OrtSession
 
 def test_every_kind_of_step_follows_every_other(artefacts: dict[str, Path]) -> None:
     session = OrtSession.open(artefacts["ring"], threads=1)
-    token = np.array([[3]])
     empty = partial(session.predict, lengths=np.array([0]))
-    kinds = (session.step, session.predict, partial(session.score, token), empty)
+    kinds = (session.step, session.predict, lambda given, memory: session.score(given, given, memory), empty)
     for before, after in itertools.product(kinds, repeat=2):
         memory = session.start(1)
-        before(token, memory)
-        anew = memory.copy()  # which has no arrays of a step
-        np.testing.assert_array_equal(after(token, memory)[0], after(token, anew)[0])
+        before(np.array([[3]]), memory)
+        for token in (5, 2):  # other tokens and targets than the arrays hold
+            given = np.array([[token]])
+            anew = memory.copy()  # which has no arrays of a step
+            np.testing.assert_array_equal(after(given, memory)[0], after(given, anew)[0])
 
 
 def test_arrays_of_earlier_steps_stay_as_they_were(artefacts: dict[str, Path]) -> None:

@@ -64,7 +64,7 @@ def assert_trains_as_alone(
 ) -> None:
     """One process, then two, then one again, against one from beginning to end.
 
-    noise: two processes add gradients in another order, which is rounded at other places.
+    noise: two processes add gradients in another order, so rounding differs.
     """
     train_until(config, run, 3)
     longer(run, 7)
@@ -93,11 +93,11 @@ def assert_trains_as_alone(
 def test_two_processes_continue_the_run_of_one(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With parts of the batch and lengths that change. The launched command imports no files of the working
-    folder that have the names of our packages.
+    """The batch is split, and lengths change. The launched command ignores files in the working folder that
+    have the names of our packages.
     """
-    launched: list[tuple[list[str], int]] = []
-    monkeypatch.setattr(launch, "launch", lambda *arguments: launched.append(arguments))
+    calls: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(launch, "launch", lambda *arguments: calls.append(arguments))
     folder = tmp_path / "folder"
     folder.mkdir()
     for name in ("trainer.py", "runtimes.py", "xl_export.py"):
@@ -106,7 +106,7 @@ def test_two_processes_continue_the_run_of_one(
 
     def in_two_processes() -> None:
         assert xl("train", "--resume", run, "--processes", 2).exit_code == 0
-        ((command, count),) = launched
+        ((command, count),) = calls
         python, words = command[:4], command[4:]
         listed = subprocess.run([*python, "train", "--list"], cwd=folder, capture_output=True, text=True)
         assert "enwik8-base" in listed.stdout, listed.stderr
@@ -144,13 +144,12 @@ main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "noise"),
     [
         ({"checkpoint_activations": True, "autocast": "bf16"}, 20),
-        ({}, 1),
-        ({"optimizer": "adagrad"}, 1),  # which clips each tensor
+        pytest.param({}, 1, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "adagrad"}, 1, marks=pytest.mark.slow),  # which clips each tensor
     ],
 )
 def test_sharded_weights_train_as_whole_ones(
@@ -205,7 +204,6 @@ def launched(program: str) -> None:
     launch.launch([sys.executable, "-c", "import os, pathlib\n" + program], 2)
 
 
-@pytest.mark.slow
 def test_every_process_has_its_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(os.environ['OMP_NUM_THREADS'])"
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -254,18 +252,17 @@ def training_command(config: TrainConfig, folder: Path) -> subprocess.Popen[str]
     )
 
 
+KEPT = "the last checkpoint is kept: continue with `xl-export train --resume"
+
+
 @pytest.mark.slow  # processes that import PyTorch one after the other
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [
-        (signal.SIGINT, 130, "stopped; the last checkpoint is kept: continue with `xl-export train --resume"),
-        (
-            signal.SIGTERM,
-            143,
-            "stopped; the last checkpoint is kept: continue with `xl-export train --resume",
-        ),
-        (signal.SIGKILL, 2, " of 2 was ended by SIGKILL; the last checkpoint is kept"),  # to one of them
+        (signal.SIGINT, 130, f"stopped; {KEPT}"),
+        (signal.SIGTERM, 143, f"stopped; {KEPT}"),
+        (signal.SIGKILL, 2, f" of 2 was ended by SIGKILL; {KEPT}"),  # to one of them
     ],
 )
 def test_a_signal_ends_all_processes_and_says_how_to_resume(
@@ -378,9 +375,10 @@ def test_a_run_in_training_is_neither_resumed_nor_replaced(
     metrics = (run / "metrics.jsonl").read_bytes()
     with subprocess.Popen([sys.executable, "-c", HOLD, str(run)]) as other:
         while not (run / LOCK).is_file() or not (run / LOCK).read_bytes():
+            assert other.poll() is None
             time.sleep(0.01)
-        told = f"is being written by another process (trained by process {other.pid} on "
-        refused(xl("train", "--resume", run), told)
+        refusal = f"is being written by another process (trained by process {other.pid} on "
+        refused(xl("train", "--resume", run), refusal)
         with pytest.raises(UserError, match="is being written by another process"):
             train(config, run, force=True, progress=False)
         assert (run / "metrics.jsonl").read_bytes() == metrics

@@ -114,12 +114,12 @@ def test_what_is_no_vocabulary_of_the_model_is_refused(content: Any, words: str,
         vocabulary(content, where=tmp_path / "cache.pt", size=2)
 
 
-def test_the_word_ids_is_a_vocabulary_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_ids_is_a_vocabulary_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ids").write_bytes(b"a file of the user")
     found = read_vocabulary(Path("ids"), size=300)
     assert found.vocab.to_json() == IdsVocab(300).to_json()
-    assert "no text" in found.notes[0]
+    assert "they are numbers" in found.notes[0]
 
 
 def test_ids_may_have_special_tokens_in_a_file(tmp_path: Path) -> None:
