@@ -254,10 +254,8 @@ Side = NodeSide | PythonSide | CppSide
 
 def compiled(name: str, folder: Path) -> Path:
     """A program of cpp/examples, compiled into a folder; raises ArtefactError if it cannot be."""
-    spec = find_spec("onnxruntime")
-    assert spec is not None
-    assert spec.origin is not None
-    library = next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"))
+    library = _onnxruntime_library()
+    assert library is not None
     linked = folder / "libonnxruntime.so.1"  # the name that the library calls itself
     if not linked.is_symlink():
         linked.symlink_to(library)
@@ -282,9 +280,15 @@ def missing_for_node() -> str | None:
 
 def has_cpp() -> bool:
     """Whether C++ programs can be compiled against the library of the Python wheel."""
+    return _onnxruntime_library() is not None and shutil.which("g++") is not None
+
+
+def _onnxruntime_library() -> Path | None:
+    """The shared library in the Python wheel."""
     spec = find_spec("onnxruntime")
-    found = spec and spec.origin and list((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"))
-    return bool(found) and shutil.which("g++") is not None
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"), None)
 
 
 def _late(lines: Sequence[Line], side: str) -> float | None:

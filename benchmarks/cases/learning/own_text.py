@@ -7,10 +7,14 @@ stopped goes on when the case is called again with the same --out.
 
 from __future__ import annotations
 
+import codecs
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from benchmarks.case import Case, CaseRow, Column, Job, Line, file_option, minutes_option
 from benchmarks.configs import BenchmarkConfig
@@ -48,7 +52,7 @@ class Row(CaseRow):
     step_tokens: int
     #: Of the held-out end of the text that `train` writes to test.txt, with the weights that validated best.
     bits_per_byte: float
-    #: What the model writes after the beginning of test.txt: the first one with seed 1.
+    #: What the model writes after the beginning of test.txt, with seed 1, not selected.
     sample: str
     #: Name and SHA-256 of the file.
     source: str
@@ -65,6 +69,7 @@ def run(job: Job) -> Iterator[Row]:
     out: Path = job["out"]
     minutes = job["minutes"]
     out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(job.threads)
     for size in (size for size in SIZES if size <= num_bytes):
         found = {"text_bytes": size, "minutes": minutes, "sha256": digest}
         if row := next((row for row in job.earlier if found.items() <= row.items()), None):
@@ -79,7 +84,7 @@ def run(job: Job) -> Iterator[Row]:
             text.write_bytes(_beginning(source, size))
             config, sentence = plan(text=str(text), minutes=minutes)
             job.progress(sentence)
-            train(config, folder, progress=False)
+            train(dataclasses.replace(config, threads=job.threads), folder, progress=False)
         made = _row(folder, size, minutes, source.name, digest)
         job.keep(made)
         yield made
@@ -110,8 +115,11 @@ def _row(folder: Path, size: int, minutes: float, source: str, digest: str) -> R
 
 def _beginning(source: Path, size: int) -> bytes:
     """The first bytes of a text, without half a character at the end."""
-    with source.open("rb") as stream:
-        return stream.read(size).decode("utf-8", errors="ignore").encode()
+    try:
+        with source.open("rb") as stream:
+            return codecs.getincrementaldecoder("utf-8")().decode(stream.read(size)).encode()
+    except UnicodeDecodeError as error:
+        raise TextError(f"{source} is not UTF-8; convert it, or give another text.") from error
 
 
 def size() -> BenchmarkConfig:
@@ -120,8 +128,13 @@ def size() -> BenchmarkConfig:
 
 
 def newest(history: History) -> list[Run]:
-    """The newest run of each size and time."""
-    found = {(run.rows[0]["text_bytes"], run.rows[0]["minutes"]): run for run in history.of("own-text")}
+    """The newest run of each size and time, of the text that was measured last."""
+    runs = history.of("own-text")
+    found = {
+        (run.rows[0]["text_bytes"], run.rows[0]["minutes"]): run
+        for run in runs
+        if run.rows[0]["sha256"] == runs[-1].rows[0]["sha256"]
+    }
     return [found[key] for key in sorted(found)]
 
 
@@ -139,7 +152,7 @@ def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     return [
         f"The texts are the beginnings of {row['source']} (SHA-256 {row['sha256'][:12]}…).",
-        "A sample is the first text after the beginning of the held-out part, without its line ends.",
+        "A sample continues the beginning of the held-out part (seed 1, not selected), without line ends.",
     ]
 
 

@@ -382,9 +382,8 @@ def training_difference(name: str, device: str) -> tuple[float, float]:
     for config, where in ((plain, "cpu"), (replace(plain, **TRAININGS[name]), device)):
         step = training_step(config, where)
         losses.append(np.array([step() for _ in range(TRAINING_STEPS)]))
-    return float(np.abs(losses[0] - losses[1]).max()), LOSS_TOLERANCES[
-        TRAININGS[name].get("autocast", "none")
-    ]
+    tolerance = LOSS_TOLERANCES[TRAININGS[name].get("autocast", "none")]
+    return float(np.abs(losses[0] - losses[1]).max()), tolerance
 
 
 def recipe_of(name: str, config: BenchmarkConfig) -> TrainConfig:

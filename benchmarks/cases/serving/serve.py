@@ -106,7 +106,7 @@ class Sizes:
     together: int = 8
     #: Tokens of each prompt that arrives.
     prompt: int = 10_000
-    #: How many do.
+    #: Number of long prompts that arrive.
     arriving: int = 3
     #: Streams that are read meanwhile.
     listening: int = 4
@@ -692,7 +692,7 @@ class Baseline:
 def baseline_steps(
     session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5
 ) -> Baseline:
-    """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps.
+    """The time of one `predict` step of `rows` rows of `width` tokens, in a loop of `count` steps.
 
     at: the stream position of the first timed token. A token at a later position attends to more memory, so
     the loop has to be where the streams are that it is compared with.
