@@ -98,7 +98,7 @@ class Memory:
     binding: Any = field(default=None, init=False, repr=False, compare=False)
     #: The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again.
     step: Any = field(default=None, init=False, repr=False, compare=False)
-    # bool [B]: whether a row may hold values that are not finite, as a caller's may; see
+    # bool [B]: whether a row may hold values that are not finite, such as a caller's own; see
     # `clear_restarted_rows`.
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
     _in_use: _InUse = field(default_factory=_InUse, init=False, repr=False, compare=False)

@@ -236,7 +236,7 @@ def _load(kind: type[Kind], folder: Path, spec: Spec) -> Kind:
     document = read_json(folder / REFERENCE, text)
     try:
         return kind(**{name: _array(name, value, answers) for name, value in document.items()})
-    # It is no object, has other keys, or an array that is none or lies elsewhere.
+    # Not an object, other keys, or an entry that is not an array within the file of answers.
     except (AttributeError, TypeError, ValueError) as error:
         raise _no_reference(folder) from error
 

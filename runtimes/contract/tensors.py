@@ -34,7 +34,7 @@ Shapes = tuple[tuple[int, ...], ...]  # of memory tensors, without the axis of t
 
 @dataclass(frozen=True, kw_only=True)
 class FormFacts:
-    """What is particular to a form of memory. Everything else asks for these facts and not for its name."""
+    """What is particular to a form of memory. Ask for these facts; compare names only to choose a form."""
 
     holds: Literal["keys", "hidden", "own"]
     """Keys and values of each group of heads, the inputs of each layer, or whatever a traced module defines.

@@ -97,7 +97,7 @@ def _standard_input(vocab: Vocab, *, ids: bool, dtype: str | None) -> ReadText:
 
 
 def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
-    """The size of the text without its first token, which is never predicted; None for ids without text.
+    """The size of the text without its first token, which is never predicted; None for a vocabulary of ids.
 
     For ids of a vocabulary that has text, it is the size of what they decode to, without the tokens that
     separate documents. It is None if the library that decodes them is not installed.

@@ -91,7 +91,7 @@ def _as_ort(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         made = Path(name)
         try:
-            with quiet():  # it leaves a file open, too
+            with quiet():  # the converter prints, and warns of a file that it leaves open
                 convert_onnx_models_to_ort(
                     folder / GRAPH, output_dir=made, optimization_styles=[OptimizationStyle.Fixed]
                 )

@@ -72,7 +72,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
     type=click.Path(),
     callback=lambda _context, _option, given: _vocabulary_path(given),
     help="The file of the vocabulary: the project's own, a vocab.json, a tokenizer.json or a .model of "
-    "SentencePiece; or `ids`, if tokens are ids without text (`./ids` is a file). By default it is in "
+    "SentencePiece; or `ids`, if tokens are plain numbers (`./ids` is a file). By default it is in "
     "the folder of SOURCE.",
 )
 @click.option(

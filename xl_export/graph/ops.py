@@ -148,8 +148,8 @@ def remove_unused_nodes(model: ir.Model) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While the block runs, other packages print, log and warn of nothing: what matters is raised, or seen by
-    the validation.
+    """Silences prints, logs and warnings of other packages. Real faults are still raised, or fail the
+    validation.
     """
     disabled = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):

@@ -44,7 +44,7 @@ struct Loaded {
   std::unique_ptr<Vocabulary> vocabulary;  // null of a step that is no language model
   Sampler sampler;  // of sampling.json
   bool fused = false;
-  Bytes weights;  // with which a session on the CPU computes: they are destroyed after it
+  Bytes weights;  // a session on the CPU reads them in place, so they are destroyed after it
   ort::Owned<OrtSession> session;
   std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
 };
@@ -209,8 +209,8 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
                                               ort_format ? "ORT" : "ONNX"));
   if (weights) {
     const char* name = "weights.bin";
-    // ONNX Runtime changes nothing, although its interface asks for plain pointers. On the CPU it computes
-    // with these bytes; releases before this option copy them.
+    // The interface takes pointers that are not const, but ONNX Runtime does not write through them. With
+    // this option the CPU provider uses the bytes in place; older releases ignore it and copy them.
     if (options.provider == Provider::cpu)
       ort::check(ort::api().AddSessionConfigEntry(
           settings.get(), "session.use_external_initializer_file_buffers_directly", "1"));

@@ -122,5 +122,5 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None) -> P
             return found
     raise ArtefactError(
         f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the vocabulary; "
-        "name the file with --vocab FILE, or give --vocab ids where the tokens are ids without text."
+        "name the file with --vocab FILE, or give --vocab ids if the tokens are plain numbers."
     )

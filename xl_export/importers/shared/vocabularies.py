@@ -56,11 +56,11 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
 
     These are a `vocab.json`, a `tokenizer.json` and a SentencePiece `.model`. A model may have some more
     tokens than a file of subwords, because some projects round their number up. The path `ids` means that
-    the model has token ids and no text. Raises ArtefactError if the file is damaged or the
-    vocabulary has another size.
+    the tokens are plain numbers. Raises ArtefactError if the file is damaged or the vocabulary has another
+    size.
     """
     if path == IDS:
-        return ReadVocabulary(IdsVocab(size), notes=("the tokens are ids, and there is no text of them",))
+        return ReadVocabulary(IdsVocab(size), notes=("the tokens are plain ids; as text, they are numbers",))
     if path.suffix in (".json", ".model"):
         vocab = vocab_from_file(path)
         missing = size - vocab.size

@@ -163,8 +163,8 @@ class Queue:
         self.count -= 1
 
     def next(self) -> Running:
-        """The run that gets the next row; at least one must wait. People come before bulk, then a tenant
-        without a row before others, then the tenant that was served least.
+        """The run that gets the next row; the queue must not be empty. Interactive before bulk, then tenants
+        without a row, then the least served.
         """
         queues = [queue for account in self._accounts.values() for queue in account.waiting.values()]
         firsts = [queue[0] for queue in queues if queue]

@@ -21,7 +21,7 @@ from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.server import Model, Server
 
 ENDPOINTS = Endpoints()
-# In /metrics, under the names that other servers of models use.
+# The prefix of every metric; the rest of a name is the one that other model servers use.
 PREFIX = "xl_export_"
 # Of `Figures`: the name of each, what it is, and the attribute.
 HISTOGRAMS = (
@@ -30,8 +30,8 @@ HISTOGRAMS = (
     ("e2e_request_latency_seconds", "Time from a request to its last token.", "whole"),
     (
         "request_queue_time_seconds",
-        "Time from a task to its first row. Each of several choices is a task, and the prompt that they "
-        "share is one more; tasks that leave before and the texts of /v1/score are not counted.",
+        "Time that a task waits for its first row. Each choice is a task, and so is a shared prompt. Tasks "
+        "cancelled in the queue and texts of /v1/score are not counted.",
         "queue_times",
     ),
 )

@@ -237,7 +237,8 @@ class IdsVocabulary final : public Vocabulary {
         throw Error(Fault::text, "'" + shown(word) + "', word " + std::to_string(tokens.size()) +
                                      " of the text, is not among the " + (names_ ? "names" : "numbers") +
                                      " of this model's " + std::to_string(size_) +
-                                     " tokens; give tokens with blanks between, or ids.");
+                                     " tokens; give tokens with blanks between, such as '" +
+                                     shown(names_ ? names_->name(0) : "0") + "', or ids.");
     }
     return tokens;
   }

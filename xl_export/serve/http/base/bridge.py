@@ -115,7 +115,7 @@ class Listener:
     #: Writes a drawn token to the client at once. Returns False, and has changed nothing, if it would have to
     #: wait; None if there is no such way.
     pass_on: Pass | None = None
-    #: Answers that were accepted, which the engine does not know yet.
+    #: Accepted answers that are not yet acknowledged to the engine.
     unacknowledged: int = 0
     #: When the last drawn token arrived.
     last: float = 0.0

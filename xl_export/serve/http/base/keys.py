@@ -36,7 +36,7 @@ class Tenant:
 ANYBODY = Tenant(admin=True)  # if the server has no keys; only this machine can reach it then
 
 
-#: The tenants of a server, by the hashes of their keys: how long a comparison takes shows nothing of a key.
+#: The tenants of a server by the hashes of their keys, so that the time of a lookup reveals nothing of a key.
 Keys: TypeAlias = dict[bytes, Tenant]
 
 

@@ -96,7 +96,7 @@ class BodyAccount:
         self.held = held
 
     def close(self) -> None:
-        """None of them is in memory any more."""
+        """Releases the whole body."""
         self.change(-self.held)
 
 

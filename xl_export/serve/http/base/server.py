@@ -254,7 +254,7 @@ def _serving_device(path: Path, device: Device | str) -> Device:
 
 @dataclass
 class _Kept:
-    """The streams of one artefact: their store and how many models use it, or the streams as they lie there
+    """The streams of one artefact: an open store and the number of models that use it, or the files on disk
     while no model does.
     """
 
@@ -290,9 +290,7 @@ class Stores:
             return kept.store
 
     def release(self, identity: str) -> None:
-        """One model less uses the store of an artefact, which is closed after the last one. Several stores
-        may close at one time.
-        """
+        """Ends one model's use of a store; the last one closes it. Several may close at the same time."""
         kept = self._of(identity)
         with kept.lock:
             kept.users -= 1
@@ -302,8 +300,8 @@ class Stores:
                 kept.store = None
 
     def others(self, served: Container[StreamStore]) -> list[StreamStore | UnservedStreams]:
-        """Where the streams are that none of these stores has: streams of artefacts that are not served, or
-        are not any more while requests that have begun use them.
+        """The stores other than these: of artefacts that are not served, or that only requests from before a
+        reload still use.
         """
         with self._lock:  # a store may be opened between the first two looks, and is there at the third
             holds = [kept.store or kept.unserved or kept.store for kept in self._kept.values()]
