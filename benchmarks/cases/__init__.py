@@ -34,6 +34,7 @@ NAMES = {
     "ray": "serving.ray.CASE",
     "web": "web.CASE",
     "gpu": "on_gpu.gpu.CASE",
+    "rtx-build": "rtx_build.CASE",
     "triton-kernel": "on_gpu.triton_kernel.CASE",
 }
 

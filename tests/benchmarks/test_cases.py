@@ -159,6 +159,15 @@ def test_overhead_is_measured_for_each_precision(
 
 
 @pytest.mark.slow
+def test_rtx_engines_compute_nothing_twice(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    sides = ("ring-fp16-operators", "ring-fp16-node")
+    (document,) = measured(tmp_path, "rtx-build", *(word for side in sides for word in ("--only", side)))
+    assert [row["layers"]["KV_CACHE_UPDATE"] for row in document["rows"]] == [2 * tiny.model.layers] * 2
+    assert [row["repeated"] for row in document["rows"]] == [0, 0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cpp", [[], ["artefact, C++"]], ids=len)
 def test_a_policy_is_timed_at_a_fixed_rate_on_every_side(
     cpp: list[str], tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
