@@ -96,7 +96,7 @@ class StreamFolder:
     position: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.position = self.begin + self.num_appended
+        self.position = self.begin + sum(map(len, self.appended))
 
     @staticmethod
     def create(
@@ -131,7 +131,7 @@ class StreamFolder:
     @property
     def num_appended(self) -> int:
         """How many tokens have to be fed again after the snapshot was read."""
-        return sum(map(len, self.appended))
+        return self.position - self.begin
 
     @property
     def written_at(self) -> float:
@@ -246,7 +246,7 @@ class StreamFolder:
         except ValueError as error:
             raise ArtefactError(f"{self._journal} is damaged; remove the stream's folder.") from error
         self.journal_bytes = sum(len(line) + 1 for line in lines)
-        self.position = self.begin + self.num_appended
+        self.position = self.begin + sum(map(len, self.appended))
 
     def _tidy(self) -> None:
         """Removes what belongs to an older snapshot, and what a kill left unfinished."""

@@ -21,6 +21,7 @@ from xl_export.serve.http.base.workers import Steps
 SLICE = 1 << 12  # items of a list that are encoded at once
 MOST_TEXTS = 1 << 17  # pairs of tokens whose texts are kept
 CONTEXT = 32  # tokens before a text that decide how its first token reads
+to_json = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode  # arrays are nested lists
 
 
 def encoding(

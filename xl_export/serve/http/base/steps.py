@@ -64,6 +64,8 @@ class StepEngine:
         #: Names the inputs and outputs.
         self.spec = spec
         self._session = session
+        #: Memories that no step uses now. What a session keeps with a memory makes the next step in it cheap.
+        self._idle: list[Memory] = []
         self._admission = Admission(settings, state_bytes=row_bytes(session.state))
         self._running = 0
         self._steps = 0
@@ -119,20 +121,24 @@ class StepEngine:
     ) -> tuple[Arrays, StreamState, StepInputs]:
         inputs = {name: as_numbers(name, each) for name, each in given.items()}
         before = state.memory  # forks share it, so it is read without its lock
-        tensors = {name: array.copy() for name, array in before.tensors.items()}
-        memory = Memory(before.positions.copy(), tensors, before.owner)
-        memory.unsure = before.unsure
-        kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
-        outputs, memory = self._session.step(inputs, memory)
-        arrays = {name: array.astype(kinds[name]) for name, array in inputs.items()}
-        if not all(np.isfinite(array).all() for array in memory.tensors.values()):
+        memory = self._idle.pop() if self._idle else self._session.start(1)
+        try:
+            for name, array in memory.tensors.items():
+                array[...] = before.tensors[name]
+            memory.positions[:] = before.positions
+            memory.unsure = before.unsure
+            outputs, _ = self._session.step(inputs, memory)
+            after = memory.copy()
+        finally:
+            self._idle.append(memory)
+        if not all(np.isfinite(array).all() for array in after.tensors.values()):
             raise StreamError(
                 "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
                 "inputs, or train the model again."
             )
-        # Without what the session keeps with a memory, which would take as much again for each state.
-        kept = Memory(memory.positions, memory.tensors, memory.owner)
-        kept.unsure = False
-        position = int(memory.positions[0])
-        after = StreamState(memory=kept, logits=None, tail=state.tail, written=position)
-        return outputs, after, StepInputs(arrays, position - state.position)
+        after.unsure = False
+        kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
+        fed = {name: array.astype(kinds[name]) for name, array in inputs.items()}
+        position = int(after.positions[0])
+        reached = StreamState(memory=after, logits=None, tail=state.tail, written=position)
+        return outputs, reached, StepInputs(fed, position - state.position)

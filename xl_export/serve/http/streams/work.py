@@ -13,11 +13,11 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Ended, Fed, Task
-from xl_export.serve.http.base.encoding import json_steps
+from xl_export.serve.http.base.encoding import json_steps, to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Model, Server
-from xl_export.serve.http.base.workers import DISK, aside, size_of
+from xl_export.serve.http.base.workers import DISK, INLINE, aside, size_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
@@ -394,4 +394,6 @@ async def encoded(document: Document, tenant: str) -> bytes:
     likeliest = next((len(each) for each in document.get("likeliest", ()) if each), 0)
     size = size_of(len(document.get("tokens", ())), likeliest)
     size += sum(array.nbytes for array in document.get("outputs", {}).values())
+    if size < INLINE:
+        return to_json(document)
     return await aside(size, tenant, json_steps, document)
