@@ -16,7 +16,13 @@ export function setKey(key) {
 export async function connect({ model: wanted }) {
   const { data } = await json("v1/models");
   const models = data.filter((/** @type {any} */ each) => each.xl_export.vocabulary !== null);
-  if (!models.length) throw new Refusal("This server has no language model, and the page needs one.");
+  if (!models.length) {
+    const { id } = data[0];
+    throw new Refusal(
+      `${id} has named inputs, and this page is for language models. /v2/models/${id} lists the inputs; ` +
+        "send them to /v1/streams/ID/step.",
+    );
+  }
   const model = models.find((/** @type {any} */ each) => each.id === wanted) ?? models[0];
   const backEnd = new ServerBackEnd(
     model,

@@ -184,10 +184,11 @@ def serve_command(
 ) -> None:
     """Serve MODEL to many clients over HTTP.
 
-    The interface is OpenAI's completions, and stored streams. A MODEL is the folder of an artefact or
-    of a run, or NAME=FOLDER. Clients ask for it by its name; the default is the name of the folder. The
-    server only accepts connections from this machine, unless --host is given. SIGTERM or Ctrl-C ends it
-    within 5 seconds, SIGHUP reads the keys again, and models whose folder has changed.
+    A language model has OpenAI's completions, any other model the Open Inference Protocol, and both have
+    stored streams. A MODEL is the folder of an artefact or of a run, or NAME=FOLDER. Clients ask for it by
+    its name; the default is the name of the folder. The server only accepts connections from this machine,
+    unless --host is given. SIGTERM or Ctrl-C ends it within 5 seconds, SIGHUP reads the keys again, and
+    models whose folder has changed.
     """
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import read_keys
@@ -237,10 +238,11 @@ def serve_command(
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{at}/"
         models = ", ".join(server.models)
-        interface = f"the Open Inference Protocol: {url}v2"
-        if any(is_language_model(each.session) for each in server.models.values()):
-            interface = f"OpenAI's interface: {url}v1"
-        click.echo(f"{url} serves {models} until Ctrl-C ({interface})")
+        kinds = {is_language_model(each.session) for each in server.models.values()}
+        interfaces = [f"OpenAI's interface: {url}v1"] if True in kinds else []
+        if False in kinds:
+            interfaces.append(f"the Open Inference Protocol: {url}v2")
+        click.echo(f"{url} serves {models} until Ctrl-C ({', '.join(interfaces)})")
 
     run(server, address, ready=ready)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from xl_export.serve.http.base.endpoint import Endpoints
@@ -9,8 +11,9 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.web.files import INDEX, PAGE, web_files
 
-# The same page as `xl-export web`, with another back end.
+# The same page as `xl-export web`, with another back end, and without the introduction of the demo.
 BACK_END = ('data-back-end="worker"', 'data-back-end="server"')
+INTRODUCTION = re.compile("<title>.*?(?=<link)", re.DOTALL)
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
 HEADERS = {
     "content-security-policy": (
@@ -32,7 +35,7 @@ ENDPOINTS = Endpoints()  # open: they need no API key, and what the page asks fo
 async def index(exchange: Exchange) -> Response:
     """The page itself."""
     document = (FOLDER / INDEX).read_text(encoding="utf-8").replace(*BACK_END)
-    return HTMLResponse(document, headers=HEADERS)
+    return HTMLResponse(INTRODUCTION.sub("<title>xl-export</title>\n", document), headers=HEADERS)
 
 
 @ENDPOINTS.add("GET", "/page/{name}", is_open=True, lasts=True, described=False)

@@ -20,7 +20,7 @@ from tests.serve.http.streams.conftest import LIMITS, created, restored
 from tests.steps import observed
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import finished
-from xl_export.serve.http.streams.documents import SAFETENSORS, StepResult, step_body
+from xl_export.serve.http.streams.documents import SAFETENSORS, CreateResult, StepResult, step_body
 from xl_export.serve.http.streams.work import StreamWork
 from xl_export.serve.streams import files
 
@@ -41,6 +41,15 @@ def session(policy: Path) -> Session:
 
 def lists(inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: x.tolist() for name, x in inputs.items()}
+
+
+def test_nothing_calls_a_policy_a_language_model(server: Running) -> None:
+    answer = server.post("/v1/streams", {})
+    msgspec.json.decode(answer.content, type=CreateResult)
+    assert set(answer.json()) == {"object", "stream"}
+    page = server.get("/").text
+    assert "<title>xl-export</title>" in page
+    assert "anguage model" not in page
 
 
 def test_json_and_safetensors_give_the_outputs_of_a_session(server: Running, session: Session) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.responses import Response
@@ -100,7 +100,7 @@ class Endpoint:
     file: bool = False
     #: The engine queue that must have room before the body is read: of people, or of bulk work.
     queue: Literal["people", "bulk"] | None = None
-    #: The type of a success; None for a text or a file.
+    #: The type of a success, or a union; None for a text or a file.
     answer: Any = None
     content: str = "application/json"
     #: The type of its server-sent events, if it may answer with them.
@@ -169,8 +169,8 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
     answers = {
         kind
         for each in endpoints
-        for kind in (each.answer, each.event, each.last_event, *each.instead.values())
-        if kind
+        for answer in (each.answer, each.event, each.last_event, *each.instead.values())
+        for kind in _kinds(answer)
     }
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -272,6 +272,12 @@ def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"description": text, "headers": headers, "content": content}
 
 
+def _kinds(kind: Any) -> Sequence[Any]:
+    """The types of a union, of a single type, or of None."""
+    return get_args(kind) or ([kind] if kind else [])
+
+
 def _json(kind: Any) -> dict[str, Any]:
     """The content of an answer or a body of that type."""
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    schemas = [{"$ref": f"#/components/schemas/{each.__name__}"} for each in _kinds(kind)]
+    return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}

@@ -124,8 +124,8 @@ class ElsewhereError(RefusedError):
 
     def __init__(self, position: int, given: int) -> None:
         super().__init__(
-            f"the stream has had {position} tokens and the request says {given}; if these are the tokens "
-            "of this request, it was done before; otherwise go on from there.",
+            f"the stream is at position {position} and the request says {given}; if this request was sent "
+            "before, it is done; otherwise go on from there.",
             status=409,
             param="position",
             code="other_position",
@@ -257,6 +257,13 @@ class AppendResult(_Result):
     """The stream after an append, and the surprisals of its tokens."""
 
     object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
+
+
+class CreateResult(TypedDict):
+    """A new stream of a model with named inputs, which has been fed nothing."""
+
+    object: Annotated[Literal["stream.create"], doc("The kind of this document.")]
+    stream: Annotated[StreamDocument, doc("The stream.")]
 
 
 class StepResult(TypedDict):

@@ -39,15 +39,6 @@ from xl_export.serve.streams.unserved import UnservedStreams
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
-# What a stream of a model with named inputs has been fed when it is created.
-NOTHING_FED: Document = {
-    "object": "stream.append",
-    "total_bits": 0.0,
-    "counted": 0,
-    "appended": 0,
-    "tokens": [],
-    "texts": [],
-}
 KEPT: set[asyncio.Task[Any]] = set()  # event loops keep no reference to tasks
 
 
@@ -98,7 +89,7 @@ class StreamWork:
             state = StreamState.begin(self._model.session)
             if body.text is None and body.tokens is None and not is_language_model(self._model.session):
                 stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
-                return {"stream": self._document(stream, state), **NOTHING_FED}
+                return {"object": "stream.create", "stream": self._document(stream, state)}
             tokens = await self._tokens(body, needed=False)
             report = self._report(body, tokens, tokens[:0])
             if len(tokens):
