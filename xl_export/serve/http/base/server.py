@@ -254,12 +254,11 @@ def _serving_device(path: Path, device: Device | str) -> Device:
 
 @dataclass
 class _Kept:
-    """The streams of one artefact: an open store and the number of models that use it, or the files on disk
-    while no model does.
-    """
+    """The streams of one artefact."""
 
-    store: StreamStore | None = None
-    unserved: UnservedStreams | None = None
+    #: An open store, or the files on disk while no model uses it; None before there is either.
+    holds: StreamStore | UnservedStreams | None = None
+    #: How many models use the store.
     users: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -277,35 +276,33 @@ class Stores:
         if self._folder.is_dir():
             for path in self._folder.iterdir():
                 if path.is_dir():
-                    self._of(path.name).unserved = UnservedStreams.read(path)
+                    self._of(path.name).holds = UnservedStreams.read(path)
 
     def acquire(self, session: Session) -> StreamStore:
         """The store of the session's artefact, for one model until `release`; uses the disk."""
         kept = self._of(session.identity)
         with kept.lock:
-            if kept.store is None:
-                kept.store = self._open(session, kept.unserved)
-                kept.unserved = None
+            if not isinstance(kept.holds, StreamStore):
+                kept.holds = self._open(session, kept.holds)
             kept.users += 1
-            return kept.store
+            return kept.holds
 
     def release(self, identity: str) -> None:
         """Ends one model's use of a store; the last one closes it. Several may close at the same time."""
         kept = self._of(identity)
         with kept.lock:
             kept.users -= 1
-            if not kept.users and kept.store is not None:
-                kept.store.close(within=CLOSING)
-                kept.unserved = kept.store.unserved()
-                kept.store = None
+            if not kept.users and isinstance(kept.holds, StreamStore):
+                kept.holds.close(within=CLOSING)
+                kept.holds = kept.holds.unserved()
 
     def others(self, served: Container[StreamStore]) -> list[StreamStore | UnservedStreams]:
         """The stores other than these: of artefacts that are not served, or that only requests from before a
         reload still use.
         """
-        with self._lock:  # a store may be opened between the first two looks, and is there at the third
-            holds = [kept.store or kept.unserved or kept.store for kept in self._kept.values()]
-        return [each for each in holds if each is not None and each not in served]
+        with self._lock:
+            found = [kept.holds for kept in self._kept.values()]
+        return [each for each in found if each is not None and each not in served]
 
     def _open(self, session: Session, unserved: UnservedStreams | None) -> StreamStore:
         identity = session.identity[:IDENTITY]
