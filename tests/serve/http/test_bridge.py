@@ -144,6 +144,7 @@ def test_a_failing_choice_loses_no_tokens_of_another(session: Session, begun: bo
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
         exchange = Exchange(None, {"path": "/", "headers": []}, None, send)  # type: ignore[arg-type]
+        exchange.wire = SimpleNamespace(write=lambda data: False)  # type: ignore[assignment]
         plan = finished(plan_of(body, session, Limits()))
         completion: Any = Completion(plan, model, exchange)  # type: ignore[arg-type]
         working = asyncio.ensure_future(completion.run())

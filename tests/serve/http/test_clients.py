@@ -21,6 +21,7 @@ from starlette.types import Message
 
 from tests.coroutines import in_thread
 from tests.serve.http.conftest import HTTP, Running, running, sources
+from xl_export.serve.http.base.connection import Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.exchange import LOOKS, SLOWEST, Exchange
 from xl_export.serve.http.base.limits import Limits
@@ -307,22 +308,21 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
     async def send(message: Message) -> None:
         await asyncio.sleep(pause)
 
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async def answer() -> bool:
         server: Any = SimpleNamespace(limits=Limits(stalled_seconds=PATIENCE))
-        exchange = Exchange(server, {"path": "/", "headers": []}, receive, send)
-        exchange.cut = lambda: cut.append(True)
+        exchange = Exchange(server, {"path": "/", "headers": []}, send, send)  # type: ignore[arg-type]
 
-        async def work() -> None:
-            for _ in range(count):
-                await exchange.events(b"x" * size)
-            await exchange.end()
+        def abort() -> None:
+            cut.append(True)
+            connection.answering.cancel()
 
+        connection: Any = SimpleNamespace(transport=SimpleNamespace(abort=abort), flow=None)
+        exchange.wire = Wire(connection, SimpleNamespace(disconnected=False, message_event=asyncio.Event()))  # type: ignore[arg-type]
         try:
-            await exchange.while_connected(work())
+            with exchange.while_connected():
+                for _ in range(count):
+                    await exchange.events(b"x" * size)
+                await exchange.end()
         except ClientLeftError:
             return True
         return False
@@ -357,7 +357,7 @@ def test_a_refusal_is_never_written_into_a_binary_answer(binary: bool) -> None:
     async def answer() -> None:
         server: Any = SimpleNamespace()
         exchange = Exchange(server, {"path": "/", "headers": []}, send, send)  # type: ignore[arg-type]
-        exchange.cut = lambda: cut.append(True)
+        exchange.wire = SimpleNamespace(cut=lambda: cut.append(True))  # type: ignore[assignment]
         if binary:
             await exchange.start([(b"content-type", b"application/octet-stream")])
         await exchange.events(b"begun")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from importlib.metadata import version
 
@@ -67,8 +68,8 @@ class Application:
             if wanted.queue:
                 server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
             body = [] if wanted.body is None else [await exchange.read(wanted.body, wanted.reads)]
-            answering = exchange.answer(wanted.handler(exchange, *body))
-            await (answering if wanted.lasts else exchange.while_connected(answering))
+            with exchange.while_connected() if wanted.watched else contextlib.nullcontext():
+                await exchange.answer(wanted.handler(exchange, *body))
         except (RefusedError, UserError) as error:
             await exchange.refuse(refusal_of(error))
         except ClientLeftError:
@@ -173,4 +174,4 @@ def _find(exchange: Exchange) -> Endpoint:
     async def refuse(exchange: Exchange) -> Response:
         raise refusal
 
-    return Endpoint(method=method, path=known, handler=refuse, lasts=True)
+    return Endpoint(method=method, path=known, handler=refuse, watched=False)

@@ -38,7 +38,7 @@ async def index(exchange: Exchange) -> Response:
     return HTMLResponse(INTRODUCTION.sub("<title>xl-export</title>\n", document), headers=HEADERS)
 
 
-@ENDPOINTS.add("GET", "/page/{name}", is_open=True, lasts=True, described=False)
+@ENDPOINTS.add("GET", "/page/{name}", is_open=True, watched=False, described=False)
 async def part(exchange: Exchange) -> Response:
     """What the page loads."""
     name = exchange.params["name"]

@@ -227,7 +227,7 @@ async def model(exchange: Exchange) -> Response:
 
 
 @ENDPOINTS.add(
-    "POST", "/admin/models/{name}/reload", answer=ModelDocument, refused=(404, 409, 503), lasts=True
+    "POST", "/admin/models/{name}/reload", answer=ModelDocument, refused=(404, 409, 503), watched=False
 )
 async def reload(exchange: Exchange) -> Response:
     """Opens the artefact of a model again."""

@@ -8,13 +8,15 @@ one coroutine for each event.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.limits import Limits
 
 CONNECTION = "xl_export.connection"  # the key of the `Wire` of a request in ASGI's `scope["extensions"]`
@@ -46,6 +48,8 @@ class Connection(HttpToolsProtocol):
     """
 
     config: Config
+    #: The task that is cancelled when the client leaves.
+    answering: asyncio.Task[Any] | None = None
     _cutting: asyncio.TimerHandle | None = None
     _whole = True  # whether the next byte begins a request
     _overhead = 0  # bytes of a head, of the frame of a chunk or of trailers, since the last byte of a body
@@ -109,6 +113,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         super().connection_lost(exc)
+        if self.answering is not None:
+            self.answering.cancel()
 
     def _refuse(self, refusal: RefusedError) -> None:
         """Answers in place of the application, unless that has begun to, and ends the connection."""
@@ -141,6 +147,7 @@ class Wire:
     """The connection as the application uses it while it answers one request."""
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
         self._transport = connection.transport
         self._flow = connection.flow
         self._cycle = cycle
@@ -153,6 +160,21 @@ class Wire:
             return False
         self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
         return True
+
+    @contextlib.contextmanager
+    def cancelled_when_lost(self) -> Iterator[None]:
+        """Cancels the block, and raises ClientLeftError, when the client leaves or is cut off."""
+        if self._cycle.disconnected:
+            raise ClientLeftError
+        self._connection.answering = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._cycle.disconnected:
+                raise ClientLeftError from None
+            raise
+        finally:
+            self._connection.answering = None
 
     def cut(self) -> None:
         """Cuts the connection; uvicorn then does not expect the rest of the answer."""

@@ -83,8 +83,7 @@ class Endpoint:
     method: str
     #: Names in braces are variables, which match one part of a path.
     path: str
-    #: Answers an exchange; it gets the body as well if there is one. What it returns is sent. It is cancelled
-    #: when the client leaves, unless it `lasts`.
+    #: Answers an exchange; it gets the body as well if there is one. What it returns is sent.
     handler: Callable[..., Coroutine[Any, Any, Response | None]]
     #: For the description; endpoints without a summary are not described.
     summary: str = ""
@@ -115,8 +114,9 @@ class Endpoint:
     refused: tuple[int, ...] = ()
     #: The variable of other paths that the answer names, and where in the answer it is.
     link: tuple[str, str] | None = None
-    #: Whether it goes on when the client leaves, or receives what the client sends.
-    lasts: bool = False
+    #: Whether the handler is cancelled when the client leaves. One that receives what the client sends
+    #: notices that itself.
+    watched: bool = True
     #: Whether it needs no key.
     is_open: bool = False
     #: Whether the error in an answer is only its sentence, as in the Open Inference Protocol.

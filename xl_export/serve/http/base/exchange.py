@@ -7,7 +7,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -73,11 +73,8 @@ class Exchange:
         self.sending = False
         #: Bytes of parts that the client has accepted.
         self.taken = 0
-        wire: Wire | None = scope.get("extensions", {}).get(CONNECTION)
-        #: Writes an encoded event of an answer that has begun, without waiting; False if it would have to.
-        self.write: Callable[[bytes], bool] = _never if wire is None else wire.write
-        #: Cuts the connection.
-        self.cut: Callable[[], None] = _nothing if wire is None else wire.cut
+        #: The connection; None for a WebSocket.
+        self.wire: Wire | None = scope.get("extensions", {}).get(CONNECTION)
 
     # What was asked for.
 
@@ -130,15 +127,17 @@ class Exchange:
             return await self.aside(reads, body, self.headers, limits)
         return await self.aside(decoded, body, kind, limits)
 
-    async def part(self, most: int, seconds: float, fix: str = "send less at once") -> bytes:
+    async def part(
+        self, most: int, seconds: float, larger: Callable[[int], RefusedError] = too_large
+    ) -> bytes:
         """The next part of the body, while there is `more_body`.
 
-        Raises RefusedError for a body of more than `most` bytes, as soon as that is known, or one that has
-        not arrived `seconds` after its head; ClientLeftError if the client leaves. fix: how to avoid a body
-        that is too large.
+        Raises RefusedError for a body that has not arrived `seconds` after its head; ClientLeftError if the
+        client leaves. larger: makes the refusal of a body of more than `most` bytes, which is raised as soon
+        as that is known.
         """
         if int(self.headers.get("content-length", 0)) > most:  # before any of it is read
-            raise too_large(most, fix)
+            raise larger(most)
         try:
             left = self.began + seconds - time.monotonic()
             message = await asyncio.wait_for(self.receive(), left)
@@ -155,7 +154,7 @@ class Exchange:
         self.more_body = message.get("more_body", False)
         self.size += len(part)
         if self.size > most:
-            raise too_large(most, fix)
+            raise larger(most)
         return part
 
     async def aside(self, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
@@ -208,14 +207,19 @@ class Exchange:
         else:
             self.cut()
 
-    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work that sends the answer to its end. Cancels it and raises ClientLeftError when the
-        client leaves, or stalls: when it accepted less than `SLOWEST` bytes a second of what was sent for
+    def cut(self) -> None:
+        """Cuts the connection; a WebSocket ends with its handler."""
+        if self.wire is not None:
+            self.wire.cut()
+
+    @contextlib.contextmanager
+    def while_connected(self) -> Iterator[None]:
+        """Cancels the block, which sends the answer, and raises ClientLeftError when the client leaves, or
+        stalls: when it accepted less than `SLOWEST` bytes a second of what was sent for
         `Limits.stalled_seconds`.
         """
+        assert self.wire is not None, "a WebSocket is not watched"
         loop = asyncio.get_running_loop()
-        working = loop.create_task(work)
-        leaving = loop.create_task(self._gone())
         stalled = self.server.limits.stalled_seconds
         timer: asyncio.TimerHandle
 
@@ -225,35 +229,16 @@ class Exchange:
             looks = (*looks, self.taken) if self.sending else ()
             if len(looks) > LOOKS:
                 if looks[-1] - looks[0] < SLOWEST * stalled:
-                    leaving.cancel()
                     self.cut()
                 looks = looks[1:]
             timer = loop.call_later(stalled / LOOKS, watch, looks)
 
         timer = loop.call_later(stalled / LOOKS, watch, ())
         try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientLeftError
-            working.result()
+            with self.wire.cancelled_when_lost():
+                yield
         finally:
             timer.cancel()
-            working.cancel()
-            leaving.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
-            del working  # it holds its error, which holds this frame
-
-    async def _gone(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-
-def _never(data: bytes) -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
 
 
 def event(document: Any) -> bytes:

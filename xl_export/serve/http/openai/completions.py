@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
@@ -178,6 +179,9 @@ class Completion:
         self._plan = plan
         self._model = model
         self._exchange = exchange
+        assert exchange.wire is not None, "completions are not answered over a WebSocket"
+        # Sends an event at once; False if the client would have to be waited for.
+        self._write = exchange.wire.write
         self._tenant = exchange.tenant.name
         self._facts = {
             "id": f"cmpl-{exchange.id}",
@@ -235,14 +239,15 @@ class Completion:
                         await exchange.events(data)
                     if refusal is not None:
                         raise refusal
-                used = usage(plan.prompt_tokens, self._drawn, self._cached)
                 if plan.stream:
-                    last = event({**self._facts, "choices": [], "usage": used}) if plan.usage else b""
+                    last = b""
+                    if plan.usage:
+                        last = event({**self._facts, "choices": [], "usage": self._usage()})
                     await exchange.end(last + DONE)
                     return None
                 shown = plan.prompt_tokens if plan.echo else 0
                 size = size_of(shown + self._drawn, plan.log_probs)
-                document = {**self._facts, "choices": self._best(), "usage": used}
+                document = {**self._facts, "choices": self._best(), "usage": self._usage()}
                 return of_json(await aside(size, self._tenant, json_steps, document))
             finally:
                 exchange.note.update(
@@ -315,8 +320,8 @@ class Completion:
                 if not choice.begun:
                     await self._begin(choice)
                     if self._alike:
-                        inbox.pass_on(task, partial(self._passed, choice))
-                self._draw(choice, answer)
+                        inbox.pass_on(task, partial(self._draw, choice, self._write))
+                self._draw(choice, self._gather, answer)
             elif type(answer) is Ended and choice is not None:
                 await self._end(choice, answer)
             elif type(answer) is Ended:
@@ -338,30 +343,28 @@ class Completion:
         document = self._document(choice, prompt.text, log_probs)
         return EVENT + (yield from json_steps(document)) + END
 
-    def _draw(self, choice: _Choice, drawn: Drawn) -> None:
-        """One more token: an event, or nothing if its text is not complete yet."""
+    def _draw(self, choice: _Choice, write: Callable[[bytes], bool], drawn: Drawn) -> bool:
+        """One more token: an event, or nothing if its text is not complete yet. False, and nothing has
+        changed, if `write` returns that.
+        """
+        streamed = self._plan.stream
+        has_event = streamed and self._alike and drawn.text
+        if has_event and not write(choice.head + encode(drawn.text) + self._tail):
+            return False
         choice.tokens += 1
         collected = choice.log_probs
         if collected is not None:
             collected.add(drawn.token, drawn.log_prob, drawn.likeliest)
-        if not self._plan.stream:
+        if not streamed:
             choice.parts.append(drawn.text)
-        elif self._alike:
-            if drawn.text:
-                self._ready += choice.head + encode(drawn.text) + self._tail
-        else:
+        elif not self._alike:
             log_probs = None if collected is None else collected.take()
-            self._ready += event(self._document(choice, drawn.text, log_probs))
+            write(event(self._document(choice, drawn.text, log_probs)))
+        return True
 
-    def _passed(self, choice: _Choice, drawn: Drawn) -> bool:
-        """Does what `_draw` does with a token of a begun choice whose events are alike, and writes the event.
-        False, and nothing has changed, if the client has to be waited for.
-        """
-        if not self._plan.stream:
-            choice.parts.append(drawn.text)
-        elif drawn.text and not self._exchange.write(choice.head + encode(drawn.text) + self._tail):
-            return False
-        choice.tokens += 1
+    def _gather(self, data: bytes) -> bool:
+        """Keeps an event until those of all choices are sent together."""
+        self._ready += data
         return True
 
     async def _end(self, choice: _Choice, ended: Ended) -> None:
@@ -415,6 +418,9 @@ class Completion:
     def _log_probs(self, before: np.ndarray, offset: int) -> LogProbs:
         plan = self._plan
         return LogProbs(self._model.texts, plan.log_probs or 0, before, offset, as_ids=plan.as_ids)
+
+    def _usage(self) -> Usage:
+        return usage(self._plan.prompt_tokens, self._drawn, self._cached)
 
     @property
     def _drawn(self) -> int:

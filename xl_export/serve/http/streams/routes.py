@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
+from xl_export.serve.http.base.body import too_large
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
@@ -47,7 +49,7 @@ BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
 ENDPOINTS = Endpoints()
-ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", lasts=True, described=False)(conversation)
+ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", watched=False, described=False)(conversation)
 
 
 @ENDPOINTS.add(
@@ -175,7 +177,7 @@ async def facts(exchange: Exchange) -> Response:
     return json(stream_document(model.store.find(name, tenant), model.name))
 
 
-@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES, lasts=True)
+@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES, watched=False)
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
@@ -220,7 +222,7 @@ async def snapshot(exchange: Exchange) -> None:
     "/v1/streams/restore",
     query=("model",),
     file=True,
-    lasts=True,
+    watched=False,
     answer=StreamDocument,
     status=201,
     link=("id", "/id"),
@@ -262,11 +264,11 @@ async def _done(work: StreamWork, operation: Coroutine[Any, Any, Document], *, s
 async def _receive(exchange: Exchange, path: Path, most: int) -> None:
     """Writes the body to a file; raises RefusedError for more than `most` bytes as soon as that is known."""
     seconds = exchange.server.limits.body_seconds * (1 + (most >> 26))
-    fix = "send a snapshot that a server of this artefact wrote"
+    larger = partial(too_large, fix="send a snapshot that a server of this artefact wrote")
     try:
         with open(path, "xb") as file:
             while exchange.more_body:
-                part = await exchange.part(most, seconds, fix)
+                part = await exchange.part(most, seconds, larger)
                 await DISK.run(exchange.tenant.name, file.write, part)
     except OSError as error:
         raise RefusedError(
