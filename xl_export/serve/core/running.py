@@ -202,6 +202,7 @@ class Rows:
 
     def __init__(self, session: Session, count: int) -> None:
         self.memory = session.start(count)
+        self._count = count
         #: The run of each used row, the decoding ones first.
         self.runs: list[Running] = []
         #: How many of them decode.
@@ -217,7 +218,7 @@ class Rows:
     @property
     def free(self) -> int:
         """How many rows are free."""
-        return self.memory.batch - len(self.runs)
+        return self._count - len(self.runs)
 
     def part(self, first: int, last: int) -> Memory:
         """The memory of some rows, as `Memory.part`; it costs nothing for the rows of the previous step."""

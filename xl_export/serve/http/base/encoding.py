@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -61,12 +61,11 @@ def encoding(
         raise RefusedError(str(error), param=param) from error
 
 
-def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterator[str | Sequence[int]]:
+def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterable[str | Sequence[int]]:
     """What is encoded at once: the pieces in which a vocabulary of subwords encodes a text anyway."""
     if isinstance(prompt, str):
-        yield from pieces(prompt) if vocab.kind == "subword" else [prompt]
-    else:
-        yield from (prompt[at : at + SLICE] for at in range(0, len(prompt), SLICE))
+        return pieces(prompt) if vocab.kind == "subword" else [prompt]
+    return (prompt[at : at + SLICE] for at in range(0, len(prompt), SLICE))
 
 
 def texts_of(vocab: Vocab, tokens: Iterable[int]) -> Steps[list[str]]:

@@ -92,7 +92,8 @@ class BodyAccount:
                 retry_after=1,
                 closes=True,
             )
-        self._bodies.add(self._tenant, counted)
+        if counted:
+            self._bodies.add(self._tenant, counted)
         self.held = held
 
     def close(self) -> None:

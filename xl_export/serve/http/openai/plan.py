@@ -245,7 +245,9 @@ def drawing_of(body: SamplingFields, session: Session, max_tokens: int) -> Drawi
 
 
 def _stops(stop: str | list[str] | None, vocab: Vocab) -> tuple[str, ...]:
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > MOST_STOPS:
         raise RefusedError(f"stop has {len(stops)} strings; expected at most {MOST_STOPS}.", param="stop")
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
