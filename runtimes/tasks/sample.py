@@ -78,7 +78,8 @@ class Draw:
         self.greedy = not self._random.any()  # then `uniform` is not used
         self._temperature = np.maximum(temperature, COLDEST)
         self._any_temperature = bool((temperature != 1).any())
-        self._any_top_p = bool((self._top_p < 1).any())
+        self._without_top_p = self._top_p == 1
+        self._any_top_p = not self._without_top_p.all()
         self._any_min_p = bool(self._min_p.any())
         kept = [size if sampler.top_k is None else min(sampler.top_k, size) for sampler in samplers]
         self._edge = size - np.array(kept)  # the place of the k-th largest logit in ascending order
@@ -149,11 +150,12 @@ class Draw:
         if self._any_min_p:
             weights *= weights >= self._min_p[part]  # the largest weight is 1
         if self._any_top_p:
-            top_p = self._top_p[part]
-            ordered = np.sort(weights, axis=1)[:, ::-1]
+            ordered = weights.copy()
+            ordered.sort(axis=1)
+            ordered = ordered[:, ::-1]
             up_to = np.add.accumulate(ordered, axis=1)
-            last = (up_to >= top_p * up_to[:, -1:]).argmax(axis=1)
-            weights *= (weights >= ordered[rows, last, None]) | (top_p == 1)
+            last = (up_to >= self._top_p[part] * up_to[:, -1:]).argmax(axis=1)
+            weights *= (weights >= ordered[rows, last, None]) | self._without_top_p[part]
         up_to = np.add.accumulate(weights, axis=1)
         place: np.ndarray = (up_to > (uniform * up_to[:, -1])[:, None]).argmax(axis=1)
         if ids is None:
