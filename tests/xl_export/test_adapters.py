@@ -5,6 +5,7 @@ own loops.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,53 @@ def test_what_forward_returns_is_explained(answer: Any, message: str, tmp_path: 
     rule = xl_export.MemoryRule(mem_len=4, segment=2)
     with pytest.raises(UserError, match=message):
         xl_export.trace(module, tmp_path / "artefact", rule=rule)
+
+
+class Smoothed(nn.Module):
+    """A policy that adds the last observation to the next one, as `smooth` does."""
+
+    def __init__(self, smooth: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.smooth = smooth
+
+    def forward(self, obs: Tensor, mems: list[Tensor]) -> Any:
+        return self.smooth(obs, mems[0]), [torch.cat([mems[0], obs], 1)]
+
+
+def halved(x: Tensor, mem: Tensor) -> Tensor:
+    length = int(x.shape[1])  # LENGTH
+    return x + (mem[:, -1:] if length == 1 else mem[:, -1:].expand(-1, length, -1))
+
+
+def viewed(x: Tensor, mem: Tensor) -> Tensor:
+    return x.view(x.shape[0], 5, 3) + mem[:, -1:]  # VIEW
+
+
+def chosen(x: Tensor, mem: Tensor) -> Tensor:
+    if mem.any():  # BRANCH
+        return x + mem[:, -1:]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("smooth", "mark", "message"),
+    [
+        (halved, "LENGTH", r"could not trace the step: {} fixes tokens \(size 1 of obs\) to 5; .*\(rows=1\)"),
+        (
+            viewed,
+            "VIEW",
+            r"RuntimeError \(shape '.*' is invalid .*\) at {} with obs \[.* fixed sizes \(rows=1\)",
+        ),
+        (chosen, "BRANCH", r"could not trace the step: {} depends on the values .*torch.where"),
+    ],
+)
+def test_the_line_that_cannot_be_traced_is_named(
+    smooth: Callable[[Tensor, Tensor], Tensor], mark: str, message: str, tmp_path: Path
+) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    number, line = next((at, line) for at, line in enumerate(lines, 1) if line.endswith(f"# {mark}"))
+    code = re.escape(f"`{line.strip()}` ({__file__}:{number}, your code)")
+    module = from_forward(Smoothed(smooth), memory=[(M, 3)], inputs={"obs": xl_export.features(3)})
+    rule = MemoryRule(mem_len=M, segment=5)
+    with pytest.raises(UserError, match=message.format(code)):
+        xl_export.trace(module, tmp_path / "a", rule=rule, without={"padding", "cuts"})

@@ -20,6 +20,7 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS
 from xl_export.graph.ops import IR_VERSION, TYPES, quiet, remove_unused_nodes
 from xl_export.tracing.module import ModuleStep
+from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import GraphStep
 
@@ -72,37 +73,16 @@ def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
         for fact in spec.inputs
     )
     varying = None if spec.fixed_rows else (shapes,)
-    try:
-        return torch.export.export(step, tuple(examples), dynamic_shapes=varying, strict=False)
-    except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
-        raise ArtefactError(_why(error)) from error
+    with noted_guards() as guards:
+        try:
+            return torch.export.export(step, tuple(examples), dynamic_shapes=varying, strict=False)
+        except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
+            raise ArtefactError(why(error, guards, spec)) from error
 
 
 def longest_traced(rule: MemoryRule) -> int:
     """The most tokens of a step while it is traced: an axis of at most 2 would become a constant."""
     return SHORTEST if rule.segment == 2 else rule.segment
-
-
-def _why(error: Exception) -> str:
-    """A sentence for what PyTorch says where it cannot trace a step."""
-    text = str(error)
-    name = type(error).__name__
-    if "GuardOnDataDependent" in name or "data-dependent" in text:
-        reason = (
-            "a shape or a branch depends on the values of tokens or memory; write it with torch.where, or "
-            "compute it before the export"
-        )
-    elif "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in name:
-        reason = (
-            "it fixes the number of rows or of tokens, as nn.GRU and nn.LSTM do, and nn.GRUCell and "
-            "nn.LSTMCell do not; take sizes from tensor.shape, without int(), len() or a size that is "
-            "written into the module, or trace it for a fixed number of rows (rows=1)"
-        )
-    else:
-        reason = "change what that names"
-    # The first line of a violated constraint refers to a log; the next ones name the size and the condition.
-    found = next((line.strip(" -.") for line in text.splitlines() if line.startswith("  - ")), None)
-    return f"PyTorch could not trace the step ({name}: {found or first_line(error):.300}): {reason}."
 
 
 def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:

@@ -7,6 +7,7 @@ A language model has `sizes`, `start` and `step`, and perhaps `logits` and `log_
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from runtimes.contract.tensors import (
     refuse_signature,
     state_tensors,
 )
+from xl_export.tracing.refusal import code_of
 
 LOGITS = "logits"  # the output of a language model, before its output layer a hidden state
 INPUT = "input"  # the name of an input that a module does not name
@@ -184,9 +186,11 @@ def in_a_sentence(module: Any, method: str, **fed: Any) -> Iterator[None]:
         raise
     except Exception as error:  # it is the user's code, so it may be of any class
         shown = ", ".join(f"{name} {_in_short(value)}" for name, value in fed.items()) or "a hidden state"
+        code = code_of(traceback.extract_tb(error.__traceback__))
         raise ArtefactError(
-            f"{type(module).__name__}.{method} raised {type(error).__name__} ({first_line(error):.200}) with "
-            f"{shown}; expected it to take this, as the guide to models of your own says."
+            f"{type(module).__name__}.{method} raised {type(error).__name__} ({first_line(error):.200}) "
+            f"{f'at {code} ' if code else ''}with {shown}; expected it to accept any number of rows, and of "
+            "tokens up to the segment, or trace it for fixed sizes (rows=1)."
         ) from error
 
 

@@ -1,0 +1,106 @@
+"""Why PyTorch cannot trace a step, in one sentence with the line of code that is the reason."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from runtimes.base.errors import first_line
+from runtimes.contract.spec import Spec
+
+HERE = str(Path(__file__).parent)
+PYTHON = sysconfig.get_path("stdlib")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition on the sizes of the inputs, without which PyTorch cannot go on."""
+
+    condition: Any  # of sympy, over symbols for sizes
+    code: str
+    """What needs it, as in `code_of`."""
+    sizes: dict[Any, str]
+    """For each symbol, what PyTorch calls the size: `L['tensors'][0].size()[1]`."""
+
+
+@contextmanager
+def noted_guards() -> Iterator[list[Guard]]:
+    """The guards that PyTorch adds in this block. Only its log has them, and no exception."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # it takes long to import
+
+    found: list[Guard] = []
+    log = getattr(ShapeEnv, "_log_guard", None)
+
+    def note(env: Any, prefix: str, condition: Any, *others: Any, **named: Any) -> None:
+        if code := code_of(traceback.extract_stack()[:-1]):
+            sources = env.var_to_sources
+            sizes = {each: sources[each][0].name for each in condition.free_symbols if each in sources}
+            found.append(Guard(condition, code, sizes))
+        if log is not None:
+            log(env, prefix, condition, *others, **named)
+
+    with mock.patch.object(ShapeEnv, "_log_guard", note, create=True):
+        yield found
+
+
+def code_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line of a module that is traced, as "`n = len(x)` (FILE:LINE, your code)", or "".
+
+    PyTorch's and Python's own lines do not count.
+    """
+    for frame in reversed(frames):
+        path = frame.filename
+        if path.startswith(HERE):
+            break
+        _, installed, inside = path.replace("\\", "/").rpartition("-packages/")
+        owner = inside.split("/")[0].removesuffix(".py") if installed else "your code"
+        if owner != "torch" and not path.startswith("<") and (installed or not path.startswith(PYTHON)):
+            return f"`{frame.line:.90}` ({path}:{frame.lineno}, {owner})"
+    return ""
+
+
+def why(error: Exception, guards: Sequence[Guard], spec: Spec) -> str:
+    """A sentence for what PyTorch raised while it traced a step."""
+    text = str(error)
+    name = type(error).__name__
+    code = code_of(traceback.extract_tb(error.__traceback__))
+    if "GuardOnDataDependent" in name or "data-dependent" in text:
+        return (
+            f"PyTorch could not trace the step: {code or first_line(error)} depends on the values of tokens "
+            "or memory; write it with torch.where, or compute it before the export."
+        )
+    if "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in name:
+        return (
+            f"PyTorch could not trace the step: {_fixed(text, guards, spec)}; take sizes from tensor.shape, "
+            "without int() and len(), write nn.GRUCell for nn.GRU and nn.LSTMCell for nn.LSTM, or trace it "
+            "for fixed sizes (rows=1)."
+        )
+    at = f" at {code}" if code else ""
+    return f"PyTorch could not trace the step ({name}: {first_line(error):.300}){at}: change what that names."
+
+
+def _fixed(text: str, guards: Sequence[Guard], spec: Spec) -> str:
+    """Which line fixes which size of which input to what."""
+    # PyTorch proposes a number for a size, or a range: "  tokens = 5".
+    numbers = dict(re.findall(r"^  (\w+) = (\d+)$", text, re.MULTILINE))
+    for guard in guards:
+        elsewhere = [guard.condition.subs(dict.fromkeys(guard.sizes, size)) for size in (2, 1 << 16)]
+        if not guard.sizes or all(each == True for each in elsewhere):  # noqa: E712
+            continue  # it holds for other sizes, too
+        names: dict[Any, str] = {}
+        places: dict[str, str] = {}
+        for symbol, source in guard.sizes.items():
+            index, axis = map(int, re.findall(r"\[(\d+)\]", source))
+            name = str(spec.inputs[index].shape[axis])
+            names[symbol] = name
+            places[name] = f"{name} (size {axis} of {spec.inputs[index].name})"
+        fixed = next((name for name in places if name in numbers), next(iter(places)))
+        return f"{guard.code} fixes {places[fixed]} to {numbers.get(fixed) or guard.condition.subs(names)}"
+    return "it fixes the number of rows or of tokens"
