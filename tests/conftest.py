@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
 from tests.browsers import browsers, executable, playwright  # noqa: F401 (fixtures of one browser for all)
 from tests.once import made_in, made_once
+
+if TYPE_CHECKING:
+    from tests.parity.operations import Program
 
 # Tests start many processes: the first keeps the compiled modules for the others.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -168,6 +172,31 @@ def module_artefact(fast_traces: None, tmp_path_factory: pytest.TempPathFactory)
 def policy(module_artefact: Callable[[str], Path]) -> Path:
     """A step that is no language model; `tests.steps.observed` makes its inputs."""
     return module_artefact("policy")
+
+
+@pytest.fixture(scope="session")
+def cpp() -> Iterator[Program]:
+    """The C++ library, which answers operations."""
+    from tests.cpp.program import DRIVER, compiled
+    from tests.parity.operations import Program
+
+    running = Program(compiled(DRIVER, "-O0"), tolerance=1e-5)
+    yield running
+    assert running.close() == 0
+
+
+@pytest.fixture(scope="session")
+def javascript(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """The module in Node, on WebAssembly, which answers operations."""
+    from tests.parity.operations import Program
+    from tests.web.npm import copied_module, node, packages
+
+    node(), packages()
+    module = copied_module(tmp_path_factory.mktemp("module") / "web")
+    # Code that WebAssembly's second compiler makes pays only in programs that run for long.
+    running = Program(node(), "--liftoff-only", "test/driver.js", tolerance=1e-3, goes_on=True, cwd=module)
+    yield running
+    assert running.close() == 0
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Every implementation, started once for each test process."""
+"""Models, and the servers that answer operations on them; tests/conftest.py starts the libraries."""
 
 from __future__ import annotations
 
@@ -13,34 +13,14 @@ import runtimes
 from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, Vocab, WordVocab, save_vocab
 from tests.architectures import ARCHITECTURES, SMALLEST, UNSEEN
-from tests.cpp.program import compiled
-from tests.parity.operations import HttpServer, Implementation, Program, ReplicaClient
+from tests.parity.operations import HttpServer, Implementation, ReplicaClient
 from tests.serve.http.conftest import running, sources
 from tests.web.cases import byte_level, subwords
-from tests.web.npm import copied_module, node, packages
 from xl_export.artefact.export import export
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.replica import Replica
 from xl_export.serve.shared import SharedStreams
-
-
-@pytest.fixture(scope="session")
-def cpp() -> Iterator[Program]:
-    running = Program(compiled(Path(__file__).with_name("driver.cpp"), "-O0"), tolerance=1e-5)
-    yield running
-    assert running.close() == 0
-
-
-@pytest.fixture(scope="session")
-def javascript(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """The module in Node, on WebAssembly."""
-    node(), packages()
-    module = copied_module(tmp_path_factory.mktemp("module") / "web")
-    # Code that WebAssembly's second compiler makes pays only in programs that run for long.
-    running = Program(node(), "--liftoff-only", "test/driver.js", tolerance=1e-3, goes_on=True, cwd=module)
-    yield running
-    assert running.close() == 0
 
 
 @pytest.fixture(scope="session")

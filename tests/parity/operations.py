@@ -14,7 +14,7 @@ object, or `{"error": sentence}` for what is refused:
     save      stream, file                       load     stream, file
     encode    text → tokens                      decode   tokens → pieces of text, the rest at the end
     check     → passed, tolerance, mean_tolerance
-    step by name  stream, inputs {name: numbers} → outputs by name; not in Python's sessions
+    step by name  stream, inputs {name: numbers} → outputs by name, in flat lists
 
 An implementation that has no such operation answers `{"lacks": true}`, and loses the stream.
 """
@@ -169,7 +169,7 @@ class PythonSession:
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
         try:
-            answer = getattr(self, op, lambda **_: LACKS)(**given) or {}
+            answer = getattr(self, op.replace(" ", "_"), lambda **_: LACKS)(**given) or {}
         except UserError as error:
             return {"error": one_sentence(str(error))}
         memory = self.streams.get(given.get("stream", ""))
@@ -185,6 +185,18 @@ class PythonSession:
     def step(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
         logits, _ = self.session.step(np.array(tokens, np.int64), self.streams[stream])
         return {"logits": logits.ravel()}
+
+    def step_by_name(self, stream: str, inputs: dict[str, list[float]]) -> dict[str, Any]:
+        memory = self.streams[stream]
+        assert self.session.spec is not None
+        fed = {
+            fact.name: np.reshape(inputs[fact.name], fact.sizes(batch=memory.batch, tokens=-1)).astype(
+                fact.dtype
+            )
+            for fact in self.session.spec.signature[0][:-1]
+        }
+        outputs, _ = self.session.step(fed, memory)
+        return {"outputs": {name: x.ravel() for name, x in outputs.items()}}
 
     def predict(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
         logits, _ = self.session.predict(np.array(tokens, np.int64), self.streams[stream])
@@ -409,6 +421,9 @@ class ReplicaClient:
     def step_by_name(self, stream: str, inputs: dict[str, list[float]]) -> dict[str, Any]:
         return flat_outputs(self.request(stream, {"inputs": nested(inputs, self.spec)}))
 
+    def restart(self, stream: str, row: int) -> dict[str, Any]:
+        return self.start(stream)
+
     def generate(self, stream: str, **given: Any) -> dict[str, Any]:
         if given["max_tokens"] == 0:
             return LACKS  # a request may feed tokens only
@@ -473,10 +488,27 @@ class Reference:
         found.check(reader, folder)
         return found
 
-    def check(self, implementation: Implementation, scratch: Path) -> set[str]:
+    @classmethod
+    def of_steps(
+        cls, artefact: Path, folder: Path, truth: Implementation | None = None, *, rows: int = 2
+    ) -> Reference:
+        """The answers of `truth`, or of Python's own session, to `random_steps` of any artefact. Python's own
+        sessions must give them, too.
+        """
+        reader = PythonSession(artefact)
+        truth = truth or PythonSession(artefact)
+        assert reader.session.spec is not None
+        lines, afterwards = random_steps(reader.session.spec, rows)
+        answered = [(line, truth.ask(**with_folder(line, folder, folder))) for line in (*lines, *afterwards)]
+        at = len(lines)
+        found = cls(answers=answered[:at], afterwards=answered[at:], reader=reader, folder=folder)
+        found.check(reader, folder)
+        return found
+
+    def check(self, implementation: Implementation, scratch: Path) -> dict[str, float]:
         """Compares every answer; then Python continues what the implementation has saved in `scratch`.
 
-        Returns the operations that were compared.
+        Returns the operations that were compared, and the largest difference of each.
         """
         compared = self._compare(self.answers, implementation, scratch)
         saved = {path.name for path in scratch.iterdir()}
@@ -488,20 +520,58 @@ class Reference:
         answers: list[tuple[dict[str, Any], dict[str, Any]]],
         implementation: Implementation,
         scratch: Path,
-    ) -> set[str]:
+    ) -> dict[str, float]:
         lost: set[str] = set()
-        compared: set[str] = set()
+        compared: dict[str, float] = {}
         for line, expected in answers:
             streams = {line.get("stream"), line.get("as")} - {None}
             lacks = "lacks" in expected or lost & streams
             answer = LACKS if lacks else implementation.ask(**with_folder(line, scratch, self.folder))
             if "lacks" in answer:
-                lost |= streams
+                lost.add(line.get("as", line.get("stream", "")))
                 continue
             assert "error" not in answer, (line, answer)
-            compare(answer, expected, implementation, line)
-            compared.add(line["op"])
+            difference = compare(answer, expected, implementation, line)
+            compared[line["op"]] = max(difference, compared.get(line["op"], 0.0))
         return compared
+
+
+def random_steps(spec: Spec, rows: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """62 steps of any artefact, with what its promises allow, and how a saved stream goes on.
+
+    The first stream has 50, with restarts and, if its rows may begin with padding, at different positions; a
+    fork and the files of the stream have the others.
+    """
+    draw = np.random.default_rng(0)
+    rows = spec.fixed_rows or (1 if "rows" in spec.without else rows)
+    segment = spec.rule.segment
+    whole = spec.fixed_rows or "cuts" in spec.without
+    lines: list[dict[str, Any]] = [{"op": "check"}, {"op": "start", "stream": "a", "rows": rows}]
+    if "padding" not in spec.without and rows > 1:
+        lines.append({"op": "pad", "stream": "a", "positions": [0] * (rows - 1) + [-segment]})
+
+    def step(stream: str) -> dict[str, Any]:
+        tokens = segment if whole else int(draw.integers(1, segment + 1))
+        if spec.language_model:
+            ids = draw.integers(spec.model.vocab_size, size=(rows, tokens))
+            return {"op": "step", "stream": stream, "tokens": ids.tolist()}
+        inputs = {}
+        for fact in spec.signature[0][:-1]:
+            shape = fact.sizes(batch=rows, tokens=tokens)
+            x = draw.integers(fact.ids, size=shape) if fact.ids else draw.standard_normal(shape, np.float32)
+            inputs[fact.name] = x.ravel().tolist()
+        return {"op": "step by name", "stream": stream, "inputs": inputs}
+
+    for number in range(50):
+        if number in (10, 27, 40):
+            lines.append({"op": "restart", "stream": "a", "row": number % rows})
+        if number == 33:
+            lines += [{"op": "fork", "stream": "a", "as": "b"}, *(step("b") for _ in range(4))]
+        lines.append(step("a"))
+    lines.append({"op": "save", "stream": "a", "file": "a"})
+    for stream, file in (("c", "a"), ("d", "python-a")):
+        lines += [{"op": "load", "stream": stream, "file": file}, *(step(stream) for _ in range(4))]
+    return lines, [{"op": "load", "stream": "a", "file": "a"}, step("a")]
 
 
 def with_folder(line: dict[str, Any], scratch: Path, python: Path) -> dict[str, Any]:
@@ -514,24 +584,30 @@ def with_folder(line: dict[str, Any], scratch: Path, python: Path) -> dict[str, 
 
 def compare(
     answer: dict[str, Any], expected: dict[str, Any], implementation: Implementation, line: dict[str, Any]
-) -> None:
-    """Every value of an answer is that of the reference.
+) -> float:
+    """Every value of an answer is that of the reference. Returns the largest difference of numbers.
 
     Where the reference has no number, any will do. Only servers must know log p of the first tokens.
     """
+    worst = 0.0
     for name in answer.keys() & expected.keys():
         mine, right = answer[name], expected[name]
-        if name in ("logits", "log_probs"):
+        if name == "outputs":
+            assert mine.keys() == right.keys(), (line, name)
+            mine, right = (np.concatenate([np.ravel(x[key]) for key in sorted(right)]) for x in (mine, right))
+        if name in ("logits", "log_probs", "outputs"):
             found = np.array([np.nan if value is None else value for value in mine], np.float64)
             assert found.shape == np.shape(right), (line, name)
             needed = ~np.isnan(right)
             if name == "log_probs" and "server" not in answer:
                 first = np.arange(len(right)) % len(line["tokens"][0]) == 0
                 needed &= ~(first & np.isnan(found))
-            assert np.abs(found - right)[needed].max(initial=0) <= implementation.tolerance, (line, name)
+            worst = max(worst, float(np.abs(found - right)[needed].max(initial=0)))
+            assert worst <= implementation.tolerance, (line, name)
             continue
         if implementation.goes_on and name == "text":
             mine, right = mine.rstrip("\ufffd"), right.rstrip("\ufffd")
         if implementation.goes_on and name == "pieces":
             mine, right = mine[:-1], right[:-1]
         assert mine == right, (line, name)
+    return worst

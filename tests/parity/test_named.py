@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import load_memory, open_session, save_memory
-from tests.parity.operations import Implementation, Program
+from tests.parity.operations import Implementation, Program, Reference
 from tests.sealing import sealed
 from tests.steps import observed
 from tests.xl_export.tracing.modules import T
@@ -51,29 +50,12 @@ def test_servers_answer_named_steps_as_python_does(
 
 
 def follow(program: Implementation, policy: Path, tmp_path: Path, rows: int = 2, **how: Any) -> None:
-    """30 steps next to Python, with restarts and files of streams in both directions, if there are any."""
-    session = open_session(policy)
-    memory = session.start(rows)
+    """Steps next to Python, with restarts, forks, and files of streams in both directions."""
+    for name in ("python", "own"):
+        (tmp_path / name).mkdir()
+    reference = Reference.of_steps(policy, tmp_path / "python", rows=rows)
     program.ask("open", model=str(policy), **how)
-    assert program.ask("check").get("passed", True)
-    program.ask("start", stream="a", rows=rows)
-    for number in range(30):
-        if number == 20:
-            save_memory(memory, tmp_path / "before")
-            program.ask("load", stream="a", file=str(tmp_path / "before"))
-        if number in (13, 23) and "lacks" not in program.ask("restart", stream="a", row=rows - 1):
-            memory.positions[-1] = 0
-        step = observed(rows, 1 + number % T, number)
-        outputs, memory = session.step(step, memory)
-        answer = program.ask("step by name", stream="a", inputs=flat(step))
-        assert answer["positions"] == memory.positions.tolist()
-        assert outputs.keys() == answer["outputs"].keys()
-        for name, output in outputs.items():
-            assert np.abs(output.ravel() - answer["outputs"][name]).max() < 1e-5
-    if "lacks" in program.ask("save", stream="a", file=str(tmp_path / "after")):
-        return
-    after = load_memory(tmp_path / "after", session)
-    assert all(np.abs(after.tensors[name] - x).max() < 1e-5 for name, x in memory.tensors.items())
+    assert reference.check(program, tmp_path / "own")["step by name"] < 1e-5
 
 
 def test_a_graph_of_fixed_sizes_takes_no_other_step(

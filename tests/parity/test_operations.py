@@ -66,7 +66,7 @@ def test_libraries_answer_as_the_naive_reference(
         pytest.skip("onnxruntime-node is not installed")
     opened = program.ask("open", model=str(model(name)), **OPENED[how])
     assert opened.get("memory", "in place") == ("copied" if how == "copied" else "in place")
-    assert reference(name).check(program, tmp_path) >= BATCHES
+    assert reference(name).check(program, tmp_path).keys() >= BATCHES
 
 
 @pytest.mark.slow
@@ -89,4 +89,4 @@ def test_servers_answer_as_the_naive_reference(
     reference: Callable[[str], Reference],
     tmp_path: Path,
 ) -> None:
-    assert reference(name).check(serve(kind, model(name)), tmp_path) >= {"score", "generate"}
+    assert reference(name).check(serve(kind, model(name)), tmp_path).keys() >= {"score", "generate"}

@@ -4,24 +4,24 @@ own loops.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import xl_export
-from runtimes import check, load_memory, open_session, save_memory
+from runtimes import check
 from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import IdsVocab
+from tests.parity.authors import Stream, largest_differences
+from tests.parity.operations import Program
 from xl_export.adapters import from_forward, from_ppo_trxl
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
@@ -133,76 +133,18 @@ class EpisodicAgent(nn.Module):
         self.critic = nn.Linear(DIM, 1)
 
 
-class Stream:
-    """One stream of a model whose memory moves when `every` tokens are complete, as its authors run it.
-
-    call: forward over the tokens since then, and the memory; it returns answers [1, n, …] and the new memory.
-    """
-
-    def __init__(self, call: Callable[[Tensor, Any], tuple[Any, Any]], every: int, start: Any = None) -> None:
-        self.call = call
-        self.every = every
-        self.start = start
-        self.restart()
-
-    def restart(self) -> None:
-        self.memory = self.start
-        self.tokens: Tensor | None = None
-
-    def step(self, x: Tensor) -> dict[str, np.ndarray]:
-        """The answers [1, T, …] to x [1, T, …], fed one by one; an output without a name has the name ""."""
-        answers = []
-        for token in x.split(1, dim=1):
-            self.tokens = token if self.tokens is None else torch.cat([self.tokens, token], 1)
-            with torch.no_grad():
-                y, after = self.call(self.tokens, self.memory)
-            answers.append({n: each[:, -1:] for n, each in (y if isinstance(y, dict) else {"": y}).items()})
-            if self.tokens.shape[1] == self.every:
-                self.memory = after
-                self.tokens = None
-        return {name: torch.cat([each[name] for each in answers], 1).numpy() for name in answers[0]}
-
-
-def largest_difference(artefact: Path, stream: Stream, file: Path) -> float:
-    """Of an artefact and its authors' streams in 50 steps of two rows: with restarts, a file, and a fork."""
-    session = open_session(artefact)
-    spec = load_spec(artefact)
-    given = spec.signature[0][0]
-    memory = session.start(2)
-    rows = [copy.copy(stream) for _ in range(2)]
-    draw = np.random.default_rng(0)
-    worst = 0.0
-    for step in range(50):
-        if step in (10, 27, 40):
-            memory.positions[step % 2] = 0
-            rows[step % 2].restart()
-        if step == 20:
-            save_memory(memory, file)
-            memory = load_memory(file, session)
-        if step == 30:  # one row goes on twice
-            memory = memory.select([0, 0])
-            rows = [rows[0], copy.copy(rows[0])]
-        T = spec.rule.segment if "cuts" in spec.without else int(draw.integers(1, spec.rule.segment + 1))
-        shape = given.sizes(batch=2, tokens=T)
-        ids = given.ids or spec.model.vocab_size
-        x = draw.integers(ids, size=shape) if ids else draw.standard_normal(shape, np.float32)
-        answers, memory = session.step({given.name: x}, memory)
-        for row, each in enumerate(rows):
-            for name, right in each.step(torch.from_numpy(x[row : row + 1])).items():
-                mine = answers[name or next(iter(answers))][row]
-                worst = max(worst, float(np.abs(mine - right[0]).max()))
-    return worst
-
-
 @pytest.mark.slow
-def test_a_memory_that_moves_by_segment_agrees_over_fifty_steps(tmp_path: Path) -> None:
+def test_a_memory_that_moves_by_segment_agrees_over_fifty_steps(
+    cpp: Program, javascript: Program, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model = TransformerWrapper().eval()
     module = from_forward(model, **OPTIONS, mask_name="mem_mask", moves_every=T)
     rule = MemoryRule(mem_len=M, segment=3)
     artefact = xl_export.trace(module, tmp_path / "a", vocab=IdsVocab(V), rule=rule, without={"padding"})
     assert load_spec(artefact).moves_every == T
-    assert largest_difference(artefact, Stream(model, T), tmp_path / "streams") < 1e-4
+    programs = {"C++": cpp, "JavaScript": javascript}
+    assert max(largest_differences(artefact, Stream(model, T), programs, tmp_path).values()) < 1e-4
     rule = MemoryRule(mem_len=M, segment=T + 1)
     with pytest.raises(UserError, match=f"moves every {T} tokens; give a rule with segment={T} or less"):
         xl_export.trace(module, tmp_path / "b", vocab=IdsVocab(V), rule=rule)
@@ -254,7 +196,7 @@ def test_a_step_that_shifts_its_own_tokens_is_refused(tmp_path: Path) -> None:
         xl_export.trace(Shifted(), tmp_path / "a", rule=rule, without={"padding", "cuts"})
 
 
-def test_an_episodic_memory_agrees_over_fifty_steps(tmp_path: Path) -> None:
+def test_an_episodic_memory_agrees_over_fifty_steps(cpp: Program, tmp_path: Path) -> None:
     torch.manual_seed(0)
     agent = EpisodicAgent().eval()
     rule = MemoryRule(mem_len=M - 1, segment=1)
@@ -277,10 +219,10 @@ def test_an_episodic_memory_agrees_over_fifty_steps(tmp_path: Path) -> None:
         return outputs, (memory, at + 1)
 
     stream = Stream(call, 1, (torch.zeros(1, EPISODE, 1, DIM), 0))
-    assert largest_difference(artefact, stream, tmp_path / "streams") < 1e-4
+    assert max(largest_differences(artefact, stream, {"C++": cpp}, tmp_path).values()) < 1e-4
 
 
-def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(tmp_path: Path) -> None:
+def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(javascript: Program, tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy = Agent().eval()
     module = from_forward(
@@ -299,7 +241,7 @@ def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(tmp_path: Path) 
         return {"action": action, "value": value}, grown[:, -M:]
 
     stream = Stream(call, 1, torch.zeros(1, M, DIM))
-    assert largest_difference(artefact, stream, tmp_path / "streams") < 1e-4
+    assert max(largest_differences(artefact, stream, {"JavaScript": javascript}, tmp_path).values()) < 1e-4
 
 
 @pytest.mark.parametrize(

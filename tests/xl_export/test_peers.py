@@ -1,4 +1,4 @@
-"""Packages of other projects agree with their artefacts: `make test-peers`.
+"""Packages of other projects agree with their artefacts in Python, C++ and JavaScript: `make test-peers`.
 
 Each row of `PEERS` is a model with random weights, its adapter, and a stream as its authors would run it.
 """
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import xl_export
-from runtimes import check
 from runtimes.contract.spec import load_spec
-from tests.xl_export.test_adapters import Stream, largest_difference
+from tests.parity.authors import Stream, largest_differences
+from tests.parity.operations import Program
 from xl_export.adapters import from_forward, from_recurrent_memory, from_rllib, from_x_transformers
 
 # What the packages warn of is their own.
@@ -162,7 +162,9 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_package_agrees_with_its_artefact_over_fifty_steps(name: str, tmp_path: Path) -> None:
+def test_a_package_agrees_with_its_artefact_over_fifty_steps(
+    name: str, cpp: Program, javascript: Program, tmp_path: Path
+) -> None:
     package, make = PEERS[name]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; use make test-peers")
@@ -174,7 +176,7 @@ def test_a_package_agrees_with_its_artefact_over_fifty_steps(name: str, tmp_path
         peer.module, tmp_path / "artefact", rule=rule, vocab=vocab, without=set(peer.without)
     )
     assert load_spec(artefact).without == peer.without
-    assert check(artefact).passed
-    worst = largest_difference(artefact, peer.stream, tmp_path / "streams")
-    print(f"{name}: {worst:.1e}")
-    assert worst < 1e-4
+    programs = {"C++": cpp, "JavaScript": javascript}
+    worst = largest_differences(artefact, peer.stream, programs, tmp_path)
+    print(f"{name}: " + ", ".join(f"{language} {difference:.1e}" for language, difference in worst.items()))
+    assert max(worst.values()) < 1e-4
