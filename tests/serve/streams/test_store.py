@@ -86,6 +86,28 @@ def test_a_fork_during_an_operation_is_the_stream_before(
     assert_same(read(store, later, advance), read(store, name, advance))
 
 
+def test_a_fork_never_sees_half_a_change(
+    open_store: Open, fresh: StreamState, advance: Advance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files have what was appended, and the state in RAM does not have it yet."""
+    store = open_store(ram_bytes=1 << 20)
+    stream = store.create("anna", fresh)
+    forks = []
+    hold = Operation._hold
+
+    def hold_late(operation: Operation, state: StreamState) -> None:
+        if state.position and not forks:
+            forks.append(threading.Thread(target=lambda: forks.append(store.fork(stream.id, "anna"))))
+            forks[0].start()
+            forks[0].join(0.1)
+        hold(operation, state)
+
+    monkeypatch.setattr(Operation, "_hold", hold_late)
+    append(store, stream.id, np.arange(3), advance)
+    forks[0].join()
+    assert forks[1].position == forks[1].state.position
+
+
 def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: Advance) -> None:
     store = open_store()
     name = store.create("anna", fresh).id
