@@ -213,8 +213,8 @@ class Engine:
             with self._changed:
                 self._stopping = True
                 left = list(self._submitted)
-            if left:
-                self._send([(task, [Ended(reason="failed", error=LOST)]) for task in left])
+            self._undelivered = [(task, [Ended(reason="failed", error=LOST)]) for task in left]
+            self._flush()
 
     def _advance(self) -> bool:
         """Waits for work and does one iteration; whether it was the last."""
@@ -270,18 +270,10 @@ class Engine:
 
     def _flush(self) -> None:
         """Delivers the answers of the last iteration, once."""
-        undelivered = self._undelivered
+        delivery = self._undelivered
+        if not delivery:
+            return
         self._undelivered = []
-        if undelivered:
-            self._send(undelivered)
-
-    def _flush_in_a_step(self) -> None:
-        """The same; the time that it takes counts as the engine's own, and not as the model's."""
-        began = time.perf_counter()
-        self._flush()
-        self.scheduler.delivery_seconds += time.perf_counter() - began
-
-    def _send(self, delivery: Delivery) -> None:
         for task, answers in delivery:
             if answers[-1].__class__ is Ended and (run := self._submitted.pop(task, None)) is not None:
                 run.place.release()
@@ -289,3 +281,9 @@ class Engine:
             self._deliver(delivery)
         except Exception:  # the clients of this delivery are lost, and the others are not
             LOG.exception("the answers of %d tasks could not be delivered", len(delivery))
+
+    def _flush_in_a_step(self) -> None:
+        """The same; the time that it takes counts as the engine's own, and not as the model's."""
+        began = time.perf_counter()
+        self._flush()
+        self.scheduler.delivery_seconds += time.perf_counter() - began
