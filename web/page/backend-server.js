@@ -19,8 +19,8 @@ export async function connect({ model: wanted }) {
   if (!models.length) {
     const { id } = data[0];
     throw new Refusal(
-      `${id} has named inputs, and this page is for language models. /v2/models/${id} lists the inputs; ` +
-        "send them to /v1/streams/ID/step.",
+      `This page is for language models, and ${id} has named inputs; /v2/models/${id} lists them. Send ` +
+        "them to /v1/streams/ID/step.",
     );
   }
   const model = models.find((/** @type {any} */ each) => each.id === wanted) ?? models[0];

@@ -91,7 +91,7 @@ class ModelFacts(TypedDict):
     bytes_per_stream: Annotated[int, doc("The memory of one stream.")]
     growing_bytes_per_token: Annotated[
         int | None,
-        doc("What each token would add to a growing cache of keys and values in fp32; null for a run."),
+        doc("What each token would add to a growing cache of keys and values in fp32; null if unknown."),
     ]
     sampling: Annotated[dict[str, Any], doc("The sampling settings that the model recommends.")]
     computed_by: Annotated[str, doc("The engine that computes the model.")]
@@ -252,8 +252,10 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     spec = model.session.spec
     rule = session.rule
     vocabulary: VocabularyFacts | None = None
+    growing: int | None = None
     if is_language_model(session):
         vocab = session.vocab
+        growing = None if spec is None else spec.model.growing_bytes_per_token
         vocabulary = {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()}
     dependence = model.engine.dependence if isinstance(model.engine, Engine) else None
     return {
@@ -272,7 +274,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
             "precision": "fp32" if spec is None else spec.precision,
             "memory_precision": "fp32" if spec is None else spec.memory_precision,
             "bytes_per_stream": _bytes_per_stream(model),
-            "growing_bytes_per_token": None if spec is None else spec.model.growing_bytes_per_token,
+            "growing_bytes_per_token": growing,
             "sampling": session.sampler.changed(),
             "computed_by": session.computed_by,
             "threads": model.threads,

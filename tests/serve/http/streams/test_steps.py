@@ -47,6 +47,8 @@ def test_nothing_calls_a_policy_a_language_model(server: Running) -> None:
     answer = server.post("/v1/streams", {})
     msgspec.json.decode(answer.content, type=CreateResult)
     assert set(answer.json()) == {"object", "stream"}
+    facts = server.get("/v1/models/policy").json()["xl_export"]
+    assert facts["vocabulary"] is facts["growing_bytes_per_token"] is None
     page = server.get("/").text
     assert "<title>xl-export</title>" in page
     assert "anguage model" not in page
