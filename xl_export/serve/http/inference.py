@@ -256,7 +256,7 @@ async def model_ready(exchange: Exchange) -> Response:
 )
 async def infer(exchange: Exchange, body: InferBody) -> Response:
     """One step of a sequence."""
-    model = exchange.use(exchange.server.model(exchange.params["name"]))
+    model = exchange.server.model(exchange.params["name"])
     inputs = {each.name: each.data for each in body.inputs}
     if len(inputs) < len(body.inputs):
         raise RefusedError("an input is given twice; give each once.", param="inputs")

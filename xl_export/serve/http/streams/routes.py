@@ -63,7 +63,7 @@ ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", watched=False, described=False)(conversa
 )
 async def create(exchange: Exchange, body: CreateBody) -> Response:
     """A new stream."""
-    work = _work(exchange, exchange.use(exchange.server.model(body.model)))
+    work = _work(exchange, exchange.server.model(body.model))
     return await _done(work, work.create(body), status=201)
 
 
@@ -253,7 +253,7 @@ def _found(exchange: Exchange) -> tuple[StreamWork, str]:
     """The work on the stream that the path names, and its name."""
     name = exchange.params["id"]
     model = found(exchange.server, name, exchange.tenant.name)
-    return _work(exchange, exchange.use(model)), name
+    return _work(exchange, model), name
 
 
 async def _done(work: StreamWork, operation: Coroutine[Any, Any, Document], *, status: int = 200) -> Response:

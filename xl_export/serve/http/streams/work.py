@@ -62,14 +62,17 @@ class StreamWork:
     async def lasting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of one of the coroutines below. Cancelling this one lets it end early by itself."""
 
-        async def using_the_model() -> Result:
-            with self._model.in_use():  # also after the client has left
-                return await work
-
-        task = asyncio.ensure_future(using_the_model())
+        task = asyncio.ensure_future(work)
         KEPT.add(task)
-        task.add_done_callback(KEPT.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._model.users += 1  # also after the client has left
+
+        def ended(done: asyncio.Task[Result]) -> None:
+            KEPT.discard(done)
+            self._model.users -= 1
+            if not done.cancelled():
+                done.exception()  # asyncio logs an error that nothing has asked for
+
+        task.add_done_callback(ended)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
