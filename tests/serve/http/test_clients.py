@@ -87,17 +87,22 @@ def head(body: bytes, *, length: int | None = None) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length + body
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"stream": False}], ids=str)
-def test_a_client_that_leaves_frees_its_rows(small: Running, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "following"), [({"n": 2}, b""), ({"n": 2}, head(b"{}")), ({"stream": False}, b"")], ids=str
+)
+def test_a_client_that_leaves_frees_its_rows(
+    small: Running, fields: dict[str, Any], following: bytes
+) -> None:
     client = connection(small)
-    client.sendall(head(json.dumps({**LONG, **fields}).encode()))
+    client.sendall(head(json.dumps({**LONG, **fields}).encode()) + following)
     if "n" in fields:
         wait_for(client, b"data: ")
     else:
         assert comes_true(lambda: small.server.models["m"].engine.scheduler.rows.decoding == 1)
     client.close()
     assert comes_true(lambda: is_idle(small))
-    assert '"reason":"unfinished"' in small.log.getvalue()
+    request = json.loads(small.log.getvalue().splitlines()[-1])
+    assert (request["status"], request["reason"]) == (499, "unfinished")
 
 
 def test_a_client_that_reads_nothing_pauses_itself_and_is_cut(small: Running) -> None:
@@ -314,9 +319,10 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
 
         def abort() -> None:
             cut.append(True)
+            connection.lost = True
             connection.answering.cancel()
 
-        connection: Any = SimpleNamespace(transport=SimpleNamespace(abort=abort), flow=None)
+        connection: Any = SimpleNamespace(transport=SimpleNamespace(abort=abort), flow=None, lost=False)
         exchange.wire = Wire(connection, SimpleNamespace(disconnected=False, message_event=asyncio.Event()))  # type: ignore[arg-type]
         try:
             with exchange.while_connected():

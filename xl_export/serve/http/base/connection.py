@@ -48,7 +48,9 @@ class Connection(HttpToolsProtocol):
     """
 
     config: Config
-    #: The task that is cancelled when the client leaves.
+    #: Whether the client has left or was cut off.
+    lost = False
+    #: The task that is cancelled then.
     answering: asyncio.Task[Any] | None = None
     _cutting: asyncio.TimerHandle | None = None
     _whole = True  # whether the next byte begins a request
@@ -113,6 +115,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         super().connection_lost(exc)
+        self.lost = True
         if self.answering is not None:
             self.answering.cancel()
 
@@ -164,13 +167,14 @@ class Wire:
     @contextlib.contextmanager
     def cancelled_when_lost(self) -> Iterator[None]:
         """Cancels the block, and raises ClientLeftError, when the client leaves or is cut off."""
-        if self._cycle.disconnected:
+        if self._connection.lost:
             raise ClientLeftError
         self._connection.answering = asyncio.current_task()
         try:
             yield
         except asyncio.CancelledError:
-            if self._cycle.disconnected:
+            if self._connection.lost:
+                self._cycle.disconnected = True  # uvicorn notes it only for the last request that has come
                 raise ClientLeftError from None
             raise
         finally:
