@@ -10,7 +10,7 @@ export interface BackEnd {
   /** A new stream at position 0. */
   start(): Promise<Handle>;
   /** The streams that already exist; `note` is what the page remembered of their text. */
-  list(): Promise<{ handle: Handle; note: unknown }[]>;
+  list(): Promise<{ handle: Handle & { id: string }; note: unknown }[]>;
   /** A stream from a file that `save` wrote. */
   load(file: Uint8Array): Promise<{ handle: Handle; note: unknown }>;
   /** Keeps the text of a stream for the next time the page is opened. Optional. */

@@ -187,7 +187,7 @@ class ServerHandle {
       { tokens: ids, alternatives, position: this.position },
       { signal },
     );
-    return this.#tokensOf(answer).map(({ bits }) => bits);
+    return this.#tokensOf(answer).map((/** @type {any} */ { bits }) => bits);
   }
 
   /** @param {number[]} prompt @param {any} options */

@@ -15,6 +15,23 @@ const OPENING = 7; // the seed of what a visitor finds
 const KEPT = 2500; // notes for the files
 
 export class MusicWork {
+  /** @type {import("./back-end.d.ts").Handle} the stream of the piece, which `begin` starts */
+  handle = /** @type {any} */ (null);
+  // What belongs to one piece; `#fresh` begins another one.
+  reader = new Reader();
+  performer = new Performer();
+  /** @type {import("./roll.js").Note[]} what the files of MIDI and WAV hold */
+  notes = [];
+  /** Seconds on the clock at which the piece begins. */
+  start = 0;
+  /** Up to which second everything is scheduled. */
+  cursor = 0;
+  /** @type {(import("./roll.js").Note | null)[]} the notes that sound there */
+  open = [];
+  /** @type {number[]} the tokens that come before what is generated next */
+  opening = [];
+  pieces = 0;
+
   /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {import("./side.js").Side} side */
   constructor(backEnd, side) {
     this.backEnd = backEnd;
@@ -156,13 +173,10 @@ export class MusicWork {
     this.performer = new Performer();
     this.performer.tempo = this.#tempo;
     this.roll.clear();
-    /** @type {import("./roll.js").Note[]} what the files of MIDI and WAV hold */
     this.notes = [];
-    this.start = this.organ?.now ?? 0; // seconds on the clock at which the piece begins
-    this.cursor = this.start + START; // up to which everything is scheduled
-    /** @type {(import("./roll.js").Note | null)[]} the notes that sound there */
+    this.start = this.organ?.now ?? 0;
+    this.cursor = this.start + START;
     this.open = [null, null, null, null];
-    /** @type {number[]} */
     this.opening = [];
     this.pieces = 0;
     part("tokens").replaceChildren();

@@ -33,7 +33,8 @@ export class TextWork {
     this.running = null;
     /** @type {AbortController | null} of what was typed and is being computed */
     this.editing = null;
-    this.timer = 0;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
     this.frame = 0;
     this.typing = false; // the text area holds something that the stream does not have yet
     /**
