@@ -40,6 +40,7 @@ from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig
 
 HZ = 1000
+STEPS = 100_000  # of each side
 PART = 1000  # steps of one turn
 WARM = 50  # untimed steps of each side before its first turn
 OBSERVATION, ACTIONS = 12, 4
@@ -182,7 +183,7 @@ class Row(CaseRow):
 
 def run(job: Job) -> list[Row]:
     """A row for each side; repeats are timed steps. Nothing is timed before all sides agree."""
-    steps = job.repeats(job.config.consecutive)
+    steps = job.repeats(STEPS)
     M = job.rule.mem_len
     torch.manual_seed(0)
     policy = Policy(job.config.model, M).eval()
