@@ -149,12 +149,17 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
     "rotary": ("x_transformers", lambda: x_transformers(rotary_pos_emb=True)),
     "xpos": ("x_transformers", lambda: x_transformers(rotary_xpos=True)),
     "absolute": ("x_transformers", lambda: x_transformers(absolute=True)),
+    "ALiBi": ("x_transformers", lambda: x_transformers(alibi_pos_bias=True, alibi_num_heads=1)),
     "shifted": ("x_transformers", lambda: x_transformers(rel_pos_bias=True, shift=1)),
     "continuous": ("x_transformers", continuous),
     "recurrent": ("recurrent_memory_transformer_pytorch", recurrent_memory),
     "recurrent, without keys": (
         "recurrent_memory_transformer_pytorch",
         lambda: recurrent_memory(use_xl_memories=False),
+    ),
+    "recurrent, rotary": (
+        "recurrent_memory_transformer_pytorch",
+        lambda: recurrent_memory(rotary_pos_emb=True),
     ),
     "RLlib": ("ray", rllib),
     "XLNet": ("transformers", xlnet),

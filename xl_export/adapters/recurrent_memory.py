@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from runtimes.base.errors import ConfigError
@@ -53,7 +54,16 @@ class RecurrentMemory(nn.Module):
             seen = nn.functional.pad(written, (0, count), value=True)
             return args, given | {"mask": seen if given["mask"] is None else given["mask"] & seen}
 
+        def of_first_segment(rotary: Any, args: Any, turned: Tensor) -> Tensor:
+            # Without keys of a last segment, places count from that segment's end, and from 10,000 on.
+            (place,) = args
+            L = self.model.xl_mem_len
+            first = rotary.forward(torch.where(place >= 10_000 + L - 1, place - L, place))
+            return torch.where(written[..., -1:], turned, first)
+
         hooks = [attend.register_forward_pre_hook(hide, with_kwargs=True) for attend in self.attends]
+        if self.model.rotary_pos_emb is not None:
+            hooks.append(self.model.rotary_pos_emb.register_forward_hook(of_first_segment))
         try:
             xl = [memory.permute(2, 0, 3, 1, 4) for memory in before]
             logits, write, after = self.model(x, read, xl_memories=xl)

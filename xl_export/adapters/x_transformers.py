@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -61,11 +62,25 @@ class XTransformers(nn.Module):
                 for mine, above in zip(mems, mems[by:] + mems[:by], strict=True)
             ]
             mems = mems[-by:] + mems[:-by]
-        with without_einx("x_transformers.x_transformers"):
+        with without_einx("x_transformers.x_transformers"), without_cache(self.net.attn_layers.rel_pos):
             out, kept = self.net(
                 x, mems=mems, attn_mask=visible[:, None], sum_embeds=moved, return_intermediates=True
             )
         return out, [torch.cat(pair, 1)[:, T:] for pair in zip(memory, kept.hiddens, strict=True)]
+
+
+def without_cache(bias: Any) -> Any:
+    """While a `with` block runs, ALiBi computes its bias anew, and does not keep it as a buffer."""
+    if type(bias).__name__ != "AlibiPositionalBias":
+        return nullcontext()
+
+    def forward(i: int, j: int) -> Tensor:
+        distance = torch.arange(j - i, j)[:, None] - torch.arange(j)
+        return nn.functional.pad(
+            -distance.abs() * bias.slopes, (0, 0, 0, 0, 0, bias.total_heads - bias.heads)
+        )
+
+    return mock.patch.object(bias, "forward", forward)
 
 
 def without_einx(module: str) -> Any:
