@@ -128,3 +128,4 @@ def test_javascript_refuses_other_types_and_shapes(javascript: Program, policy: 
     ask = lambda goal: javascript.refusal("step by name", stream="a", inputs=step | {"goal": goal})  # noqa: E731
     assert 'goal is ["a","b"]; expected a Float32Array' in ask(["a", "b"])
     assert "goal has the shape [2]; expected [1,2]" in ask({"data": [0, 0], "shape": [2]})
+    assert "only from a ring; copy() the memory" in javascript.refusal("rewind", stream="a", count=1)
