@@ -226,7 +226,8 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
 def value_range(values: np.ndarray) -> tuple[int, int]:
     """The lowest and the highest of some integers; (0, 0) if there are none."""
     if values.size == 1:
-        return values.item(), values.item()
+        value = values.item()
+        return value, value
     if values.size > 64:
         return int(values.min()), int(values.max())
     few = values.ravel().tolist()  # several times faster than NumPy's reductions, for each token

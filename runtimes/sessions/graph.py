@@ -26,7 +26,6 @@ from runtimes.contract.checks import (
     new_memory,
     refuse_after_fork,
     tokens_by_name,
-    value_outside,
     value_range,
 )
 from runtimes.contract.memory import MAX_POSITION, Held, Memory, refuse_no_memory
@@ -104,6 +103,13 @@ class GraphSession(ABC):
 
         A step that repeats the last one passes the same two dicts of the same arrays, over the same memory.
         """
+
+    def scorer(self, logits: np.ndarray, targets: np.ndarray) -> Callable[[], np.ndarray]:
+        """A function that returns log p(target) [B, T] of what these arrays hold when it is called.
+
+        logits: float32 [B, T, V]. targets: int64 [B, T]; a target of -1 gives 0.
+        """
+        return lambda: log_probability(logits, targets)
 
     def begins(self) -> None:
         """Called by `run` when only the computation is left."""
@@ -313,6 +319,10 @@ class Step:
         self.inputs[POSITIONS] = positions if self.length == 1 else positions + np.arange(self.length)
         #: What the graph writes.
         self.outputs = {x.name: np.empty(x.sizes(**sizes), x.dtype) for x in spec.signature[1]}
+        # Returns the log-probabilities of the targets, if the graph does not compute them.
+        self._score: Callable[[], np.ndarray] | None = None
+        if self._targets is not None and "targets" not in self.inputs:
+            self._score = session.scorer(self.outputs["logits"], self._targets)
         #: Whether another step may fill the arrays again.
         self.kept = lengths is None and sum(array.nbytes for array in self.outputs.values()) <= MOST_KEPT
         #: What the memory consists of after the step.
@@ -344,11 +354,14 @@ class Step:
         if not same:
             return False
         for name, array, ids in self._filled:
-            values = as_array(given.get(name))
+            values = given.get(name)
+            if not isinstance(values, np.ndarray):
+                values = as_array(values)
             if values.shape != array.shape or values.dtype.kind not in ("iu" if ids else "fiu"):
                 return False
             if ids:
-                if value_outside(values, *ids) is not None:
+                lowest, highest = value_range(values)
+                if lowest < ids[0] or highest > ids[1]:
                     return False
                 array[...] = values
             else:
@@ -368,8 +381,8 @@ class Step:
 
     def answers(self) -> Arrays:
         """The outputs by name, for the caller to keep."""
-        if self._targets is not None and "targets" not in self.inputs:
-            return {"log_probs": log_probability(self.outputs["logits"], self._targets)}
+        if self._score is not None:
+            return {"log_probs": self._score()}
         if self.kept:
             return {name: array.copy() for name, array in self._shaped.items()}
         return self._shaped
@@ -377,7 +390,8 @@ class Step:
     def is_finite(self) -> bool:
         """Whether the last output of every row with tokens was computed and is finite.
 
-        A visible value that is not finite makes every later output of its row NaN, so the last is enough.
+        A visible value that is not finite makes every later output of its row NaN, so the last is enough. It
+        makes all logits NaN, so one of them is enough.
         """
         if self._logits_of == "none":
             rows = np.flatnonzero(self.counts)
@@ -404,10 +418,10 @@ class Step:
 
     @cached_property
     def _shown(self) -> list[np.ndarray]:
-        """The last logits of all rows, over the same numbers; of named outputs all but ids."""
+        """The first of the last logits of each row, over the same numbers; of named outputs all but ids."""
         if not self._session.spec.language_model:
             return [array for array in self.outputs.values() if array.dtype.kind == "f"]
-        logits = self._shaped["logits"]
+        logits = self._shaped["logits"][..., 0]
         return [logits[:, -1] if self._logits_of == "all" else logits]
 
 
@@ -431,7 +445,7 @@ class PaddedStep(Step):
 
     @cached_property
     def _shown(self) -> list[np.ndarray]:
-        logits = self.outputs["logits"]
+        logits = self.outputs["logits"][..., 0]
         if self._session.spec.model.selective:
             return [logits[np.flatnonzero(np.diff(self.inputs["logit_rows"] // self.length, append=-1))]]
         # What is not finite in padding counts too: it stays in the memory.
@@ -441,8 +455,8 @@ class PaddedStep(Step):
 
 def _is_finite(numbers: np.ndarray) -> bool:
     """Whether all numbers are finite. `argmax` finds a NaN first; `isfinite` takes several times as long."""
-    if numbers.size == 0:
-        return True
+    if numbers.size <= 1:
+        return numbers.size == 0 or math.isfinite(numbers.item())
     return math.isfinite(numbers.item(numbers.argmax())) and math.isfinite(numbers.item(numbers.argmin()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from operator import is_
 from pathlib import Path
@@ -74,6 +74,7 @@ class OrtSession(GraphSession):
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self._kernel: Kernel = "fused" if library else "standard"
+        self._library = library
         self._ort = import_onnxruntime(spec)
         if contents is None:
             names = (graph.name, WEIGHTS) if spec.storage == "external" else (graph.name,)
@@ -135,6 +136,11 @@ class OrtSession(GraphSession):
         return cls(
             spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
         )
+
+    def scorer(self, logits: np.ndarray, targets: np.ndarray) -> Callable[[], np.ndarray]:
+        if self._library is None:
+            return super().scorer(logits, targets)
+        return fused_cpu.scorer(self._library, logits, targets)
 
     def run(self, inputs: Arrays, outputs: Arrays, memory: Memory) -> None:
         binding = memory.binding

@@ -54,6 +54,7 @@
 // MatMulNBits reads them.
 
 #include "layer.hpp"
+#include "softmax.hpp"
 
 namespace {
 
@@ -147,4 +148,10 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
     domain = created;
   }
   return ort->AddCustomOpDomain(options, domain);
+}
+
+/// Called by sessions, not by ONNX Runtime; see `softmax.hpp`.
+extern "C" __attribute__((visibility("default"))) void xl_export_log_probabilities(
+    const float* logits, int64_t rows, int64_t size, const int64_t* targets, float* out) {
+  xl::log_probabilities(logits, rows, size, targets, out);
 }

@@ -20,6 +20,7 @@ SOURCES = (
     "pack.hpp",
     "token.hpp",
     "matrix.hpp",
+    "softmax.hpp",
     "head.hpp",
     "numbers.hpp",
     "half.hpp",

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, UserError
+from runtimes.base.logits import log_probability
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
@@ -201,6 +202,19 @@ def test_what_is_not_a_number_stays_so(
             logits, _ = session.step(rows(tokens, 2, length), memory)
             assert np.isnan(logits[0]).all(), (kernel, bits, length)
             assert np.isfinite(logits[1]).all(), (kernel, bits, length)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_log_probabilities_equal_those_of_doubles(library: Path) -> None:
+    chance = np.random.default_rng(0)
+    for size in (1, 2, 140, 2560, 40_001):
+        logits = (chance.normal(size=(3, 4, size)) * 9).astype(np.float32)
+        targets = chance.integers(-1, size, (3, 4))
+        for row, value in enumerate((np.nan, np.inf, -np.inf)):
+            logits[row, 0, 0] = value
+        score = fused_cpu.scorer(library, logits, targets)
+        expected = log_probability(logits.astype(np.float64), targets)
+        np.testing.assert_allclose(score(), expected, atol=3e-6)
 
 
 def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> None:
