@@ -88,6 +88,8 @@ class Draw:
         self._few = kept[0] if len(self._edges) == 1 and 4 * kept[0] <= size else 0
         self._firsts = self._rows * self._few
         self._at_once = max(1, CELLS // size)  # rows
+        # The settings of the only row.
+        self._only = (*samplers, self._edge.item()) if len(samplers) == 1 else None
 
     def __call__(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
         """The tokens int64 [N] from logits float32 [N, V] and a random number of [0, 1) for each row.
@@ -105,6 +107,15 @@ class Draw:
             logits = logits.astype(np.float64)
             for row, penalties in self._penalties:
                 penalties.apply(logits[row])
+        if self._only is not None:
+            tokens = np.array([_drawn_alone(logits[0], uniform, *self._only)])
+        else:
+            tokens = self._of_rows(logits, uniform)
+        for row, penalties in self._penalties:
+            penalties.add(int(tokens[row]))
+        return tokens
+
+    def _of_rows(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
         tokens = logits.argmax(axis=1)
         highest = logits.take(self._starts + tokens)
         sound = None  # whether each row has a finite maximum, unless all have one
@@ -121,8 +132,6 @@ class Draw:
                 tokens = np.concatenate([self._drawn(logits[p], highest[p], wanted[p], p) for p in parts])
         if sound is not None:
             tokens[~sound] = -1
-        for row, penalties in self._penalties:
-            penalties.add(int(tokens[row]))
         return tokens
 
     def _drawn(self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
@@ -162,3 +171,36 @@ class Draw:
             return place
         drawn: np.ndarray = ids.take(self._firsts[: len(logits)] + place) - self._starts[: len(logits)]
         return drawn
+
+
+def _drawn_alone(
+    logits: np.ndarray, uniform: Sequence[float] | np.ndarray, sampler: Sampler, edge: int
+) -> int:
+    """The token of the only row, which is the one that it draws among others, with fewer calls of NumPy.
+
+    logits: [V]. edge: the place of the k-th largest in ascending order.
+    Returns -1 if there is no finite maximum.
+    """
+    token = int(logits.argmax())
+    highest = logits.item(token)
+    if not math.isfinite(highest):
+        return -1
+    if sampler.temperature == 0:
+        return token
+    ids = None
+    if edge:
+        ids = (logits >= np.partition(logits, edge)[edge]).nonzero()[0]
+        logits = logits[ids]
+    weights = np.subtract(logits, highest, dtype=np.float64)
+    if sampler.temperature != 1:
+        weights /= max(sampler.temperature, COLDEST)
+    np.exp(weights, out=weights)
+    if sampler.min_p:
+        weights *= weights >= sampler.min_p
+    if sampler.top_p < 1:
+        ordered = np.sort(weights)[::-1]
+        up_to = np.add.accumulate(ordered)
+        weights *= weights >= ordered[(up_to >= sampler.top_p * up_to[-1]).argmax()]
+    up_to = np.add.accumulate(weights)
+    place = int(up_to.searchsorted(uniform[0] * up_to[-1], side="right"))
+    return place if ids is None else int(ids[place])
