@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import runpy
+import shlex
 import shutil
 import sysconfig
 from pathlib import Path
@@ -24,6 +25,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError, ExecError
 
 PACKAGE = "runtimes.sessions.fused_cpu"
 FOLDER = Path(*PACKAGE.split("."))
@@ -34,11 +36,12 @@ MACHINE = sysconfig.get_platform().rpartition("-")[2]
 
 
 class BuildLibraries(build_ext):
-    """Compiles the variants and records the hash of each."""
+    """Compiles the variants side by side and records the hash of each."""
 
     def run(self) -> None:
         if self.editable_mode or self.inplace or WANTED == "none":
             return
+        self.parallel = os.cpu_count()
         super().run()
         built = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
         hashes = {
@@ -48,13 +51,29 @@ class BuildLibraries(build_ext):
             (built[0].parent / KERNEL["HASHES"]).write_text(json.dumps(hashes, indent=2) + "\n")
 
     def build_extension(self, ext: Extension) -> None:
-        """Compiles one variant, with objects of its own: all come from one source."""
-        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)  # of an earlier build
-        objects, self.build_temp = self.build_temp, str(Path(self.build_temp, ext.name))
-        try:
-            super().build_extension(ext)
-        finally:
-            self.build_temp = objects
+        """Compiles one variant, or copies what the same command made of the same sources before."""
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.unlink(missing_ok=True)  # of an earlier build
+        command = [
+            *shlex.split(os.environ.get("CXX", "g++")),
+            *ext.extra_compile_args,
+            "-shared",
+            *ext.sources,
+        ]
+        digest = hashlib.sha256(repr(command).encode())
+        for name in ext.depends:
+            digest.update(Path(name).read_bytes())
+        kept = Path(self.build_temp, f"{target.stem}-{digest.hexdigest()[:16]}.so")
+        if not kept.is_file():
+            part = kept.with_suffix(".part")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.spawn([*command, "-o", str(part)])
+            except ExecError as error:
+                raise CompileError(str(error)) from error
+            part.replace(kept)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(kept, target)
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"

@@ -29,7 +29,7 @@ SOURCES = (
 # Hidden symbols: two libraries in one process, each for other instructions, must not share a function or a
 # table. Without this the dynamic linker would join their inline variables. -ffast-math must not be here:
 # masked scores are minus infinity, and a NaN in the memory must reach the answer.
-FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-w")
+FLAGS = ("-std=c++17", "-O2", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-w")
 NATIVE = ("-march=native",)
 HASHES = "hashes.json"  # of the package's libraries, next to them
 CPUINFO = Path("/proc/cpuinfo")
