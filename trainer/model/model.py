@@ -82,6 +82,7 @@ class Block(nn.Module):
         self.value = nn.Linear(D, width, bias=False)  # W_v
         self.out = nn.Linear(width, D, bias=False)
         self.attention_norm = nn.LayerNorm(D, config.norm_epsilon)
+        self.dropout = make_dropout(config.dropout, config)
         self.span = AdaptiveSpan(config) if config.span else None
         self.persistent = PersistentVectors(config) if config.persistent else None
         self.two_sublayers = config.sublayers in ("feed-forward", "ff-attn")
@@ -90,6 +91,8 @@ class Block(nn.Module):
         if config.d_ff:
             self.expand = nn.Linear(D, config.d_ff)
             self.contract = nn.Linear(config.d_ff, D)
+            inside = config.dropout if config.inner_dropout is None else config.inner_dropout
+            self.inner_dropout = make_dropout(inside, config)
 
     def forward(self, x: Tensor, memory: Tensor, terms: Terms, visibility: Visibility) -> Tensor:
         """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
@@ -104,13 +107,11 @@ class Block(nn.Module):
         query_input = own if self.config.pre_norm and self.config.query_norm else x
         # Memory and segment are not joined before they are projected: the memory needs no gradient.
         query = self.query(query_input)
-        key, value = (torch.cat([project(past), project(own)], dim=1) for project in (self.key, self.value))
-        query, key, value = (self.heads(y) for y in (query, key, value))
+        key = torch.cat([self.key(past), self.key(own)], dim=1)
+        value = torch.cat([self.value(past), self.value(own)], dim=1)
+        heads = (self.config.heads, self.config.head_dim)
+        query, key, value = (y.unflatten(-1, heads) for y in (query, key, value))
         return self.rest(x, self.attend(query, key, value, terms, visibility))
-
-    def heads(self, x: Tensor) -> Tensor:
-        """Returns [B, J, H, K] of [B, J, H·K]."""
-        return x.view(*x.shape[:-1], self.config.heads, self.config.head_dim)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, visibility: Visibility
@@ -139,7 +140,8 @@ class Block(nn.Module):
                 terms=terms,
                 dropout=dropout,
             )
-        return drop(self.out(answer.flatten(-2)), self.config.dropout, self)
+        answers: Tensor = self.dropout(self.out(answer.flatten(-2)))
+        return answers
 
     def rest(self, x: Tensor, answers: Tensor) -> Tensor:
         """Returns the layer's output [B, T, D] for its input x and the first sublayer's answers.
@@ -148,19 +150,18 @@ class Block(nn.Module):
         """
         if self.config.pre_norm:
             x = x + answers
-            return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
+            return x + self._second(self.feed_forward_norm(x)) if self.two_sublayers else x
         x = self.attention_norm(x + answers)
-        return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x
+        return self.feed_forward_norm(x + self._second(x)) if self.two_sublayers else x
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        if (
-            self.persistent is not None
-        ):  # softmax(x K) V: a feed-forward network with softmax in the place of ReLU
+    def _second(self, x: Tensor) -> Tensor:
+        """The second sublayer: a feed-forward network, or one with softmax for its ReLU, softmax(x K) V."""
+        if self.persistent is not None:
             inner = persistent_attention(x[:, :, None], *self.persistent.scaled())[:, :, 0]
         else:
-            inside = self.config.dropout if self.config.inner_dropout is None else self.config.inner_dropout
-            inner = self.contract(drop(F.relu(self.expand(x)), inside, self))
-        return drop(inner, self.config.dropout, self)
+            inner = self.contract(self.inner_dropout(F.relu(self.expand(x))))
+        dropped: Tensor = self.dropout(inner)
+        return dropped
 
 
 class LanguageModel(nn.Module):
@@ -173,6 +174,10 @@ class LanguageModel(nn.Module):
         self.vocabulary = Vocabulary(config)
         self.positions = make_positions(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        embedding = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.embedding_dropout = make_dropout(embedding, config)
+        output = config.dropout if config.output_dropout is None else config.output_dropout
+        self.output_dropout = make_dropout(output, config)
         last = config.layers - 1
         self.auxiliary = nn.ModuleDict(  # LAYER_AHEAD; the next token after the last layer needs none
             {
@@ -285,13 +290,13 @@ class LanguageModel(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The input [B, T, D] of the first layer, before positions are added."""
-        p = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
-        return drop(self.vocabulary.embed(tokens), p, self)
+        embedded: Tensor = self.embedding_dropout(self.vocabulary.embed(tokens))
+        return embedded
 
     def last(self, outputs: list[Tensor]) -> Tensor:
         """The input [B, T, D] of the output layer."""
-        p = self.config.dropout if self.config.output_dropout is None else self.config.output_dropout
-        return drop(outputs[-1], p, self)
+        last: Tensor = self.output_dropout(outputs[-1])
+        return last
 
     def constrain(self) -> None:
         """Clamps spans that a step of the optimiser took out of their range."""
@@ -334,14 +339,16 @@ class LanguageModel(nn.Module):
         )
 
 
-def drop(x: Tensor, p: float, module: Block | LanguageModel) -> Tensor:
-    """Dropout of x [B, T, D] while the module trains.
+class VariationalDropout(nn.Dropout):
+    """Dropout of x [B, T, D] with one mask [B, 1, D] for all positions (Gal and Ghahramani 2016)."""
 
-    Variational: one mask [B, 1, D] for all positions (Gal and Ghahramani 2016).
-    """
-    if module.config.variational_dropout and module.training and p:
-        return x * F.dropout(torch.ones_like(x[:, :1]), p)
-    return F.dropout(x, p, module.training)
+    def forward(self, x: Tensor) -> Tensor:
+        return x * super().forward(torch.ones_like(x[:, :1])) if self.training and self.p else x
+
+
+def make_dropout(p: float, config: ModelConfig) -> nn.Dropout:
+    """Dropout with probability p, of the kind that the configuration says."""
+    return VariationalDropout(p) if config.variational_dropout else nn.Dropout(p)
 
 
 @lru_cache(maxsize=64)

@@ -94,26 +94,25 @@ def projected_block(
     """Returns the output of `Block.forward`, and the keys and values [B, h, J, K] of memory and segment.
 
     past: the keys and values [B, h, M, K] of the memory, of the first h heads; the others attend to no
-    context. write: puts the segment's own keys or values [B, h, T, K] to those of the memory.
+    context. write: joins the segment's own keys or values [B, h, T, K] to those of the memory.
     """
-    heads = past[0].shape[1]
-    normal = block.attention_norm(x) if block.config.pre_norm else x
-    query_input = normal if block.config.query_norm else x
-    own = [block.heads(project(normal)).transpose(1, 2)[:, :heads] for project in (block.key, block.value)]
-    kept = [write(*pair) for pair in zip(past, own, strict=True)]
-    key, value = kept
-    if visibility.before_start is not None:  # the projections of a hidden state of zero
-        zero = torch.zeros_like(x[:1, :1])
-        zero = block.attention_norm(zero) if block.config.pre_norm else zero
-        before = visibility.before_start[:, None, :, None]
-        initial = (
-            block.heads(project(zero)).transpose(1, 2)[:, :heads] for project in (block.key, block.value)
-        )
-        key, value = (torch.where(before, start, array) for start, array in zip(initial, kept, strict=True))
-    query = block.heads(block.query(query_input))
-    return block.rest(
-        x, block.attend(query, key.transpose(1, 2), value.transpose(1, 2), terms, visibility)
-    ), kept
+    config = block.config
+    normal = block.attention_norm(x) if config.pre_norm else x
+    query = block.query(normal if config.query_norm else x).unflatten(-1, (config.heads, config.head_dim))
+    read = []  # keys and values [B, J, h, K]
+    kept = []
+    for project, held in ((block.key, past[0]), (block.value, past[1])):
+        width = held.shape[1] * config.head_dim
+        own = project(normal)[..., :width].unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        kept.append(write(held, own))
+        joined = kept[-1].transpose(1, 2)
+        if visibility.before_start is not None:  # the projection of a hidden state of zero
+            zero = torch.zeros_like(x[:1, :1])
+            zero = block.attention_norm(zero) if config.pre_norm else zero
+            initial = project(zero)[..., :width].unflatten(-1, (-1, config.head_dim))
+            joined = torch.where(visibility.before_start[:, :, None, None], initial, joined)
+        read.append(joined)
+    return block.rest(x, block.attend(query, *read, terms, visibility)), kept
 
 
 def nearest_terms(terms: Terms, count: int) -> Terms:

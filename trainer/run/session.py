@@ -176,10 +176,9 @@ class TorchSession:
         concern: why the run may be of no use, or None.
         """
         session = cls.open(folder, device=CPU)
-        from trainer.run.history import history_of
+        from trainer.run.history import history_of, read_config
 
-        history = history_of(folder)
-
+        history = history_of(folder, read_config(folder))
         return {
             "kind": "run",
             "identity": session.identity,
@@ -234,13 +233,19 @@ class TorchSession:
     ) -> tuple[np.ndarray, Memory]:
         import torch
 
-        wanted = torch.from_numpy(checked_targets(self, targets, tokens, lengths))
+        wanted = checked_targets(self, targets, tokens, lengths)
         hidden, memory = self._advance(tokens, memory, lengths)
         log_probs = np.zeros(wanted.shape, np.float32)
         chosen = wanted >= 0
         with torch.inference_mode():
-            found = self.model.vocabulary.log_prob(hidden[self._here(chosen)], self._here(wanted[chosen]))
-        log_probs[chosen.numpy()] = found.cpu().numpy()
+            log_probs[chosen] = (
+                self.model.vocabulary.log_prob(
+                    hidden[torch.from_numpy(chosen).to(hidden.device)],
+                    torch.from_numpy(wanted[chosen]).to(hidden.device),
+                )
+                .cpu()
+                .numpy()
+            )
         return log_probs, memory
 
     def _advance(
@@ -255,12 +260,13 @@ class TorchSession:
             refuse_after_fork(self._process)
             lengths = checked_lengths(lengths, tokens)
             memory.clear_restarted_rows()
-            past = [self._here(torch.from_numpy(memory.tensors[tensor.name])) for tensor in self.state]
+            place = str(self.device)
+            past = [torch.from_numpy(memory.tensors[tensor.name]).to(place) for tensor in self.state]
             layers = self._layers if lengths is None else partial(self._layers_by_length, lengths)
             if self.before_run is not None:
                 self.before_run()
             hidden, after = layers(
-                self._here(torch.from_numpy(tokens)), past, self._here(torch.from_numpy(memory.positions))
+                torch.from_numpy(tokens).to(place), past, torch.from_numpy(memory.positions).to(place)
             )
             memory.store(
                 {
@@ -283,7 +289,7 @@ class TorchSession:
         hidden: Tensor | None = None
         after = [array.clone() for array in past]
         for length in np.unique(lengths[lengths > 0]).tolist():
-            rows = self._here(torch.from_numpy(np.flatnonzero(lengths == length)))
+            rows = torch.from_numpy(np.flatnonzero(lengths == length)).to(tokens.device)
             own = [array[rows] for array in past]
             outputs, kept = self._layers(tokens[rows, :length], own, positions[rows])
             if hidden is None:
@@ -308,10 +314,6 @@ class TorchSession:
         with torch.inference_mode():
             logits: np.ndarray = self.model.vocabulary.logits(hidden).cpu().numpy()
         return logits
-
-    def _here(self, tensor: Tensor) -> Tensor:
-        """The tensor on the session's device; itself on the CPU."""
-        return tensor if self.device == CPU else tensor.to(str(self.device))
 
 
 def _unusable(device: Device) -> str | None:

@@ -20,7 +20,7 @@ from tests.architectures import ARCHITECTURES, RULE
 from tests.nightly import every
 from trainer.model.attention import AttentionFunction, relative_attention
 from trainer.model.config import ModelConfig, VocabularyConfig
-from trainer.model.model import LanguageModel, count_parameters, drop, parameter_shapes
+from trainer.model.model import LanguageModel, count_parameters, parameter_shapes
 from trainer.model.naive import naive_attention
 from trainer.training.lane_memory import LaneMemory
 from trainer.training.objective import Objective
@@ -157,11 +157,11 @@ def test_dropout_acts_only_while_training() -> None:
 def test_variational_dropout_shares_one_mask_along_a_segment() -> None:
     model = build(variational_dropout=True, dropout=0.5)[0].train()
     torch.manual_seed(0)
-    dropped = drop(torch.ones(3, 7, 50), 0.5, model)
+    dropped = model.output_dropout(torch.ones(3, 7, 50))
     assert all(torch.equal(dropped[:, 0], dropped[:, t]) for t in range(7))
     assert not torch.equal(dropped[0], dropped[1])
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
-    plain = drop(torch.ones(3, 7, 50), 0.5, build(dropout=0.5)[0].train())
+    plain = build(dropout=0.5)[0].train().output_dropout(torch.ones(3, 7, 50))
     assert not torch.equal(plain[:, 0], plain[:, 1])
 
 
