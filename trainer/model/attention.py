@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.model.blocked import BlockedAttention, block_length, flipped, toeplitz
+from trainer.model.blocked import BlockedAttention, flipped, pieces, toeplitz
 
 AttentionFunction = Callable[..., Tensor]  # with the signature of `relative_attention`
 
@@ -66,7 +66,8 @@ def relative_attention(
 
     The answer of a query without visible keys is zero.
     """
-    if _blocks(query, terms, persistent):
+    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and (persistent is None or terms.u is None):  # persistent scores are q·k, without u
         return blocked_attention(
             query, key, value, visible=visible, terms=terms, persistent=persistent, dropout=dropout
         )
@@ -77,12 +78,6 @@ def relative_attention(
     if persistent is not None:
         answer = answer + torch.einsum("bhtn,hnk->bthk", weights[..., J:], persistent[1])
     return answer
-
-
-def _blocks(query: Tensor, terms: Terms, persistent: tuple[Tensor, Tensor] | None) -> bool:
-    """Whether the blocked form computes: on the CPU, where no compiler or exporter watches the operators."""
-    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    return on_cpu and (persistent is None or terms.u is None)  # persistent scores are q·k, without u
 
 
 def blocked_attention(
@@ -96,14 +91,15 @@ def blocked_attention(
     dropout: float,
 ) -> Tensor:
     """`relative_attention` by `blocked.BlockedAttention`, with one score or more kept in the cache."""
-    T = query.shape[1]
+    B, T, H, K = query.shape
     J = key.shape[1]
-    scale = query.shape[-1] ** -0.5
+    scale = K**-0.5
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     with torch.autocast("cpu", enabled=False):
         content = (query if terms.u is None else query + terms.u) * scale
         positional = (query if terms.v is None else query + terms.v) * scale
-        C = block_length(T, terms.longest)
+        parts = pieces(H, B, T, J, terms.longest, dtype.itemsize)
+        C = parts[0].C  # of the largest block
         W = J if terms.longest is None else min(J, terms.longest + C)
         # In a sum `-inf` would make NaN of a query that sees nothing. Scores are too small to change half of
         # the lowest number, and softmax subtracts the largest score before anything else: the scores of such
@@ -119,7 +115,7 @@ def blocked_attention(
         gate = None if terms.gate is None else toeplitz(terms.gate.to(dtype), C, W)
         own = (None, None) if persistent is None else (persistent[0].to(dtype), persistent[1].to(dtype))
         blind = None if persistent is not None else ~visible.any(-1, keepdim=True)
-        options = (terms.longest, terms.epsilon, dropout)
+        options = (parts, terms.epsilon, dropout)
         answer: Tensor = BlockedAttention.apply(  # type: ignore[no-untyped-call]
             *first, rows, bias, gate, *own, hidden, blind, *options
         )

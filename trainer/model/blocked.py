@@ -11,9 +11,7 @@ column c of W + 1 holds the distance W - 1 - c of the last query; `by key` means
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,21 +23,14 @@ SHORT_DISTANCE = 384  # up to this distance a small block is faster
 GROUP_BYTES = 4 << 20  # of the scores that are computed together
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some lanes of one block: their C queries see W keys, of which the last is that of the last query."""
+class Piece(NamedTuple):
+    """Some lanes of one block of queries, which see these keys; the last key is that of the last query."""
 
     lanes: slice
     queries: slice
     keys: slice
-
-    @property
-    def height(self) -> int:
-        return int(self.queries.stop - self.queries.start)
-
-    @property
-    def width(self) -> int:
-        return int(self.keys.stop - self.keys.start)
+    C: int  # queries
+    W: int  # keys
 
 
 def block_length(T: int, longest: int | None) -> int:
@@ -53,19 +44,24 @@ def block_length(T: int, longest: int | None) -> int:
     return -(-T // max(1, round(T / size)))
 
 
-def pieces(H: int, B: int, T: int, J: int, longest: int | None, itemsize: int) -> Iterator[Piece]:
-    """The pieces in which the scores [H, B, T, J] are computed.
+def pieces(H: int, B: int, T: int, J: int, longest: int | None, itemsize: int) -> list[Piece]:
+    """The pieces in which the scores [H, B, T, J] are computed; the first has the most queries.
 
     longest: the largest distance that any query sees; None for all.
     """
     length = block_length(T, longest)
+    found = []
     for first in range(0, T, length):
         end = min(T, first + length)
         low = 0 if longest is None else max(0, J - T + first - longest)
-        keys = slice(low, J - T + end)
-        lanes = max(1, GROUP_BYTES // (H * (end - first) * (keys.stop - low) * itemsize))
+        C = end - first
+        W = J - T + end - low
+        lanes = max(1, GROUP_BYTES // (H * C * W * itemsize))
         for lane in range(0, B, lanes):
-            yield Piece(slice(lane, min(B, lane + lanes)), slice(first, end), keys)
+            found.append(
+                Piece(slice(lane, min(B, lane + lanes)), slice(first, end), slice(low, low + W), C, W)
+            )
+    return found
 
 
 def by_key(by_distance: Tensor, C: int) -> Tensor:
@@ -98,7 +94,7 @@ class BlockedAttention(torch.autograd.Function):
     key, value [H, B, J, K]. rows [H, W + 1, K]: position vectors by distance. bias, gate [H, C, W]: by key,
     for the last queries and keys; those of other blocks are its last rows and columns. own_key, own_value
     [H, N, K]: persistent vectors. hidden [1 or B, T, J]: is added to the scores. blind bool [1 or B, T, 1]:
-    queries that see nothing, or None. longest: see `pieces`. epsilon: of a gate. dropout: of weights.
+    queries that see nothing, or None. parts: see `pieces`. epsilon: of a gate. dropout: of weights.
     """
 
     @staticmethod
@@ -115,24 +111,24 @@ class BlockedAttention(torch.autograd.Function):
         own_value: Tensor | None,
         hidden: Tensor,
         blind: Tensor | None,
-        longest: int | None,
+        parts: list[Piece],
         epsilon: float,
         dropout: float,
     ) -> Tensor:
-        H, B, T, _ = content.shape
+        H = len(content)
         answer = torch.empty_like(content)
         kept: list[Tensor] = []
         needed = any(ctx.needs_input_grad)  # a validation keeps nothing
-        for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
-            C, W, lanes, queries = piece.height, piece.width, piece.lanes, piece.queries
-            scores = _product(content[:, lanes, queries], _keys(key, own_key, piece).transpose(-1, -2))
+        for piece in parts:
+            lanes, queries, keys, C, W = piece
+            scores = content[:, lanes, queries] @ _keys(key, own_key, piece).transpose(-1, -2)
             context = scores[..., :W]  # without the persistent vectors
             if positional is not None and rows is not None:
                 query = positional[:, lanes, queries].reshape(H, -1, key.shape[-1])
                 context.add_(by_key(torch.bmm(query, rows[:, -W - 1 :].transpose(1, 2)), C))
             if bias is not None:
                 context.add_(bias[:, None, -C:, -W:])
-            context.add_(hidden[lanes if len(hidden) > 1 else slice(None), queries, piece.keys])
+            context.add_(hidden[lanes if len(hidden) > 1 else slice(None), queries, keys])
             weights = torch.softmax(scores, dim=-1)
             used, total, mask = weights, None, None
             if gate is not None:
@@ -143,7 +139,7 @@ class BlockedAttention(torch.autograd.Function):
             if dropout:
                 mask = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout)
                 used = used * mask
-            part = _product(used, _keys(value, own_value, piece))
+            part = used @ _keys(value, own_value, piece)
             answer[:, lanes, queries] = part if total is None else part.div_(total)
             if needed:
                 kept += [tensor for tensor in (weights, total, mask) if tensor is not None]
@@ -152,7 +148,7 @@ class BlockedAttention(torch.autograd.Function):
         inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value, blind)
         if needed:
             ctx.save_for_backward(*inputs, answer, *kept)
-        ctx.options = longest, epsilon, dropout
+        ctx.options = parts, epsilon, dropout
         return answer
 
     @staticmethod
@@ -161,8 +157,8 @@ class BlockedAttention(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: activations that are computed again allow no more
         content, positional, key, value, rows, bias, gate, own_key, own_value, blind = saved[:10]
         answer, *kept = saved[10:]
-        longest, epsilon, dropout = ctx.options
-        H, B, T, K = content.shape
+        parts, epsilon, dropout = ctx.options
+        H, _, _, K = content.shape
         upstream = upstream.contiguous()
         if blind is not None:
             upstream = upstream.masked_fill(blind, 0.0)
@@ -177,8 +173,8 @@ class BlockedAttention(torch.autograd.Function):
             None if tensor is None else torch.zeros_like(tensor, dtype=sums if at > 1 else tensor.dtype)
             for at, tensor in enumerate(inputs)
         ]
-        for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
-            C, W, lanes, queries = piece.height, piece.width, piece.lanes, piece.queries
+        for piece in parts:
+            lanes, queries, _, C, W = piece
             weights = kept.pop(0)
             total: Any = None if gate is None else kept.pop(0)
             mask = kept.pop(0) if dropout else None
@@ -189,11 +185,11 @@ class BlockedAttention(torch.autograd.Function):
                 used = weights / total
                 used[..., :W].mul_(gate[:, None, -C:, -W:])
             used = used if mask is None else used * mask
-            _add_keys(gradients[3], gradients[8], _product(used.transpose(-1, -2), out), piece)
+            _add_keys(gradients[3], gradients[8], used.transpose(-1, -2) @ out, piece)
             # The gradient of the scores, for weights w that a gate m turns into w m / (Σ w m + epsilon):
             # w (m (g - inner) - inner epsilon) / total, where g is the gradient of the weights as they are
             # used. The second term is 0 without epsilon.
-            slope = _product(out, _keys(value, own_value, piece).transpose(-1, -2))
+            slope = out @ _keys(value, own_value, piece).transpose(-1, -2)
             if mask is not None:
                 slope.mul_(mask)
             slope.sub_(inner[:, lanes, queries])
@@ -217,8 +213,8 @@ class BlockedAttention(torch.autograd.Function):
                 elif epsilon:
                     own = own.addcmul(weights[..., W:], inner[:, lanes, queries] / total, value=-epsilon)
                 scores = torch.cat([context, own], dim=-1)
-            gradients[0][:, lanes, queries] = _product(scores, _keys(key, own_key, piece))
-            product = _product(scores.transpose(-1, -2), content[:, lanes, queries])
+            gradients[0][:, lanes, queries] = scores @ _keys(key, own_key, piece)
+            product = scores.transpose(-1, -2) @ content[:, lanes, queries]
             _add_keys(gradients[2], gradients[7], product, piece)
             if bias is not None:
                 gradients[5][:, -C:, -W:] += context.sum(1)
@@ -239,12 +235,6 @@ def _keys(context: Tensor, own: Tensor | None, piece: Piece) -> Tensor:
 
 def _add_keys(context: Tensor, own: Tensor | None, gradient: Tensor, piece: Piece) -> None:
     """Adds the gradient of `_keys` to those of its two arguments."""
-    context[:, piece.lanes, piece.keys] += gradient[:, :, : piece.width]
+    context[:, piece.lanes, piece.keys] += gradient[:, :, : piece.W]
     if own is not None:
-        own += gradient[:, :, piece.width :].sum(1)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of matrices in the last two dimensions; the first two are those of the batch."""
-    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1))
-    return product.view(*a.shape[:2], *product.shape[1:])
+        own += gradient[:, :, piece.W :].sum(1)
