@@ -285,11 +285,11 @@ def test_memory_that_was_tampered_with_is_refused(
 
     for spoil in (ARRAYS | SHAPES).values():
         memory.tensors[name] = spoil(memory.tensors[name])
-        refuses(f"the memory's {name} is")
+        refuses(f"the memory's array {name} is")
     for spoil in ARRAYS.values():
         if spoil is not ARRAYS["fewer rows"]:
             memory.positions = spoil(memory.positions)
-            refuses("positions are not a writeable int64 array")
+            refuses("the memory's (positions are not|array positions is)")
     memory.positions = np.full(2, -(2**63))
     refuses("positions are beyond")
     memory.tensors.popitem()

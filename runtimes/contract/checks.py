@@ -28,7 +28,7 @@ from runtimes.contract.tensors import MAX_SCALE, row_bytes
 def new_memory(session: Session, batch: int) -> Memory:
     """A memory of zeros for `batch` streams at position 0; raises StreamError for an impossible batch."""
     refuse_batch(batch, row_bytes=row_bytes(session.state))
-    tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
+    tensors = {tensor.name: np.zeros((batch, *tensor.row), tensor.dtype) for tensor in session.state}
     memory = Memory(np.zeros(batch, np.int64), tensors, session.identity)
     memory.unsure = False
     return memory
@@ -314,49 +314,39 @@ def check_memory(session: Session, memory: Memory) -> None:
         return
     positions = memory.positions
     tensors = memory.tensors
-    if not _is_own(positions) or positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
+    state = session.state
+    is_array = isinstance(positions, np.ndarray) and positions.dtype == np.int64
+    if not is_array or positions.ndim != 1 or not positions.size:
         raise StreamError(
-            "the memory's positions are not a writeable int64 array [batch] with bytes of its own; "
-            "use memory from start() or load_memory()."
+            "the memory's positions are not an int64 array [batch]; use memory from start() or load_memory()."
         )
+    if not isinstance(tensors, dict) or tensors.keys() != {tensor.name for tensor in state}:
+        raise StreamError(
+            "the memory's arrays do not have the names of this session; use memory from start() or "
+            "load_memory()."
+        )
+    for name, array in [("positions", positions), *tensors.items()]:
+        if isinstance(array, DeviceTensor):
+            continue
+        # A step writes into the array. A base that holds its bytes may be a buffer of another library.
+        is_own = isinstance(array, np.ndarray) and not isinstance(array, np.memmap) and array.flags.carray
+        if not is_own or isinstance(array.base, np.ndarray | bytes | memoryview | mmap):
+            raise StreamError(
+                f"the memory's array {name} is read-only, a view of another array, or no array; put a copy "
+                "of it in its place."
+            )
     if value_outside(positions, -MAX_POSITION, MAX_POSITION) is not None:
         raise StreamError(
             f"the memory's positions are beyond {MAX_POSITION}; set them to 0 to start new texts."
         )
     batch = positions.shape
-    state = session.state
-    if not isinstance(tensors, dict) or len(tensors) != len(state):
-        raise _other_names()
     for tensor in state:
-        if tensor.name not in tensors:
-            raise _other_names()
         array = tensors[tensor.name]
-        if not (isinstance(array, DeviceTensor) or _is_own(array)):
-            raise StreamError(
-                f"the memory's {tensor.name} is read-only, a view of another array, or no array; "
-                "put a copy of it in its place."
-            )
         if array.shape[:1] != batch or array.shape[1:] != tensor.shape[1:] or array.dtype != tensor.dtype:
             raise StreamError(
-                f"the memory's {tensor.name} is {array.dtype.str} {list(array.shape)} and this session takes "
-                f"{tensor.dtype} {[*batch, *tensor.row]}; use memory from start() or load_memory()."
+                f"the memory's array {tensor.name} is {array.dtype.str} {list(array.shape)} and this session "
+                f"takes {tensor.dtype} {[*batch, *tensor.row]}; use memory from start() or load_memory()."
             )
-
-
-def _other_names() -> StreamError:
-    return StreamError(
-        "the memory's arrays do not have the names of this session; use memory from start() or load_memory()."
-    )
-
-
-def _is_own(array: object) -> bool:
-    """Whether an array may be written to without changing anything else."""
-    if not isinstance(array, np.ndarray) or isinstance(array, np.memmap):  # the latter writes to a file
-        return False
-    flags = array.flags
-    if not (flags.writeable and flags.aligned and flags.c_contiguous):
-        return False
-    return array.base is None or not isinstance(array.base, np.ndarray | bytes | memoryview | mmap)
 
 
 def refuse_after_fork(process: int) -> None:

@@ -79,11 +79,6 @@ class TensorSpec:
         """The sizes of a memory tensor for one row."""
         return tuple(map(int, self.shape[1:]))
 
-    @property
-    def row_bytes(self) -> int:
-        """The bytes that a memory tensor takes for one row."""
-        return math.prod(self.row) * int(np.dtype(self.dtype).itemsize)
-
     def sizes(self, **axes: int) -> tuple[int, ...]:
         """The shape as numbers, with these sizes for its named axes."""
         return tuple([axes[size] if isinstance(size, str) else size for size in self.shape])
@@ -296,4 +291,4 @@ def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: Memor
 
 def row_bytes(states: Iterable[TensorSpec]) -> int:
     """The bytes that memory tensors take for one row."""
-    return sum(state.row_bytes for state in states)
+    return sum(math.prod(state.row) * np.dtype(state.dtype).itemsize for state in states)

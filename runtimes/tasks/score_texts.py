@@ -20,6 +20,7 @@ import numpy as np
 from runtimes.base.errors import DivergedError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
 from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 
@@ -266,8 +267,7 @@ class BatchLimits:
         rows: the largest number of rows, where the user gives one.
         """
         if rows is None:
-            row_bytes = sum(tensor.row_bytes for tensor in session.state)
-            rows = max(1, min(MOST_ROWS, STATE_BYTES // max(1, row_bytes)))
+            rows = max(1, min(MOST_ROWS, STATE_BYTES // max(1, row_bytes(session.state))))
         tokens = MOST_TOKENS
         if session.spec is None or not session.spec.model.selective:  # such a graph computes fewer logits
             tokens = max(1, min(tokens, LOGIT_BYTES // (3 * 4 * session.vocab.size)))

@@ -66,7 +66,7 @@ def load_vocab(
         )
     symbols = _symbols(data.get("symbols"), path, kind=kind, what="symbols")
     if kind == "char":
-        if any(len(symbol) != 1 for symbol in symbols):
+        if set(map(len, symbols)) - {1}:
             raise ArtefactError(f"{path} is not a char vocabulary; a symbol is longer than one character.")
         return CharVocab(symbols)
     return WordVocab(symbols, **_word_options(data, path))
@@ -200,7 +200,7 @@ def _special(data: dict[str, Any], size: int, path: Path) -> SpecialTokens:
 
 def _symbols(symbols: Any, path: Path, *, kind: str, what: str) -> list[str]:
     """The symbols of a vocabulary: texts, no two the same."""
-    if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
+    if not isinstance(symbols, list) or set(map(type, symbols)) - {str} or "" in symbols:
         raise ArtefactError(f"{path} is not a {kind} vocabulary; expected a list of {what}.")
     if len(set(symbols)) != len(symbols):
         raise ArtefactError(f"{path} is not a {kind} vocabulary; its {what} repeat.")
