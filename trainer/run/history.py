@@ -130,11 +130,13 @@ def read_config(run: Path) -> TrainConfig:
     return TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
 
 
-def history_of(run: Path) -> History | None:
-    """The training of a run; None for a run that was imported, and so has no checkpoint to resume from."""
+def history_of(run: Path, config: TrainConfig) -> History | None:
+    """The training of a run; None for a run that was imported, and so has no checkpoint to resume from.
+
+    config: the run's, from `read_config`.
+    """
     if not (run / STATE).is_file():
         return None
-    config = read_config(run)
     try:
         return History(config=config, facts=read_facts(run / STATE, config.steps))
     except UserError:  # neither an export nor `info` needs that file
@@ -216,8 +218,8 @@ def runs_in(path: Path) -> list[Path]:
 
 def read_record(run: Path) -> Record:
     """What the run in a folder has recorded; raises UserError that names the file that cannot be used."""
-    history = history_of(run)
     config = read_config(run)
+    history = history_of(run, config)
     lines = _lines(run / METRICS)
     validations = _values(lines, "validation_bits_per_token")
     steps = max((line["step"] for line in lines), default=0)

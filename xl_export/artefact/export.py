@@ -109,7 +109,7 @@ def export(
         reason = needs_shift(chosen, trained.config.model, exporter)
     form = form_for(target, memory, needs_shift=reason)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
-    history = history_of(run)
+    history = history_of(run, trained.config)
     spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
     if exporter == "trace":
         from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import

@@ -352,9 +352,9 @@ def _option(name: str) -> str:
 
 
 def _conclude(run: Path, as_json: bool) -> None:
-    from trainer.run.history import history_of
+    from trainer.run.history import history_of, read_config
 
-    history = history_of(run)
+    history = history_of(run, read_config(run))
     assert history is not None, "it was trained here"
     if history.concern:
         click.echo(f"Warning: {history.concern}", err=True)
