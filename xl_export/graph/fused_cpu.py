@@ -113,7 +113,7 @@ class FusedStepGraph(StepGraph):
         order = [head for group in groups for head in group.heads]
         others = [head for head in range(config.heads) if head not in order]
         packed = self.projected(layer, x, order, others)
-        # One product for all, or queries apart from keys and values.
+        # One product for all, or one for queries and one for keys and values.
         query = packed[0][0]
         context = packed[-1][0]
         key_at = 0 if len(packed) > 1 else config.heads * config.head_dim

@@ -61,11 +61,12 @@ class MemoryLayers(Layers):
     def mask_of(self, group: Group) -> StepMask:
         """The mask of a group. All groups with the same memory length share it."""
         if group.rule.mem_len not in self.masks:
-            rows = self.terms.rows(group.rule)
-            self.masks[group.rule.mem_len] = make_mask(
-                self.op, self.inputs, group.rule, rows, circular=self.spec.circular
-            )
+            self.masks[group.rule.mem_len] = self.new_mask(group.rule)
         return self.masks[group.rule.mem_len]
+
+    def new_mask(self, rule: MemoryRule) -> StepMask:
+        """The mask of heads with this rule, in new nodes."""
+        return make_mask(self.op, self.inputs, rule, self.terms.rows(rule), circular=self.spec.circular)
 
     def from_input(
         self, layer: int, x: ir.Value, order: list[int], others: list[int]

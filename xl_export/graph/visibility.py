@@ -74,15 +74,15 @@ def visible(
     distance: ir.Value,
     position: ir.Value,
     offset: ir.Value,
-    number: type[np.int64 | np.float32] = np.int64,
+    dtype: type[np.int64 | np.float32] = np.int64,
 ) -> ir.Value:
-    """`MemoryRule.visible` in the graph: bool [B, 1, T, J]. number: the type of the three values."""
-    zero = op.constant(number(0))
-    window = op.constant(number(rule.mem_len))
+    """`MemoryRule.visible` in the graph: bool [B, 1, T, J]. dtype: the type of the three values."""
+    zero = op.constant(dtype(0))
+    window = op.constant(dtype(rule.mem_len))
     if rule.mask == "full":
         window = op.Add(window, offset)
     seen = op.And(
-        op.GreaterOrEqual(distance, op.constant(number(rule.nearest))), op.LessOrEqual(distance, window)
+        op.GreaterOrEqual(distance, op.constant(dtype(rule.nearest))), op.LessOrEqual(distance, window)
     )
     if rule.initial_memory == "masked":
         seen = op.And(seen, op.LessOrEqual(distance, op.Max(position, zero)))

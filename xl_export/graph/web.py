@@ -44,15 +44,8 @@ class WebMask(StepMask):
 class WebStep(StepGraph):
     """The step whose memory and attention are products; its tensors and their meaning are those of others."""
 
-    def mask_of(self, group: Group) -> WebMask:
-        if group.rule.mem_len not in self.masks:
-            rows = self.terms.rows(group.rule)
-            self.masks[group.rule.mem_len] = make_mask(
-                self.op, self.inputs, group.rule, rows, circular=self.spec.circular
-            )
-        mask = self.masks[group.rule.mem_len]
-        assert isinstance(mask, WebMask)
-        return mask
+    def new_mask(self, rule: MemoryRule) -> WebMask:
+        return make_mask(self.op, self.inputs, rule, self.terms.rows(rule), circular=self.spec.circular)
 
     def selected(self, x: ir.Value) -> list[ir.Value]:
         return list(selected_densely(self, x, self.inputs["targets"], self.inputs["logit_rows"]))
@@ -61,6 +54,7 @@ class WebStep(StepGraph):
         """The ring after the step: a slot keeps its vector, or takes that of the token written to it."""
         op = self.op
         mask = self.mask_of(group)
+        assert isinstance(mask, WebMask)
         assert mask.one_hot is not None, "the mask of a ring says what is written where"
         placed = op.MatMul(mask.one_hot, self.from_memory(new))
         return op.Where(mask.written, self.to_memory(placed), past)
@@ -73,6 +67,7 @@ class WebStep(StepGraph):
     ) -> ir.Value:
         op = self.op
         mask = self.mask_of(group)
+        assert isinstance(mask, WebMask)
         scores = op.Add(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
         answer = op.MatMul(op.Softmax(scores, axis=-1), value)
         return answer if mask.sees is None else op.Mul(answer, mask.sees)
