@@ -11,9 +11,12 @@ from types import ModuleType
 class Format:
     """A kind of checkpoint that `xl-export import` reads."""
 
-    module_name: str  # in this folder
-    files: str  # for help and messages
-    in_folder: tuple[str, ...] = ()  # the names of its file, if a folder is given
+    name: str
+    """For `--from`. The module of this folder that reads it has the name with `_` for `-`."""
+    files: str
+    """For help and messages."""
+    in_folder: tuple[str, ...] = ()
+    """The names of its file, if a folder is given."""
 
     @property
     def module(self) -> ModuleType:
@@ -22,34 +25,35 @@ class Format:
         It has PROJECT (a name for messages and records), `recognises(source)`, whether the content is a
         checkpoint of the project, and `read(source, options)`, which returns its `Checkpoint`.
         """
-        return importlib.import_module(f"{__name__}.{self.module_name}")
+        return importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
 
 
-#: By the name for `--from`. A checkpoint has the first format that recognises it.
+#: By name. A checkpoint has the first format that recognises it.
 FORMATS = {
-    "kimiyoung": Format(
-        "kimiyoung", "model.pt of kimiyoung/transformer-xl, with its cache.pt", ("model.pt",)
-    ),
-    "nvidia": Format(
-        "nvidia",
-        "checkpoint_*.pt of NVIDIA DeepLearningExamples",
-        ("checkpoint_best.pt", "checkpoint_last.pt"),
-    ),
-    "fairseq": Format(
-        "fairseq",
-        "checkpoint_*.pt of fairseq's examples/truncated_bptt, with its dict.txt",
-        ("checkpoint_best.pt", "checkpoint_last.pt"),
-    ),
-    "huggingface": Format("huggingface", "the folder of a TransfoXL model, whose weights may be shards"),
-    "adaptive-span": Format(
-        "adaptive_span",
-        "checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt",
-        ("checkpoint.pt",),
-    ),
-    "tensorflow": Format(
-        "tensorflow",
-        "a checkpoint of the original TensorFlow release, or an .npz file of its variables",
-        ("model.npz",),
-    ),
-    "xl-export": Format("own_run", "a run of this project"),
+    format_.name: format_
+    for format_ in (
+        Format("kimiyoung", "model.pt of kimiyoung/transformer-xl, with its cache.pt", ("model.pt",)),
+        Format(
+            "nvidia",
+            "checkpoint_*.pt of NVIDIA DeepLearningExamples",
+            ("checkpoint_best.pt", "checkpoint_last.pt"),
+        ),
+        Format(
+            "fairseq",
+            "checkpoint_*.pt of fairseq's examples/truncated_bptt, with its dict.txt",
+            ("checkpoint_best.pt", "checkpoint_last.pt"),
+        ),
+        Format("huggingface", "the folder of a TransfoXL model, whose weights may be shards"),
+        Format(
+            "adaptive-span",
+            "checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt",
+            ("checkpoint.pt",),
+        ),
+        Format(
+            "tensorflow",
+            "a checkpoint of the original TensorFlow release, or an .npz file of its variables",
+            ("model.npz",),
+        ),
+        Format("xl-export", "a run of this project"),
+    )
 }

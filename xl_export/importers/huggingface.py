@@ -30,7 +30,7 @@ from xl_export.importers.pickle.compressed import Budget, inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.settings import Setting, memory_rule
+from xl_export.importers.shared.settings import Setting, memory_rule, published
 from xl_export.importers.shared.state_dict import (
     architecture,
     bare_name,
@@ -87,7 +87,7 @@ DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig; an older config.json may lac
 }
 
 
-SEGMENT = Setting(128, "published for wt103 large")
+SEGMENT = published("wt103", d_model=1024)["segment"]
 
 
 def recognises(opened: Source) -> bool:

@@ -102,7 +102,10 @@ class Setting:
     """One value of a setting."""
 
     value: Any
-    origin: str  # an option, a file, the checkpoint, or what was published
+    origin: str
+    """An option, a file, the checkpoint, or what was published."""
+    model: str | None = None
+    """The row of `PUBLISHED` that it is from; None for any other origin."""
 
 
 def memory_rule(
@@ -157,7 +160,6 @@ PUBLISHED = {
     "wt103 large": Published(segment=128, mem_len=1600, clamp_len=1000, sizes=((18, 1024),)),
     "lm1b": Published(segment=32, mem_len=128, clamp_len=0, sizes=((18, 1024), (20, 1024), (24, 1280))),
 }
-ORIGIN = "published for "
 
 
 def published(dataset: str, d_model: int) -> dict[str, Setting]:
@@ -170,16 +172,15 @@ def published(dataset: str, d_model: int) -> dict[str, Setting]:
         "mask": "same-length",
         "clamp_len": model.clamp_len,
     }
-    return {key: Setting(value, ORIGIN + name) for key, value in values.items()}
+    return {key: Setting(value, f"published for {name}", name) for key, value in values.items()}
 
 
 def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) -> list[str]:
     """Returns one sentence for each published model whose sizes differ from those of this model."""
     options: dict[str, list[str]] = {}
     for name, setting in settings.items():
-        if setting.origin.startswith(ORIGIN):
-            model = setting.origin.removeprefix(ORIGIN)
-            options.setdefault(model, []).append(f"--{name.replace('_', '-')}")
+        if setting.model is not None:
+            options.setdefault(setting.model, []).append(f"--{name.replace('_', '-')}")
     notes = []
     for model, names in options.items():
         sizes = PUBLISHED[model].sizes
