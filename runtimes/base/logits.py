@@ -1,4 +1,4 @@
-"""Log-probabilities from logits, without overflow, and how far two answers are apart."""
+"""Log-probabilities from logits, without overflow, and how much two answers differ."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def log_sum_exp(logits: np.ndarray) -> np.ndarray:
 
 
 def differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """How far log-probabilities are apart, in nats; 0 where both are -inf, which a padded vocabulary has.
+    """How much log-probabilities differ, in nats; 0 where both are -inf, which a padded vocabulary has.
 
     NaN where either is not a log-probability, so that no comparison with a tolerance holds.
     """
@@ -56,7 +56,7 @@ def differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def output_differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """How far outputs of any scale are apart: absolute where theirs are at most 1, and relative above."""
+    """How much outputs of any scale differ: absolutely where theirs are at most 1, and relative above."""
     with np.errstate(invalid="ignore"):
         return np.abs(mine - theirs) / np.maximum(1, np.abs(theirs))
 

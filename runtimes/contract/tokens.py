@@ -123,8 +123,8 @@ def _size(text: str) -> TextSize:
 
 def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:
     special = vocab.special
-    apart = [special.end_of_document, special.beginning, special.padding]
-    without_text = {token for token in apart if token is not None and token != special.end_of_line}
+    marks = [special.end_of_document, special.beginning, special.padding]
+    without_text = {token for token in marks if token is not None and token != special.end_of_line}
     text = decode(vocab, (token for token in tokens.tolist() if token not in without_text))
     characters = len(text)
     num_bytes = len(text.encode("utf-8", errors="surrogatepass"))

@@ -133,22 +133,23 @@ def export(
     refuse_if_too_large(spec)
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None
     model = trained.model.eval()
-    writer: WriteGraphs = functools.partial(write_graphs, run=trained, attention=attention)
     if exporter == "trace":
-        from xl_export.artefact.traced import write_traced
+        from xl_export.artefact.traced import TracedGraphs
         from xl_export.tracing.module import ModuleStep
         from xl_export.tracing.steps import OwnStep
 
         finite_arrays(model)
         step = ModuleStep(OwnStep(model, chosen, form).eval())
-        writer = functools.partial(write_traced, step=step, vocab=trained.vocab, kept={})
-    torch = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
+        writer: WriteGraphs = TracedGraphs(step, trained.vocab).write
+    else:
+        writer = functools.partial(write_graphs, run=trained, attention=attention)
+    original = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
     try:
         write_artefact(
             spec,
             out,
             writer,
-            torch,
+            original,
             trained.vocab,
             tokens=tokens,
             force=force,

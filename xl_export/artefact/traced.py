@@ -6,8 +6,8 @@ In fp32 nothing here imports the package `trainer`: a user's folder may have a `
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
 from runtimes.base.machine import package_versions
 from runtimes.contract.memory import MAX_BATCH
-from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision
+from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
@@ -128,7 +128,7 @@ def trace(
         write_artefact(
             dataclasses.replace(spec, without=unkept),
             out,
-            functools.partial(write_traced, step=step, vocab=vocab, kept={}),
+            TracedGraphs(step, vocab).write,
             ModuleSession(step, vocab, dataclasses.replace(exact, without=unkept)),
             vocab,
             tokens=read_tokens(text, vocab)[: TOKENS + 1] if text and vocab else None,
@@ -222,28 +222,35 @@ def module_spec(
     ).completed()
 
 
-def write_traced(
-    spec: Spec, folder: Path, step: ModuleStep, vocab: Vocab | None, kept: dict[Any, ir.Model]
-) -> OrtSession:
-    """Traces a step, lowers its graph to the precision of the spec, and writes it.
+@dataclass
+class TracedGraphs:
+    """Writes the graphs of a step, in the precisions that an export needs of it."""
 
-    kept: the graphs that were traced, because precisions of weights differ in what follows the trace.
+    step: ModuleStep
+    vocab: Vocab | None
+    traces: dict[tuple[Target, MemoryType], ir.Model] = field(default_factory=dict)
+    """The graphs by target and type of the memory. A trace takes long, and the precision of the weights is
+    applied after it.
     """
-    # For an engine, the graph is float32 throughout.
-    whole = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
-    traced = whole if spec.target == "tensorrt" else spec
-    key = spec.target, traced.state_dtype
-    if key not in kept:
-        kept[key] = traced_graph(step, traced)
-    graph = kept[key].clone()
-    if spec.target == "tensorrt":
-        if spec.precision != "fp32":
-            from xl_export.tensorrt.half import to_half
 
-            graph = to_half(graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
-    elif spec.precision != "fp32":
-        from xl_export.graph.quantise import lowered  # imports `trainer`
+    def write(self, spec: Spec, folder: Path) -> OrtSession:
+        """Traces the step, lowers its graph to the precision of the spec, and writes it."""
+        # For an engine, the graph is float32 throughout.
+        whole = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
+        traced = whole if spec.target == "tensorrt" else spec
+        key = spec.target, traced.state_dtype
+        if key not in self.traces:
+            self.traces[key] = traced_graph(self.step, traced)
+        graph = self.traces[key].clone()
+        if spec.target == "tensorrt":
+            if spec.precision != "fp32":
+                from xl_export.tensorrt.half import to_half
 
-        graph = lowered(graph, spec.precision)
-    save_model(stamp(graph, spec, vocab), folder)
-    return OrtSession(spec, vocab, folder / GRAPH)
+                types = {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)}
+                graph = to_half(graph, types)
+        elif spec.precision != "fp32":
+            from xl_export.graph.quantise import lowered  # imports `trainer`
+
+            graph = lowered(graph, spec.precision)
+        save_model(stamp(graph, spec, self.vocab), folder)
+        return OrtSession(spec, self.vocab, folder / GRAPH)

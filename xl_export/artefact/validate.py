@@ -36,7 +36,7 @@ class FailingCheckWarning(UserWarning):
     """An artefact is written, and on this machine its `check` fails."""
 
 
-def validate(exported: GraphSession, torch: Session) -> Reference:
+def validate(exported: GraphSession, original: Session) -> Reference:
     """Compares an exported graph with its PyTorch model, and returns the answers of PyTorch.
 
     First it compares single segments of three shapes from empty memory, over the whole vocabulary. Then it
@@ -54,14 +54,14 @@ def validate(exported: GraphSession, torch: Session) -> Reference:
     vocab_size = exported.vocab.size
     for batch, segment in _single_steps(exported):
         tokens = draw.integers(0, vocab_size, (batch, segment))
-        logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
+        logits = [session.step(tokens, session.start(batch))[0] for session in (exported, original)]
         log_probs = [x - log_sum_exp(x)[..., None] for x in logits]
         _compare(*log_probs, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory")
     segments = chained_segments(rule, whole=_whole(exported))
     restarts = _restarts(segments, _rows(exported))
     tokens = draw.integers(0, vocab_size, (restarts.shape[1], int(segments.sum()) + 1))
     lengths = segments.tolist()
-    log_probs, last = replay(torch, tokens, _shown(lengths, "PyTorch's answers"), restarts)
+    log_probs, last = replay(original, tokens, _shown(lengths, "PyTorch's answers"), restarts)
     answers = replay(exported, tokens, _shown(lengths, "the graph's answers"), restarts)
     for mine, theirs in zip(answers, (log_probs, last), strict=True):
         _compare(
@@ -73,22 +73,22 @@ def validate(exported: GraphSession, torch: Session) -> Reference:
     count = _rows(exported)
     whole = _whole(exported)
     if any(len(tensor.shape) == 4 for tensor in exported.state):  # hidden states do not depend on positions
-        sides = [_far_on(session, count, whole) for session in (exported, torch)]
+        sides = [_far_on(session, count, whole) for session in (exported, original)]
         _compare(*sides, tolerance=tolerance, what=f"a stream beyond token {FAR:,}")
     if exported.spec.exporter == "trace":
-        sides = [_moved_on(session, count, whole) for session in (exported, torch)]
+        sides = [_moved_on(session, count, whole) for session in (exported, original)]
         _compare(*sides, tolerance=tolerance, what=f"a text that goes on beyond token {FAR:,}")
         if _padding(exported) and count == 2:
             # Positions that count from the end of the segment would be changed by padding behind a row.
-            apart = exported.spec.rows_apart and sees_segment_end(torch, rows=count) is False
-            sides = [_unusual_rows(session, apart=apart) for session in (exported, torch)]
+            unequal = exported.spec.rows_apart and sees_segment_end(original, rows=count) is False
+            sides = [_unusual_rows(session, unequal=unequal) for session in (exported, original)]
             _compare(*sides, tolerance=tolerance, what="rows with padding")
     return Reference(
         tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last
     )
 
 
-def validate_step(exported: GraphSession, torch: Session) -> StepReference:
+def validate_step(exported: GraphSession, original: Session) -> StepReference:
     """`validate` for a step that is no language model: the outputs are compared.
 
     Differences are absolute up to 1 and relative above.
@@ -96,7 +96,7 @@ def validate_step(exported: GraphSession, torch: Session) -> StepReference:
     spec = exported.spec
     rule = spec.rule
     for batch, segment in _single_steps(exported):
-        _compare_outputs(exported, torch, [segment], [0] * batch)
+        _compare_outputs(exported, original, [segment], [0] * batch)
     segments = chained_segments(rule, whole=_whole(exported))
     restarts = _restarts(segments, _rows(exported))
     rows = restarts.shape[1]
@@ -105,17 +105,17 @@ def validate_step(exported: GraphSession, torch: Session) -> StepReference:
     period = min(count, max(SHORTEST_PERIOD, LARGEST_INPUTS // (rows * sizes)))
     inputs = drawn_inputs(spec, np.random.default_rng(0), rows, period)
     lengths = segments.tolist()
-    theirs = replay_step(torch, inputs, _shown(lengths, "PyTorch's outputs"), restarts)
+    theirs = replay_step(original, inputs, _shown(lengths, "PyTorch's outputs"), restarts)
     mine = replay_step(exported, inputs, _shown(lengths, "the graph's outputs"), restarts)
     for name, output in theirs.items():
         what = f"{name} of {rows} streams of {count} tokens in {len(segments)} segments"
         _refuse_other_outputs(mine[name], output, tolerance=spec.tolerance, what=what)
     T = rule.segment
     full = [T] * (rule.slots // T + 2)
-    _compare_outputs(exported, torch, full, [0] * rows, jump=FAR // T * T)
+    _compare_outputs(exported, original, full, [0] * rows, jump=FAR // T * T)
     if _padding(exported):
         first = [0] * (rows - 1) + [-min(3, T - 1)]
-        _compare_outputs(exported, torch, [T, T, T], first)
+        _compare_outputs(exported, original, [T, T, T], first)
     return StepReference(inputs=inputs, segments=segments, restarts=restarts, outputs=theirs)
 
 
@@ -134,7 +134,7 @@ def drawn_inputs(spec: Spec, draw: np.random.Generator, batch: int, count: int) 
 
 
 def _compare_outputs(
-    exported: GraphSession, torch: Session, lengths: list[int], first: list[int], *, jump: int = 0
+    exported: GraphSession, original: Session, lengths: list[int], first: list[int], *, jump: int = 0
 ) -> None:
     """Feeds segments of these lengths to a row for each of the positions `first`; the first row is moved on
     by `jump` before the last segment.
@@ -143,7 +143,7 @@ def _compare_outputs(
     draw = np.random.default_rng(1)
     fed = [drawn_inputs(spec, draw, len(first), length) for length in lengths]
     sides = []
-    for session in (exported, torch):
+    for session in (exported, original):
         memory = session.start(len(first))
         memory.positions[:] = first
         parts = []
@@ -226,12 +226,12 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
                 f"in {name} the graph gives probabilities that are not finite; give a --precision with more "
                 "bits."
             )
-        apart = float(differences(answers.log_probs, reference.log_probs).mean())
+        difference = float(differences(answers.log_probs, reference.log_probs).mean())
         spread = float(reference.log_probs[np.isfinite(reference.log_probs)].std())
-        if apart > max(ANOTHER_MODEL, spread / 2):
+        if difference > max(ANOTHER_MODEL, spread / 2):
             raise ArtefactError(
-                f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, as "
-                "those of another model would; give a --precision with more bits."
+                f"in {name} the log-probabilities differ from PyTorch's by {difference:.3g} nats on average, "
+                "as another model's would; give a --precision with more bits."
             )
     sentence = _beyond_tolerances(
         lowered.spec, both, f"in {name} the answers of this machine differ from the stored weights in fp32"
@@ -355,10 +355,10 @@ def _moved_on(session: Session, rows: int, whole: bool) -> np.ndarray:
     return session.score(tokens[:, :-1], tokens[:, 1:], memory)[0]
 
 
-def _unusual_rows(session: Session, *, apart: bool) -> np.ndarray:
+def _unusual_rows(session: Session, *, unequal: bool) -> np.ndarray:
     """Returns log p [N] of the tokens of two rows, one of which is padded before its text.
 
-    apart: whether rows advance apart; then a step follows in which the first row has one token, and one more.
+    unequal: whether rows may have unequal lengths; then the first row has one token in the second step.
     """
     T = session.rule.segment
     V = session.vocab.size
@@ -367,7 +367,7 @@ def _unusual_rows(session: Session, *, apart: bool) -> np.ndarray:
     memory.positions[1] = -min(3, T - 1)
     for turn in range(3):
         tokens = (np.arange(2 * (T + 1)).reshape(2, -1) + turn) % V
-        lengths = np.array([1, T]) if apart and turn == 1 else None
+        lengths = np.array([1, T]) if unequal and turn == 1 else None
         targets = tokens[:, 1:].copy()
         if lengths is not None:
             targets[0, 1:] = -1

@@ -112,7 +112,7 @@ def write_artefact(
     spec: Spec,
     out: Path,
     write_graphs: WriteGraphs,
-    torch: Session,
+    original: Session,
     vocab: Vocab | None,
     *,
     tokens: np.ndarray | None,
@@ -122,16 +122,16 @@ def write_artefact(
 ) -> None:
     """Writes the artefact of a spec to the folder `out`, atomically.
 
-    torch: the model in PyTorch, with which graphs are compared. vocab: None of a step that is no language
+    original: the model in PyTorch, which graphs are compared with. vocab: None of a step that is no language
     model. tokens: those on which a lower precision is measured; None measures nothing. sources: files and
     folders that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError if
     the graphs do not compute what PyTorch computes.
     """
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         if vocab is None:
-            save_reference(folder, validate_step(write_graphs(spec, folder), torch))
+            save_reference(folder, validate_step(write_graphs(spec, folder), original))
         else:
-            spec = _write_language_model(spec, folder, write_graphs, torch, vocab, tokens)
+            spec = _write_language_model(spec, folder, write_graphs, original, vocab, tokens)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
         if sampler:
@@ -142,17 +142,17 @@ def _write_language_model(
     spec: Spec,
     folder: Path,
     write_graphs: WriteGraphs,
-    torch: Session,
+    original: Session,
     vocab: Vocab,
     tokens: np.ndarray | None,
 ) -> Spec:
     """Writes all files of a language model except `spec.json`; returns what that has to hold."""
-    apart = dataclasses.replace(spec, storage="external")  # before the weights are packed into the graph
+    unpacked = dataclasses.replace(spec, storage="external")  # the weights move into the graph afterwards
     if spec.lossy:
-        reference, measured = _write_lowered(apart, folder, write_graphs, torch, tokens)
+        reference, measured = _write_lowered(unpacked, folder, write_graphs, original, tokens)
         spec = dataclasses.replace(spec, measured=measured)
     else:
-        reference = validate(write_graphs(apart, folder), torch)
+        reference = validate(write_graphs(unpacked, folder), original)
     if spec.storage != "external":
         spec = pack(spec, vocab, folder, reference)
     save_reference(folder, reference)
@@ -164,7 +164,7 @@ def _write_language_model(
 
 
 def _write_lowered(
-    spec: Spec, folder: Path, write_graphs: WriteGraphs, torch: Session, tokens: np.ndarray | None
+    spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
 ) -> tuple[Reference, Measured | None]:
     """Writes graphs in a lower precision; returns their reference, and what the precision costs.
 
@@ -177,27 +177,31 @@ def _write_lowered(
     ).completed()
     with tempfile.TemporaryDirectory() as name:
         exact = write_graphs(exact_spec, Path(name))
-        reference = validate(exact, torch)
+        reference = validate(exact, original)
         low = write_graphs(spec, folder)
         if spec.answers == "stored-weights":
             reference = check_quantised(low, _over_stored_weights(exact, Path(name), folder), reference)
         else:
             if spec.answers == "memory-in-bytes":
-                reference = _with_memory_in_bytes(torch, reference)
+                reference = _with_memory_in_bytes(original, reference)
             check_again(low, reference)
         if tokens is None:
             return reference, None
         return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
 
 
-def _with_memory_in_bytes(torch: Session, reference: Reference) -> Reference:
+def _with_memory_in_bytes(original: Session, reference: Reference) -> Reference:
     """Returns the answers of PyTorch, to the same tokens, with memory that is rounded to int8."""
     from trainer.model.projected import append_in_bytes  # not for a traced module; see `traced.py`
     from trainer.run.session import ProjectedTorchSession
 
-    assert isinstance(torch, ProjectedTorchSession), "traced modules have no memory in int8"
+    assert isinstance(original, ProjectedTorchSession), "traced modules have no memory in int8"
     naive = ProjectedTorchSession(
-        torch.model, torch.vocab, torch.rule, identity=f"{torch.identity} in bytes", write=append_in_bytes
+        original.model,
+        original.vocab,
+        original.rule,
+        identity=f"{original.identity} in bytes",
+        write=append_in_bytes,
     )
     return answers_of(naive, reference, "PyTorch's answers with int8 memory")
 
