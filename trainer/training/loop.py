@@ -29,12 +29,13 @@ from runtimes.contract.sampling import write_sampling
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, with_vocab_size
+from trainer.model.model import LanguageModel
 from trainer.model.model import parameter_shapes as sizes
 from trainer.run.checkpoint import RUN_FILES, load_run, matching_vocab, refuse_no_run
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
-from trainer.training.parallel import joined
+from trainer.training.parallel import Ranks, joined
 from trainer.training.reporting.journal import check_packages
 from trainer.training.reporting.report import Report
 from trainer.training.reporting.sample import sample_text
@@ -65,8 +66,6 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
         absolute: Any = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
         config = dataclasses.replace(config, **absolute)
         source = load_source(config)
-        if progress and source.note is not None:
-            print(f"note: {source.note}", file=sys.stderr)
         start = None if config.start_from is None else load_run(Path(config.start_from))
         if start is not None and source.vocab.to_json() != start.vocab.to_json():
             raise ConfigError(
@@ -84,8 +83,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
         # Processes on different machines may have been given different files, which would train without an
         # error.
         ranks.agree("configurations or texts", f"{config} {source.digest}")
-        training = Training.start(config, ranks, weights=start.model if start else None)
-        training.held_out = source.held_out
+        training = _start(config, ranks, source, weights=start.model if start else None, progress=progress)
         # The memory of all lanes is collected by all processes together, so it happens before the first one
         # writes alone.
         tensors = snapshot(training)
@@ -132,10 +130,7 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True) 
         ranks.on_first(lambda: held.enter_context(only_writer(run, doing="trained")))
         progress = progress and ranks.is_first
         source = load_source(config, matching_vocab(run, config))
-        if progress and source.note is not None:
-            print(f"note: {source.note}", file=sys.stderr)
-        training = Training.start(config, ranks)
-        training.held_out = source.held_out
+        training = _start(config, ranks, source, progress=progress)
         restore(training, run, source.digest)
         ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
         # Every process has read what it needs, so what a kill left behind can be repaired.
@@ -190,6 +185,22 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
             "the held-out text has fewer than 2 tokens, and schedule plateau, patience and "
             "averaging.patience need a validation; give a longer text, or another recipe."
         )
+
+
+def _start(
+    config: TrainConfig,
+    ranks: Ranks,
+    source: Source,
+    *,
+    weights: LanguageModel | None = None,
+    progress: bool,
+) -> Training:
+    """The state at step 0 of training on a source, whose note is printed."""
+    if progress and source.note is not None:
+        print(f"note: {source.note}", file=sys.stderr)
+    training = Training.start(config, ranks, weights=weights)
+    training.held_out = source.held_out
+    return training
 
 
 def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
