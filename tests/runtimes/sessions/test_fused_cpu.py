@@ -70,15 +70,14 @@ SIZES = [
     ({"head_dim": 16, "heads": 3}, MemoryRule(mem_len=1, segment=1)),
     (WINDOW, MemoryRule(mem_len=128, segment=100, mask="full")),
 ]
-# Four of the sizes by default, two with each kind of node.
-ROWS = [
-    pytest.param(nodes, *sizes, marks=() if s in (2 * n, 2 * n + 4) else pytest.mark.slow)
-    for s, sizes in enumerate(SIZES)
-    for n, nodes in enumerate(NODES)
-]
 
 
-@pytest.mark.parametrize(("nodes", "sizes", "rule"), ROWS, indirect=["nodes"], ids=str)
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "rule"),
+    every(3, [(nodes, *sizes) for sizes in SIZES for nodes in NODES]),
+    indirect=["nodes"],
+    ids=str,
+)
 @pytest.mark.usefixtures("nodes")
 def test_it_equals_the_standard_operators(
     sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
