@@ -226,8 +226,7 @@ def state_tensors(
     facts = FORM_FACTS[form]
     if dtype == "int8" and not facts.circular:
         raise ConfigError(
-            f"memory_precision is int8, which only ring memory has, and the memory is {form}; give fp16, or "
-            "ring memory."
+            f"only ring memory can be int8, and this memory is {form}; give memory in fp16, or ring memory."
         )
     if facts.holds == "own":
         assert dtype != "int8"

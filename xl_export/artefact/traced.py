@@ -110,7 +110,7 @@ def trace(
         if not step.language_model and spec != exact:
             raise ConfigError(
                 f"{step.name} is no language model, and such a step is exported for ONNX Runtime in fp32; "
-                "leave out target, precision and memory_precision."
+                "leave out the target and the precisions."
             )
         if target == "tensorrt" and spec.circular:
             raise ConfigError(
@@ -160,11 +160,11 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
     """
     if target == "tensorrt" and precision in QUANTISED:
         raise ConfigError(
-            f"precision is {precision}, and a traced step for TensorRT has its weights in fp16 or fp32; give "
-            "one of them."
+            f"a traced step for TensorRT has its weights in fp16 or fp32, and {precision} was given; give one "
+            "of the two."
         )
     if memory_precision == "int8":
-        raise ConfigError("memory_precision is int8, and a traced step has no scales for it; give fp16.")
+        raise ConfigError("a traced step has no scales for memory in int8; give memory in fp16.")
 
 
 def module_spec(

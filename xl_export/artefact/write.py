@@ -52,9 +52,10 @@ def precisions_for(
 ) -> tuple[Precision, MemoryPrecision]:
     """Returns the precisions of weights and memory.
 
-    Raises ConfigError if the target does not support them.
+    Raises ConfigError if the target does not support them, or for an unknown target or precision.
     """
     for name, value, choices in (
+        ("target", target, get_args(Target)),
         ("precision", precision, get_args(Precision)),
         ("memory_precision", memory_precision, get_args(MemoryPrecision)),
     ):
@@ -63,23 +64,23 @@ def precisions_for(
     if target != "tensorrt":
         if precision == "fp8":
             raise ConfigError(
-                "precision is fp8, which is for engines; give target tensorrt too, or leave it out."
+                "weights in fp8 are for engines; give the target tensorrt too, or another precision."
             )
         if target == "web" and memory_precision == "int8":
             raise ConfigError(
-                "memory_precision is int8, and WebGPU has no numbers of 8 bits; give fp16, or leave out "
-                "target web: browsers compute other graphs in WebAssembly."
+                "WebGPU has no numbers of 8 bits, as a memory in int8 needs; give it in fp16, or another "
+                "target than web: browsers compute other graphs in WebAssembly."
             )
         return precision or "fp32", memory_precision or "fp32"
     if precision == "int8-stored":
         raise ConfigError(
-            "precision is int8-stored, which is widened when ONNX Runtime loads the graph, and TensorRT "
-            "keeps weights as they are stored; give int8, or leave out target tensorrt."
+            "int8-stored weights are widened when ONNX Runtime loads the graph, and TensorRT keeps weights "
+            "as they are stored; give int8, or another target than tensorrt."
         )
     if memory_precision is not None:
         raise ConfigError(
-            f"memory_precision is {memory_precision}, and target tensorrt writes memory in fp16, or in fp32 "
-            "with precision fp32: leave it out."
+            f"a precision of the memory was given, {memory_precision}, and a graph for TensorRT has memory "
+            "in fp16, or in fp32 with weights in fp32; leave it out."
         )
     return precision or "fp16", "fp32"  # the target implies an fp16 memory, so no spec repeats it
 
@@ -88,8 +89,8 @@ def refuse_needless_text(text: Path | None, spec: Spec) -> None:
     """Raises ConfigError for a text to measure on if no precision is reduced."""
     if text is not None and not spec.lossy:
         raise ConfigError(
-            "text is what a reduced precision is measured on, and none was given; give precision or "
-            "memory_precision, or leave text out."
+            "a text was given to measure a reduced precision on, and no precision is reduced; give one of "
+            "the weights or of the memory, or leave the text out."
         )
 
 
@@ -240,7 +241,7 @@ def refuse_if_too_large(spec: Spec) -> None:
     refuse_beyond_memory(
         num_bytes,
         what=f"exporting with {rule}",
-        mend="give a smaller mem_len or segment",
+        mend="give a shorter memory or segment",
         error=ConfigError,
     )
 

@@ -98,10 +98,10 @@ EXPORT = [
     ("export copy --out out", "vocab.json has 256 symbols", {"copy/vocab.json": '{"kind": "byte"}'}),
     ("export copy --out out", "is not a run", {"copy/config.json": None}),
     *((f"export {{run}} --out out {options}", words) for options, words in (
-        ("--precision fp8", "leave "),
-        ("--text text.txt", "text is what a reduced precision is measured on"),
+        ("--precision fp8", "or another precision"),
+        ("--text text.txt", "a text was given to measure a reduced precision on"),
         # engines
-        ("--target tensorrt --precision int8-stored", "leave "),
+        ("--target tensorrt --precision int8-stored", "or another target"),
         ("--target tensorrt --memory-precision fp16", "leave it out"),
         ("--target tensorrt --memory hidden", "engines have ring or shift memory … leave "),
         ("--target tensorrt --memory ring --mask full", "where segments are cut … leave out --memory"),
@@ -113,9 +113,9 @@ EXPORT = [
         *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")
           for p in ("int8", "int4", "fp8")),
         # memory in int8
-        ("--memory-precision int8 --memory shift", "and the memory is shift; give fp16"),
-        ("--memory-precision int8 --target web", "WebGPU has no numbers of 8 bits; give fp16"),
-        ("--memory-precision int8 --exporter trace", "a traced step has no scales for it; give fp16"),
+        ("--memory-precision int8 --memory shift", "this memory is shift; give memory in fp16"),
+        ("--memory-precision int8 --target web", "WebGPU has no numbers of 8 bits"),
+        ("--memory-precision int8 --exporter trace", "a traced step has no scales for memory in int8"),
         ("--target web --exporter trace", "--target web writes … leave one of them out"),
         # single files
         ("--ort --single-file", "leave out --single-file"),

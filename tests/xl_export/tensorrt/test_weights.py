@@ -133,7 +133,7 @@ def test_what_cannot_be_stored_is_refused(make_run: Callable[..., Path], run: Pa
         spec = make_spec(found, found.config.evaluation, "shift", "tensorrt", precision, "fp32")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=words):
             tensorrt_graph(spec, found.config.model, finite_arrays(found.model), attention="native")
-    with pytest.raises(ConfigError, match="precision is fp8, which is for engines; give target tensorrt too"):
+    with pytest.raises(ConfigError, match="weights in fp8 are for engines; give the target tensorrt too"):
         export(run, tmp_path / "a", precision="fp8")
     assert not (tmp_path / "a").exists()
 

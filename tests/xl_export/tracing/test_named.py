@@ -338,6 +338,7 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ({"inputs": {"goal": modules.constant(2)}}, "no input has a value for each token"),
         ({"vocab": modules.VOCAB}, "no language model; leave vocab out"),
         ({"without": {"speed"}}, "without has 'speed'; expected some of padding"),
+        ({"target": "tpu"}, "target is 'tpu'; expected one of onnxruntime, tensorrt"),
         (
             {"output": lambda x: {"y": x.flatten(1)}},
             r"output y of Plain is float32 \[2, 6\] in a step of 2 rows of 3 .*expected float32 or int64, "
