@@ -166,8 +166,8 @@ class Queue:
         """The run that gets the next row; the queue must not be empty. Interactive before bulk, then tenants
         without a row, then the least served.
         """
-        queues = [queue for account in self._accounts.values() for queue in account.waiting.values()]
-        firsts = [queue[0] for queue in queues if queue]
+        accounts = self._accounts.values()
+        firsts = [queue[0] for account in accounts for queue in account.waiting.values() if queue]
         return min(
             firsts, key=lambda run: (run.task.bulk, run.account.rows > 0, run.account.served, run.order)
         )
