@@ -121,7 +121,10 @@ class StepEngine:
     ) -> tuple[Arrays, StreamState, StepInputs]:
         inputs = {name: as_numbers(name, each) for name, each in given.items()}
         before = state.memory  # forks share it, so it is read without its lock
-        memory = self._idle.pop() if self._idle else self._session.start(1)
+        try:
+            memory = self._idle.pop()
+        except IndexError:  # as many steps run as never before
+            memory = self._session.start(1)
         try:
             for name, array in memory.tensors.items():
                 array[...] = before.tensors[name]
