@@ -182,7 +182,7 @@ def _missing(option: click.Option) -> str:
     expected = (option.help or "").replace("; ", ". ").partition(". ")[0].rstrip(".")
     if isinstance(option.type, click.Choice):
         expected = f"one of {', '.join(option.type.choices)}"
-    return f"{_name(option)} is missing; expected {expected[:1].lower()}{expected[1:]}."
+    return f"{_name(option)} is missing; add `{_name(option)}` and {expected[:1].lower()}{expected[1:]}."
 
 
 def _name(option: click.Parameter) -> str:

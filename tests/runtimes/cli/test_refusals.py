@@ -51,7 +51,7 @@ TABLE: dict[str, list[Row]] = {
         (("eval", "x", "--tetx", "y"), ("xl-export eval has no option --tetx", "--text was probably meant")),
         (("eval", "x", "--tokens", "y"), ("no option --tokens; `xl-export eval --help` lists all of them.",)),
         (("--vresion",), ("no option --vresion", "--version was probably meant")),
-        (("eval", "x"), ("--text is missing; expected the text to score: a text file such as RUN/",)),
+        (("eval", "x"), ("--text is missing; add `--text` and the text to score: a text file such as RUN/",)),
         (("check",), ("missing argument 'PATH'", "`xl-export check --help`")),
     ],
     "numbers": [
