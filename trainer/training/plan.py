@@ -173,6 +173,8 @@ def plan(
         vocab=vocab or TrainConfig.vocab,
         max_size=limits,
         model=dataclasses.replace(timed.model, vocab_size=0),  # the text or the dataset decides it
+        # A top-p below 1 would never draw a rare token of ids, such as an end.
+        sampling=Sampler(temperature=0.8, top_p=0.9 if is_text else 1.0),
     )
     return chosen, " ".join(sentences)
 
@@ -254,7 +256,6 @@ def _recipe(size: Size, row: Text, *, vocab_size: int, device: Device) -> TrainC
         empty_memory_schedule=((0, 10),),
         batch=row.batch,
         optimizer=OptimizerConfig(kind="adamw", lr=size.lr, betas=(0.9, 0.98), weight_decay=0.1),
-        sampling=Sampler(temperature=0.8, top_p=0.9),
         device=device,
     )
 

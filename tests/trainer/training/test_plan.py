@@ -119,6 +119,7 @@ def test_a_dataset_is_planned_by_its_tokens(
     assert config.model.d_model == SIZES[largest].d_model
     assert "a vocabulary of 372. The plan: " in paragraph
     assert "Expect" not in paragraph  # sentences, of ids
+    assert config.sampling.top_p == 1  # a rare end is drawn too
 
 
 @pytest.fixture
