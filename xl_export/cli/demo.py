@@ -23,7 +23,7 @@ from xl_export.cli.options import PACKAGES
     "--train",
     is_flag=True,
     help="Also train a small model, export it, check and score it, and compare its speed with a "
-    "sliding window. It takes a few minutes.",
+    "sliding window. It takes about a minute.",
 )
 @click.option(
     "--steps",
