@@ -43,31 +43,34 @@ class RecurrentMemory(nn.Module):
 
     def forward(self, x: Tensor, mems: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         read, *before = mems
-        if not before:
-            logits, write, _ = self.model(x, read)
-            return logits, [write]
         # The model starts without keys and values. Here they are zeros, which are in no memory it writes.
-        written = before[0].ne(0).flatten(2).any(-1)[:, None, None]
+        written = before[0].ne(0).flatten(2).any(-1)[:, None, None] if before else None
 
         def hide(_: nn.Module, args: Any, given: dict[str, Any]) -> Any:
+            assert written is not None
             count = args[1].shape[2] - written.shape[3]
             seen = nn.functional.pad(written, (0, count), value=True)
             return args, given | {"mask": seen if given["mask"] is None else given["mask"] & seen}
 
-        def of_first_segment(rotary: Any, args: Any, turned: Tensor) -> Tensor:
-            # Without keys of a last segment, places count from that segment's end, and from 10,000 on.
-            (place,) = args
+        def turn(rotary: Any, args: Any, _: Tensor) -> Tensor:
+            place = args[0].float()  # torch.onnx makes a double of an int64 times a float32
+            turned: Tensor = rotary.forward(place)
+            if written is None:
+                return turned
+            # In the first segment no keys come before, so its places have smaller numbers.
             L = self.model.xl_mem_len
             first = rotary.forward(torch.where(place >= 10_000 + L - 1, place - L, place))
             return torch.where(written[..., -1:], turned, first)
 
-        hooks = [attend.register_forward_pre_hook(hide, with_kwargs=True) for attend in self.attends]
+        hooks = []
+        if before:
+            hooks = [attend.register_forward_pre_hook(hide, with_kwargs=True) for attend in self.attends]
         if self.model.rotary_pos_emb is not None:
-            hooks.append(self.model.rotary_pos_emb.register_forward_hook(of_first_segment))
+            hooks.append(self.model.rotary_pos_emb.register_forward_hook(turn))
         try:
             xl = [memory.permute(2, 0, 3, 1, 4) for memory in before]
             logits, write, after = self.model(x, read, xl_memories=xl)
         finally:
             for hook in hooks:
                 hook.remove()
-        return logits, [write, *(memory.permute(1, 3, 0, 2, 4) for memory in after)]
+        return logits, [write, *(memory.permute(1, 3, 0, 2, 4) for memory in after or [])]
