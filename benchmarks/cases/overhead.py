@@ -130,7 +130,7 @@ def _notes(lines: Sequence[Line]) -> list[str]:
     return [
         "Run: ONNX Runtime's run of one token. What Python adds is the difference of medians; generate is "
         "compared with predict. At least: the larger of reading the step's bytes from the cache and "
-        "computing its multiply-adds, at the median rates of one core in the same turns."
+        "computing its multiply-adds, at the rates of one core that were measured in the same run."
     ]
 
 
