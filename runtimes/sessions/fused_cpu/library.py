@@ -110,7 +110,8 @@ def scorer(library: Path, logits: np.ndarray, targets: np.ndarray) -> Callable[[
     logits: float32 [B, T, V]. targets: int64 [B, T]; a target of -1 gives 0.
     NumPy takes several times as long.
     """
-    assert logits.flags.c_contiguous and targets.flags.c_contiguous
+    assert logits.flags.c_contiguous
+    assert targets.flags.c_contiguous
     log_probs = np.empty(targets.shape, np.float32)
     logits_at, targets_at, log_probs_at = (
         array.ctypes.data_as(ctypes.c_void_p)
