@@ -17,6 +17,7 @@ inline void attend(const Head<Stored>& head, const Rule& rule, int64_t first, in
       case 3: return attend_token<3>(head, rule, scratch);
       case 4: return attend_token<4>(head, rule, scratch);
       case 8: return attend_token<8>(head, rule, scratch);
+      case 16: return attend_token<16>(head, rule, scratch);
     }
   Block<Stored>(head, rule, first, count, scratch).run();
 }
