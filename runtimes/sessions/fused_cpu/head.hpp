@@ -59,8 +59,6 @@ struct Head {
     const int64_t s = (position + time) % slots;
     return s < 0 ? s + slots : s;
   }
-  /// The row of the table for this distance.
-  int64_t table_row(int64_t distance) const { return std::clamp<int64_t>(distance, 0, rows - 1); }
   /// The longest distance that the query at time t sees; it ends at the beginning of the text where nothing
   /// before it is seen.
   int64_t longest_distance(const Rule& rule, int64_t t) const {

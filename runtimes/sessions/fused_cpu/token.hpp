@@ -4,7 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "head.hpp"
+#include "pack.hpp"
 
 namespace xl {
 
@@ -36,7 +36,7 @@ __attribute__((noinline)) void score_columns(const vec (&query)[NV], const Numbe
 template <int NV>
 class TokenAnswer {
  public:
-  static constexpr int CHUNK = 16 * LANES;  // keys that are scored before their values are read
+  static constexpr int CHUNK = BLOCK;  // keys that are scored before their values are read
 
   /// Adds `count` keys and values (at most CHUNK), which lie `pitch` apart; 0 repeats one of them. scores: of
   /// their distances, in whole vectors that end with minus infinity. key_scales: of bytes, with as many
@@ -46,14 +46,13 @@ class TokenAnswer {
                                      int64_t pitch, int64_t count, float* scores, const float* key_scales,
                                      const float* value_scales, const float* gates) {
     for (int64_t i = 0; i < count; i += LANES) {  // the last vector may pass the end: it repeats the last key
-      vec x[LANES];
-      for (int lane = 0; lane < LANES; ++lane) {
-        const int64_t at = std::min(i + lane, count - 1);
-        const Number* k = key + at * pitch;
-        x[lane] = vec{};
+      const Number* keys[LANES];
+      for (int lane = 0; lane < LANES; ++lane) keys[lane] = key + std::min(i + lane, count - 1) * pitch;
+      vec x[LANES] = {};
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) x[lane] += load(k + v * LANES) * query[v];
-      }
+      for (int v = 0; v < NV; ++v)
+#pragma GCC unroll 16
+        for (int lane = 0; lane < LANES; ++lane) x[lane] += load(keys[lane] + v * LANES) * query[v];
       vec products = sums(x);
       if (std::is_same_v<Number, int8_t>) products *= load(key_scales + i);
       store(scores + i, products + load(scores + i));
@@ -84,11 +83,14 @@ class TokenAnswer {
       weight_sums += weight;
     }
     total_ += sum(weight_sums), ungated_ += sum(ungated);
+    vec total[NV];  // a copy, which stays in registers
+    std::copy_n(sum_, NV, total);
     for (int64_t i = 0; i < count; ++i) {
       const float weight = std::is_same_v<Number, int8_t> ? scores[i] * value_scales[i] : scores[i];
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) sum_[v] += weight * load(value + i * pitch + v * LANES);
+      for (int v = 0; v < NV; ++v) total[v] += weight * load(value + i * pitch + v * LANES);
     }
+    std::copy_n(total, NV, sum_);
   }
 
   /// Writes the answer; a query that sees no key answers zero.
@@ -143,10 +145,9 @@ __attribute__((noinline)) void attend_token(const Head<Stored>& head, const Rule
     const int64_t of_one_kind = before ? distance - std::max<int64_t>(head.position, -1) : head.slots - slot;
     const int64_t count = std::min<int64_t>({CHUNK, distance - rule.nearest + 1, of_one_kind});
     float of_distance[CHUNK], gates[CHUNK], key_scales[CHUNK];
-    for (int64_t i = 0; i < count; ++i)
-      of_distance[i] = by_distance ? by_distance[head.table_row(distance - i)] : 0;
-    if (head.gate)
-      for (int64_t i = 0; i < count; ++i) gates[i] = head.gate[head.table_row(distance - i)];
+    std::fill_n(of_distance, count, 0.0f);
+    if (by_distance) pack_distances(by_distance, 1, head.rows, distance, of_distance);
+    if (head.gate) pack_distances(head.gate, 1, head.rows, distance, gates);
     for (int64_t i = count; i % LANES; ++i) of_distance[i] = -INFINITY, gates[i] = key_scales[i] = 0;
     if (before) {
       answer.add(content_query, head.initial_key, head.initial_value, 0, count, of_distance, nullptr, nullptr,
