@@ -160,8 +160,8 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
     """
     if target == "tensorrt" and precision in QUANTISED:
         raise ConfigError(
-            f"a traced step for TensorRT has its weights in fp16 or fp32, and {precision} was given; give one "
-            "of the two."
+            f"a traced step for TensorRT has its weights in fp16 or fp32, and {precision} was given; give "
+            "one of the two."
         )
     if memory_precision == "int8":
         raise ConfigError("a traced step has no scales for memory in int8; give memory in fp16.")
