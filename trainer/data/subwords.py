@@ -22,6 +22,7 @@ SubwordKind = Literal["bpe", "unigram", "wordpiece", "byte-bpe", "sentencepiece"
 VocabChoice = SubwordKind | Literal["word"]
 UNKNOWN, BEGINNING, END, PADDING = SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # the ids 0 to 3
 SUBWORDS = 4096  # tokens of a vocabulary whose size was not given
+NEVER = -1e6  # score of a piece
 LONGEST_SENTENCE = 1 << 14  # bytes; SentencePiece leaves out longer lines
 Texts = Callable[[], Iterable[str]]  # the texts from their beginning, whenever it is called
 
@@ -101,12 +102,16 @@ def _wordpiece(size: int, texts: Texts) -> bytes:
 
 
 def _unigram(size: int, texts: Texts) -> bytes:
-    """Learned by SentencePiece and written for `tokenizers`, whose own trainer sums in an order of chance."""
+    """Learned by SentencePiece and written for `tokenizers`, whose own trainer sums in an order of chance.
+
+    Special tokens have so low a score that a text is never cut into them, unless `<`, `/` or `>` is unknown.
+    """
     from sentencepiece import SentencePieceProcessor
     from tokenizers import AddedToken, Tokenizer, models
 
     trained = SentencePieceProcessor(model_proto=_learned(size, texts, byte_fallback=False))
-    scored = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(trained.get_piece_size())]
+    pieces = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(trained.get_piece_size())]
+    scored = [(piece, NEVER if piece in SPECIAL else score) for piece, score in pieces]
     tokenizer = _with_spaces(Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False)))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return _content(tokenizer)

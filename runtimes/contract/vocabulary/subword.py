@@ -77,7 +77,10 @@ class SubwordVocab:
     The ids are the library's, without tokens that it would add in front or at the end. A text longer than
     `PIECE` characters is encoded in pieces that end at the end of a line, so that memory stays bounded; a
     library that puts a blank before a text also puts one before each piece.
-    Text that looks like a special token becomes that token if the library says so.
+    Text is text: `</s>` in it never becomes a token that the file marks as special (`"special": true` in a
+    `tokenizer.json`, control and unknown tokens in a `.model`); `transformers` calls this
+    `split_special_tokens=True`. Other added tokens are words, and text becomes them. Limit: a Unigram model
+    that has special tokens among its pieces with high scores, as T5's does, still cuts a text into them.
     """
 
     kind: VocabKind = "subword"
@@ -224,6 +227,7 @@ class _Tokenizers:
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
+            self._tokenizer.encode_special_tokens = True  # as text
             vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
             data = json.loads(content)
             model = data.get("model") or {}

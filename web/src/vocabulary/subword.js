@@ -37,11 +37,16 @@ export async function subwordVocabulary(data, where, read, load) {
   const content = parseJson(bytes, FILE);
   refuseUnknownParts(content, FILE);
   const { Tokenizer } = await load("tokenizers");
-  const library = refused(FILE, () => {
-    const made = new Tokenizer({ ...content, truncation: null, padding: null }, {});
-    mend(made);
-    return made;
-  });
+  const opened = (/** @type {any} */ file) =>
+    refused(FILE, () => {
+      const made = new Tokenizer({ ...file, truncation: null, padding: null }, {});
+      mend(made);
+      return made;
+    });
+  const library = opened(content);
+  // Text never becomes a special token, so the library that encodes does not know them.
+  const words = (content.added_tokens ?? []).filter((/** @type {any} */ token) => !token.special);
+  const encoder = opened({ ...content, added_tokens: words });
   const { allBytes, bytesOf, byteRuns } = bytesIn(content, library);
   const known = (/** @type {number} */ token) => library.id_to_token(token) !== undefined;
   const decoded = (/** @type {number[]} */ ids) => {
@@ -57,7 +62,7 @@ export async function subwordVocabulary(data, where, read, load) {
       /** @type {number[]} */
       const ids = [];
       for (const piece of pieces(asPlainText(text))) {
-        const found = refused("text", () => library.encode(piece, { add_special_tokens: false }).ids);
+        const found = refused("text", () => encoder.encode(piece, { add_special_tokens: false }).ids);
         for (const id of found) ids.push(id);
       }
       const outside = ids.find((id) => id >= size);

@@ -73,12 +73,18 @@ inline SubwordKind subword_kind(const json::Value& file) {
   return {&model, false, ""};
 }
 
-// The tokens that stand for a text as it is, with their ids.
-inline std::vector<std::pair<std::string, std::int64_t>> added_tokens(const json::Value& file) {
-  std::vector<std::pair<std::string, std::int64_t>> tokens;
+struct AddedToken {
+  std::string content;
+  std::int64_t id;
+  bool special;  // no text becomes this token
+};
+
+inline std::vector<AddedToken> added_tokens(const json::Value& file) {
+  std::vector<AddedToken> tokens;
   for (const json::Value& token : file.at("added_tokens").list()) {
-    tokens.emplace_back(token.at("content").string(), token.at("id").integer(0, max_size));
-    if (tokens.back().first.empty()) throw json::Value::wrong("it has an added token without text");
+    tokens.push_back({token.at("content").string(), token.at("id").integer(0, max_size),
+                      !is_off(token, "special")});
+    if (tokens.back().content.empty()) throw json::Value::wrong("it has an added token without text");
   }
   return tokens;
 }

@@ -146,12 +146,14 @@ class SubwordVocabulary final : public Vocabulary {
     if (!unserved_.empty()) return;
     byte_level_ = kind.byte_level;
     pairs_.emplace(*kind.model, bytes_);
-    added_ = added_tokens(file);
-    for (const auto& [content, id] : added_) bytes_[id] = content;
+    for (const AddedToken& token : added_tokens(file)) {
+      bytes_[token.id] = token.content;
+      if (!token.special) words_.push_back(token);
+    }
     for (auto& [id, bytes] : bytes_) bytes = bytes_of(bytes);
     // Of two tokens that begin at one place the longer is taken.
-    std::sort(added_.begin(), added_.end(),
-              [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+    std::sort(words_.begin(), words_.end(),
+              [](const auto& a, const auto& b) { return a.content.size() > b.content.size(); });
   }
 
   void refuse_unserved() const {
@@ -184,20 +186,20 @@ class SubwordVocabulary final : public Vocabulary {
     return parts;
   }
 
-  // Text that looks like an added token becomes that token; what is between is encoded.
+  // Text that looks like an added word becomes its token; what is between is encoded.
   void encode_piece(std::string_view text, Ids& tokens) const {
     std::size_t from = 0;
     for (std::size_t at = 0; at < text.size();) {
-      const auto found = std::find_if(added_.begin(), added_.end(), [&](const auto& token) {
-        return text.compare(at, token.first.size(), token.first) == 0;
+      const auto found = std::find_if(words_.begin(), words_.end(), [&](const auto& token) {
+        return text.compare(at, token.content.size(), token.content) == 0;
       });
-      if (found == added_.end()) {
+      if (found == words_.end()) {
         ++at;
         continue;
       }
       encode_plain(text.substr(from, at - from), tokens);
-      tokens.push_back(found->second);
-      from = at += found->first.size();
+      tokens.push_back(found->id);
+      from = at += found->content.size();
     }
     encode_plain(text.substr(from), tokens);
   }
@@ -249,7 +251,7 @@ class SubwordVocabulary final : public Vocabulary {
   std::string unserved_;  // why no text is encoded here; empty where it is
   bool byte_level_ = false;
   std::optional<BytePairs> pairs_;
-  std::vector<std::pair<std::string, std::int64_t>> added_;
+  std::vector<AddedToken> words_;  // the longest first
   std::unordered_map<std::int64_t, std::string> bytes_;  // of each token
 };
 
