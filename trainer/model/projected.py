@@ -112,7 +112,8 @@ def projected_block(
             initial = project(zero)[..., :width].unflatten(-1, (-1, config.head_dim))
             joined = torch.where(visibility.before_start[:, :, None, None], initial, joined)
         read.append(joined)
-    return block.rest(x, block.attend(query, *read, terms, visibility)), kept
+    key, value = read
+    return block.rest(x, block.attend(query, key, value, terms, visibility)), kept
 
 
 def nearest_terms(terms: Terms, count: int) -> Terms:
