@@ -115,8 +115,8 @@ export class Model {
     refuseSeveral(memory);
     if (form !== "ring") {
       throw new XLExportError(
-        `no step can be taken back from memory of the form ${form}, only from a ring; copy() the memory before ` +
-          "steps that you may want to take back, or restart() it.",
+        `no step can be taken back from memory of the form ${form}, only from a ring; copy() the memory ` +
+          "before steps that you may want to take back, or restart() it.",
       );
     }
     // What lies beyond a segment behind the furthest position was written over.
