@@ -305,6 +305,21 @@ def store(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     machine.store(machine.memory if wide else machine.shared, lanes, addresses, data)
 
 
+@instruction("atom")
+def add_atomically(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
+    """Threads add in the order of their numbers; each gets what was there before."""
+    assert ".".join(ins.opcode) == "atom.global.gpu.acq_rel.add.u32"
+    target, at, source = ins.operands
+    lanes = np.flatnonzero(active)
+    addresses = machine.addresses(at, lanes, wide=True)
+    added = machine.full(source, "u32").reshape(-1)[lanes]
+    found = np.empty(len(lanes), np.uint32)
+    for n in range(len(lanes)):
+        found[n] = machine.load(machine.memory, lanes[[n]], addresses[[n]], "u32", 1)[0, 0]
+        machine.store(machine.memory, lanes[[n]], addresses[[n]], (found[[n]] + added[[n]])[:, None])
+    machine.write_lanes(target, found, lanes)
+
+
 @instruction("cp")
 def copy(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     what = ins.opcode[2]

@@ -29,13 +29,17 @@ PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of 
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
-_TYPES = {
-    "first": "*i32",
-    "slot": "*i32",
-    "mixed_out": "*fp32",
-    "mixed": "*fp32",
-    "level": "*fp32",
-} | dict.fromkeys(("T", "J", "rows", "parts"), "i32")
+# Multiples of 4, so that four floats are loaded at once.
+_ALIGNED = ("K", "query_pitch", "query_at", "context_pitch", "key_at", "value_at")
+_TYPES = (
+    {"first": "*i32", "slot": "*i32", "counters": "*i32", "positions": "*i64"}
+    | dict.fromkeys(("T", "J", "rows", "parts"), "i32")
+    | dict.fromkeys(("mixed_out", "mixed", "level"), "*fp32")
+    # Of `ring_attention`, where only the ring may be of halves.
+    | dict.fromkeys(("queries", "context", "table", "bias", "content_bias", "position_bias"), "*fp32")
+    | dict.fromkeys(("own_keys", "own_values", "answers"), "*fp32")
+    | dict.fromkeys((*_ALIGNED, "H", "S", "M", "R", "BIAS_R", "N", "full_mask", "nearest"), "i32")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,7 @@ class Tactic:
     (block_j).
     """
 
-    kernel: Literal["segment_attention", "token_attention", "join_parts"]
+    kernel: Literal["segment_attention", "token_attention", "join_parts", "ring_attention"]
     block_t: int
     block_j: int
     warps: int
@@ -220,12 +224,12 @@ def compile_kernel(
             f"one of {known}; build with --attention native."
         )
     function = kernel_function(tactic.kernel)
-    signature, aligned = _signature(function.arg_names, fixed, _POINTERS[dtype])
+    signature, divisors = _signature(function.arg_names, fixed, _POINTERS[dtype])
     source = ASTSource(
         fn=function,
         signature=signature,
         constexprs={(function.arg_names.index(name),): x for name, x in fixed.items()},
-        attrs={(at,): [["tt.divisibility", 16]] for at in aligned},  # allows loads of 16 bytes at once
+        attrs={(at,): [["tt.divisibility", divisor]] for at, divisor in divisors.items()},
     )
     options = {
         "num_warps": tactic.warps,
@@ -250,13 +254,18 @@ def compile_kernel(
 
 def _signature(
     names: list[str], fixed: dict[str, int | None], pointer: str
-) -> tuple[dict[str, str], list[int]]:
-    """The types of a kernel's arguments, and the indices of the pointers: TensorRT aligns tensors to 256
-    bytes.
+) -> tuple[dict[str, str], dict[int, int]]:
+    """The types of a kernel's arguments, and what pointers and some numbers are multiples of, by index.
+
+    Pointers are multiples of 16 bytes, which allows loads of so many at once: TensorRT and ONNX Runtime align
+    tensors to 256.
     """
     types = _TYPES | dict.fromkeys(fixed, "constexpr")
     signature = {name: types.get(name, pointer) for name in names}
-    return signature, [at for at, kind in enumerate(signature.values()) if kind.startswith("*")]
+    divisors = {at: 16 for at, kind in enumerate(signature.values()) if kind.startswith("*")}
+    if "ring_keys" in signature:
+        divisors |= {names.index(name): 4 for name in _ALIGNED}
+    return signature, divisors
 
 
 def _without_scratch_arguments(ptx: str, name: str, *, arguments: int) -> str:

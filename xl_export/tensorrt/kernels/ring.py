@@ -1,0 +1,171 @@
+"""Attention over a ring in one launch, for ONNX Runtime's `cuda` provider.
+
+One kernel writes the segment's keys and values into the ring, and computes scores, softmax and values. All
+sizes are arguments, so the package carries its PTX (`ready.py`) and artefacts carry none. The node in
+`runtimes/sessions/ort_gpu/operator.hpp` has the contract and launches it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from xl_export.tensorrt.kernels.common import LOG2E, LOWEST, clip, level_of, part_of
+from xl_export.tensorrt.kernels.token import _mix_lanes
+
+
+@triton.jit
+def ring_attention(
+    queries,
+    context,
+    ring_keys,
+    ring_values,
+    positions,
+    table,
+    bias,
+    content_bias,
+    position_bias,
+    own_keys,
+    own_values,
+    answers,
+    mixed_out,
+    level,
+    counters,
+    H,
+    K,
+    S,
+    M,
+    R,
+    BIAS_R,
+    N,
+    query_pitch,
+    query_at,
+    context_pitch,
+    key_at,
+    value_at,
+    full_mask,
+    nearest,
+    BLOCK_J: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The answer of one query of one row and head; the grid is (B · H, T, parts of the keys).
+
+    Keys are dealt to BLOCK_J lanes, as in `token_attention`. Column c of the keys is the token c - M of the
+    segment. Memory is read from the ring, and the segment from `context`, rounded as in the ring. So no
+    program reads a slot that another one writes, since M + T ≤ S.
+
+    If there are several parts, each program writes the answer of its part. The last one that is done joins
+    them, in the order of the parts, and sets its query's counter to 0 again.
+    """
+    row = tl.program_id(0)
+    t = tl.program_id(1)
+    T = tl.num_programs(1)
+    part = tl.program_id(2)
+    parts = tl.num_programs(2)
+    b = row // H
+    h = row % H
+    token = (b * T + t).to(tl.int64)
+    lane = tl.arange(0, BLOCK_J)
+    k = tl.arange(0, BLOCK_K)
+    in_head = k < K
+    ring_keys += row.to(tl.int64) * S * K
+    ring_values += row.to(tl.int64) * S * K
+    segment = context + (b * T).to(tl.int64) * context_pitch + h * K
+    table += h * R * K
+    bias += h * BIAS_R
+    first = tl.load(positions + b * T)
+    slot = (first % S).to(tl.int32)
+    slot = tl.where(slot < 0, slot + S, slot)
+
+    own_slot = (slot + t) % S
+    own = segment + t * context_pitch + k
+    writes = in_head & (part == 0)
+    _copy(ring_keys + own_slot * K + k, own + key_at, writes)
+    _copy(ring_values + own_slot * K + k, own + value_at, writes)
+
+    plain = tl.load(queries + token * query_pitch + query_at + h * K + k, mask=in_head, other=0.0)
+    content = plain + tl.load(content_bias + h * K + k, mask=in_head, other=0.0)
+    positional = plain + tl.load(position_bias + h * K + k, mask=in_head, other=0.0)
+    highest = tl.full([BLOCK_J], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_J], tl.float32)
+    mixed = tl.zeros([BLOCK_J, BLOCK_K], tl.float32)
+    start, stop = part_of(0, N, BLOCK_J)
+    for n0 in range(start, stop, BLOCK_J):
+        n = n0 + lane
+        in_range = (n < N)[:, None] & in_head
+        keys = tl.load(own_keys + (h * N + n)[:, None] * K + k, mask=in_range, other=0.0)
+        values = tl.load(own_values + (h * N + n)[:, None] * K + k, mask=in_range, other=0.0)
+        scores = tl.sum(keys * plain[None, :], axis=1)
+        scores = tl.where(n < N, scores * LOG2E, float("-inf"))
+        highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
+
+    # Nothing precedes a text: a query at position p sees p tokens before itself.
+    before = tl.minimum(tl.maximum(first + t, 0), M + T).to(tl.int32)
+    most = tl.minimum(M + t * full_mask, before)
+    start, stop = part_of((M + t - most) // BLOCK_J * BLOCK_J, M + t - nearest + 1, BLOCK_J)
+    for j0 in range(start, stop, BLOCK_J):
+        j = j0 + lane
+        d = M + t - j
+        visible = (d >= nearest) & (d <= most)
+        of_ring = (visible & (j < M))[:, None] & in_head
+        of_segment = (visible & (j >= M))[:, None] & in_head
+        place = slot - M + j
+        place = tl.where(place < 0, place + S, place)[:, None] * K + k
+        new = segment + (j - M)[:, None] * context_pitch + k
+        keys = _kept(ring_keys + place, of_ring, new + key_at, of_segment)
+        values = _kept(ring_values + place, of_ring, new + value_at, of_segment)
+        rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=visible[:, None] & in_head, other=0.0)
+        scores = tl.sum(keys * content[None, :] + rows * positional[None, :], axis=1)
+        scores += tl.load(bias + clip(d, BIAS_R), mask=visible, other=0.0)
+        scores = tl.where(visible, scores * LOG2E, float("-inf"))
+        highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
+
+    # As at the end of `token_attention`.
+    peak = tl.max(highest, axis=0)
+    share = tl.exp2(highest - peak)
+    whole = tl.sum(total * share + 0.0, axis=0)
+    result = tl.sum(mixed * share[:, None] + 0.0, axis=0) / tl.where(whole > 0, whole, 1.0)
+    answer = answers + (token * H + h) * K + k
+    if parts == 1:
+        tl.store(answer, result, mask=in_head)
+    else:
+        query = row * T + t
+        at = query * parts
+        tl.store(mixed_out + (at + part) * K + k, result, mask=in_head)
+        tl.store(level + at + part, level_of(peak, whole))
+        tl.debug_barrier()  # all threads have stored before one of them counts this program as done
+        done = tl.atomic_add(counters + query, 1, sem="acq_rel", scope="gpu")
+        if done == parts - 1:
+            tl.store(answer, _joined(mixed_out + at * K, level + at, parts, K, BLOCK_J, BLOCK_K), mask=in_head)
+            tl.store(counters + query, 0)
+
+
+@triton.jit
+def _copy(target, source, mask):
+    tl.store(target, tl.load(source, mask=mask, other=0.0).to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _kept(in_ring, of_ring, new, of_segment):
+    """Vectors of the memory, and those of the segment as the ring keeps them, in float32."""
+    fresh = tl.load(new, mask=of_segment, other=0.0).to(in_ring.dtype.element_ty)
+    return tl.load(in_ring, mask=of_ring, other=0.0).to(tl.float32) + fresh.to(tl.float32)
+
+
+@triton.jit
+def _joined(mixed, level, parts, K, BLOCK_J: tl.constexpr, BLOCK_K: tl.constexpr):
+    """One answer [BLOCK_K] from the answers of the parts, as in `join_parts`."""
+    j = tl.arange(0, BLOCK_J)
+    k = tl.arange(0, BLOCK_K)
+    highest = tl.full([BLOCK_J], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_J], tl.float32)
+    lanes = tl.zeros([BLOCK_J, BLOCK_K], tl.float32)
+    for part in range(0, parts, BLOCK_J):
+        levels = tl.load(level + part + j, mask=part + j < parts, other=float("-inf"))
+        in_range = (levels > float("-inf"))[:, None] & (k < K)
+        values = tl.load(mixed + (part + j)[:, None] * K + k, mask=in_range, other=0.0)
+        highest, total, lanes = _mix_lanes(highest, total, lanes, levels, values)
+    peak = tl.max(highest, axis=0)
+    share = tl.exp2(highest - peak)
+    whole = tl.sum(total * share + 0.0, axis=0)
+    return tl.sum(lanes * share[:, None] + 0.0, axis=0) / tl.where(whole > 0, whole, 1.0)
