@@ -69,6 +69,8 @@ ORT_GRAPH = "step.ort"
 OPERATORS = "required_operators.config"
 # The same step for the fused operator, over the same weights; absent where it does not serve the model.
 FUSED = "fused.onnx"
+# The same step for ONNX Runtime's CUDA provider, with attention as one node; absent unless asked for.
+CUDA_GRAPH = "cuda.onnx"
 # A plain name: no folder, no "..", nothing that a file system refuses.
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 EXPORT_AGAIN = "export the artefact again"  # what mends a file of an artefact

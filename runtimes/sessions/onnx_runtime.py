@@ -17,6 +17,7 @@ from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import (
+    CUDA_GRAPH,
     FUSED,
     GRAPH,
     ORT_GRAPH,
@@ -257,7 +258,7 @@ def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, 
 
     The weights are verified at the end of the `with` statement; see `open_artefact`.
     """
-    return open_artefact(folder, wanted=(GRAPH, ORT_GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
+    return open_artefact(folder, wanted=(GRAPH, ORT_GRAPH, FUSED, CUDA_GRAPH, WEIGHTS, *VOCAB_FILES))
 
 
 def vocab_of(spec: Spec, folder: Path, contents: Mapping[str, Content]) -> Vocab | None:

@@ -19,7 +19,7 @@ from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import read_sampling
-from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Storage, Target
+from runtimes.contract.spec import CUDA_GRAPH, FUSED, GRAPH, SPEC, Exporter, Spec, Storage, Target
 from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
@@ -37,7 +37,7 @@ from xl_export.artefact.write import (
     stamp,
     write_artefact,
 )
-from xl_export.graph import fused_cpu, web
+from xl_export.graph import cuda, fused_cpu, web
 from xl_export.graph.ops import OPSETS, save_graph, save_model
 from xl_export.graph.quantise import lowered
 from xl_export.graph.step import StepGraph
@@ -51,7 +51,7 @@ def export(
     memory: Form | None = None,
     rule: MemoryRule | None = None,
     target: Target = "onnxruntime",
-    attention: Attention = "plugin",
+    attention: Attention | None = None,
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
     text: Path | None = None,
@@ -69,8 +69,9 @@ def export(
       rule.
     - target: `tensorrt` writes a graph in float16, from which TensorRT builds engines. `web` writes one for
       onnxruntime-web's WebGPU provider. ONNX Runtime runs both too.
-    - attention: in a graph for TensorRT, `native` uses standard operators, and `plugin` one node that a
-      plugin computes.
+    - attention: in a graph for TensorRT, `native` uses standard operators, and `plugin`, the default, one
+      node that a plugin computes. With target `onnxruntime`, `plugin` writes a second graph for `cuda`, with
+      one node for each layer's attention.
     - precision: of the weights (`xl_export/graph/quantise.py`). None is fp32, or fp16 with target `tensorrt`.
     - memory_precision: of the memory tensors. None is fp32. It must be None with target `tensorrt`.
       `int8` is for ring memory: each key and value of a head has a float32 scale, which is a memory tensor
@@ -111,6 +112,9 @@ def export(
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run, trained.config)
     spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
+    with_node = attention == "plugin" and target == "onnxruntime"
+    if with_node:
+        cuda.refuse_unfit(spec, trained.config.model)
     if exporter == "trace":
         from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import
 
@@ -142,7 +146,9 @@ def export(
         step = ModuleStep(OwnStep(model, chosen, form).eval())
         writer: WriteGraphs = TracedGraphs(step, trained.vocab).write
     else:
-        writer = functools.partial(write_graphs, run=trained, attention=attention)
+        writer = functools.partial(
+            write_graphs, run=trained, attention=attention, with_node=with_node
+        )
     original = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
     try:
         write_artefact(
@@ -224,8 +230,11 @@ def make_spec(
     ).completed()
 
 
-def write_graphs(spec: Spec, folder: Path, run: Run, attention: Attention) -> OrtSession:
-    """Writes the step graph of a spec, and the one for the fused CPU operator if the spec allows it.
+def write_graphs(
+    spec: Spec, folder: Path, run: Run, attention: Attention | None, with_node: bool
+) -> OrtSession:
+    """Writes the step graph of a spec, the one for the fused CPU operator if the spec allows it, and, with
+    `with_node`, the one for `cuda`.
 
     Returns a session over the step graph.
     """
@@ -233,7 +242,7 @@ def write_graphs(spec: Spec, folder: Path, run: Run, attention: Attention) -> Or
     if spec.target == "tensorrt":
         from xl_export.tensorrt.graph import tensorrt_graph
 
-        graph = tensorrt_graph(spec, run.config.model, weights, attention=attention)
+        graph = tensorrt_graph(spec, run.config.model, weights, attention=attention or "plugin")
     else:
         made = (web.WebStep if spec.target == "web" else StepGraph)(spec, run.config.model, weights)
         graph = lowered(made.build(), spec.precision)
@@ -241,4 +250,7 @@ def write_graphs(spec: Spec, folder: Path, run: Run, attention: Attention) -> Or
     if fused_cpu.takes(spec):
         graph = lowered(fused_cpu.FusedStepGraph(spec, run.config.model, weights).build(), spec.precision)
         save_graph(stamp(graph, spec, run.vocab), folder / FUSED, weights_of=folder / GRAPH)
+    if with_node:
+        graph = lowered(cuda.CudaStepGraph(spec, run.config.model, weights).build(), spec.precision)
+        save_graph(stamp(graph, spec, run.vocab), folder / CUDA_GRAPH, weights_of=folder / GRAPH)
     return OrtSession(spec, run.vocab, folder / GRAPH)

@@ -112,7 +112,8 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     help="How a graph for tensorrt writes attention. node, the default, is one operator that carries its own "
     "definition in standard operators; `xl-export build` uses either that or the project's Triton "
     "kernels for it. operators is ONNX Attention, for which TensorRT has fused kernels; its sums are in "
-    "float16 too.",
+    "float16 too. With --target onnxruntime, node writes a second graph, cuda.onnx, in which each layer's "
+    "attention is one kernel launch on the device cuda.",
 )
 @click.option(
     "--precision",
@@ -195,8 +196,8 @@ def export_command(
         from xl_export.artefact.validate import FailingCheckWarning
         from xl_export.deployment.model_repository import model_folder, write_model, write_session
     attention = ATTENTION_AS[attention_as] if attention_as else None
-    if attention and target != "tensorrt":
-        raise UserError("--attention-as is for --target tensorrt; leave it out, or give both.")
+    if attention and target == "web":
+        raise UserError("--attention-as is not for --target web; leave one of them out.")
     if attention and exporter == "trace":
         raise UserError(
             "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
@@ -228,7 +229,7 @@ def export_command(
             memory=memory,
             rule=rule,
             target=target,
-            attention=attention or "plugin",
+            attention=attention,
             precision=precision,
             memory_precision=memory_precision,
             text=text,

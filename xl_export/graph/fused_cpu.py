@@ -61,6 +61,7 @@ class FusedStepGraph(StepGraph):
     """The same model as `StepGraph`, with the fused operators."""
 
     domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
+    operator = ATTENTION  # of attention alone
 
     @property
     def small(self) -> bool:
@@ -123,7 +124,7 @@ class FusedStepGraph(StepGraph):
             attributes = self.attributes(group, at=at, keys_at=key_at, heads=len(order))
             inputs = self.operator_inputs(group, query, context)
             width = len(group.heads) * config.head_dim
-            answers.append(self.custom_node(ATTENTION, inputs, attributes, present, width=width))
+            answers.append(self.custom_node(self.operator, inputs, attributes, present, width=width))
         if config.sublayers not in ("head-split", "attn-split", "single-head"):
             return self.output(layer, answers, [*order, *others])
         # Persistent vectors have a softmax of their own, in standard operators.

@@ -53,11 +53,12 @@ class Graph:
     precision: Precision = "fp32"
     memory: MemoryPrecision = "fp32"  # of the memory tensors; a graph for TensorRT has its own
     mask: Mask = "same-length"
-    attention: Attention = "plugin"  # in a graph for TensorRT: one node, or ONNX Attention (`native`)
+    attention: Attention | None = None  # see `export`
 
     @property
     def folder(self) -> str:
-        return f"{self.target}-{self.form}-{self.precision}-{self.memory}-{self.mask}-{self.attention}"
+        attention = self.attention or "default"
+        return f"{self.target}-{self.form}-{self.precision}-{self.memory}-{self.mask}-{attention}"
 
     @property
     def computes_in_halves(self) -> bool:
@@ -103,7 +104,7 @@ def _onnx_attention(flavour: Flavour) -> Side:
 
 def _provider(device: str, graph: Graph) -> Side:
     name = f"{device}-{graph.form}-{graph.precision}"
-    name += f"-memory-{graph.memory}" * (graph.memory != "fp32")
+    name += f"-memory-{graph.memory}" * (graph.memory != "fp32") + "-node" * (graph.attention == "plugin")
     return Side(name=name + "-mask-full" * (graph.mask == "full"), graph=graph, device=device)
 
 
@@ -133,6 +134,8 @@ SIDES = (
     _provider("cuda", Graph(memory="fp16")),
     _provider("cuda", Graph(memory="int8")),
     _provider("cuda", Graph(form="shift", mask="full")),
+    _provider("cuda", Graph(attention="plugin")),
+    _provider("cuda", Graph(attention="plugin", memory="fp16")),
     # TensorRT has no circular ring, so its providers get the form `shift`. The graph for fp16 computes in
     # fp16 throughout, which the CUDA provider refuses.
     _provider("ort-tensorrt", Graph(target="tensorrt", form="shift", precision="fp16")),

@@ -31,6 +31,8 @@
 //          3, 4 scales  float [B, h, S, 1]  the same for inputs 17 and 18
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at; float epsilon, with a gate
 //
+// RingRelativeAttentionOnCuda is an operator of the CUDA provider (`../ort_gpu/operator.hpp`).
+//
 // RingRelativeLayer, RingRelativeLayerOverHalves and RingRelativeLayerOverBytes compute a whole layer around it.
 // D is the width of the model, and F the width of the feed-forward network. Inputs 2 to 18 are as above; also
 //
@@ -53,6 +55,7 @@
 // Matrices are constants of the graph: floats, int8 with a scale for each column, or blocks of uint8 as
 // MatMulNBits reads them.
 
+#include "../ort_gpu/operator.hpp"
 #include "layer.hpp"
 #include "softmax.hpp"
 
@@ -119,6 +122,14 @@ Operator described(const char* operator_name) {
   return op;
 }
 
+/// The same for nodes of the CUDA provider.
+template <class Node>
+Operator on_cuda(const char* operator_name) {
+  Operator op = described<Node>(operator_name);
+  op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CUDAExecutionProvider"; };
+  return op;
+}
+
 const Operator OPERATORS[] = {
     described<xl::Attention<float>>("RingRelativeAttention"),
     described<xl::Attention<xl::half>>("RingRelativeAttentionOverHalves"),
@@ -128,6 +139,8 @@ const Operator OPERATORS[] = {
     described<xl::Layer<int8_t>>("RingRelativeLayerOverBytes"),
     described<xl::Product>("ConstantProduct"),
     described<xl::Rows>("ConstantRows"),
+    on_cuda<xl::CudaAttention<float>>("RingRelativeAttentionOnCuda"),
+    on_cuda<xl::CudaAttention<xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
 };
 
 }  // namespace

@@ -25,6 +25,8 @@ SOURCES = (
     "numbers.hpp",
     "half.hpp",
     "vectors.hpp",
+    "../ort_gpu/operator.hpp",  # of another device, in the same library
+    "../ort_gpu/kernels.hpp",
 )
 # Hidden symbols: two libraries in one process, each for other instructions, must not share a function or a
 # table. Without this the dynamic linker would join their inline variables. -ffast-math must not be here:

@@ -46,6 +46,7 @@ class Loader:
     spec: Spec
     graph: Path  # its file, for messages; its content is in the `contents` of `load`
     threads: int | None
+    library: Path | None = None  # with the operators of the graph that are not ONNX Runtime's
 
     def load(self, contents: Contents) -> tuple[Any, Stream | None]:
         """ONNX Runtime's session, and the stream on which it computes if the provider has one of ours.
@@ -133,6 +134,8 @@ class Loader:
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = self.threads or available_cpus()
         options.add_session_config_entry(RECORD, "1")
+        if self.library:
+            options.register_custom_ops_library(str(self.library))
         if context is not None:
             entries = {WRITE_CONTEXT: "1", CONTEXT_FILE: str(context), CONTEXT_INSIDE: "1"}
             for name, value in entries.items():

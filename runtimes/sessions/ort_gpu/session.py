@@ -15,12 +15,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError, first_line
+from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
 from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.session import Paths
-from runtimes.contract.spec import GRAPH, Spec, refuse_ort_format
+from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_ort_format
 from runtimes.contract.tensors import POSITIONS
 from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.onnx_runtime import import_onnxruntime, vocab_of
 from runtimes.sessions.ort_gpu.loading import Contents, Loader
@@ -57,6 +59,7 @@ class OrtGpuSession(GraphSession):
         *,
         device: Device,
         threads: int | None = None,
+        library: Path | None = None,
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self.device = device
@@ -70,7 +73,9 @@ class OrtGpuSession(GraphSession):
             spec=spec,
             graph=graph,
             threads=threads,
+            library=library,
         )
+        self._with_node = library is not None
         #: What ONNX Runtime computes on; None if it has streams of its own.
         self.stream: Stream | None
         self._session, self.stream = loader.load(contents)
@@ -95,7 +100,8 @@ class OrtGpuSession(GraphSession):
 
     @property
     def computed_by(self) -> str:
-        return f"ONNX Runtime, {self.provider.words} on {self.device}"
+        node = ", attention as one node" if self._with_node else ""
+        return f"ONNX Runtime, {self.provider.words} on {self.device}{node}"
 
     @property
     def kernel(self) -> str:
@@ -118,13 +124,21 @@ class OrtGpuSession(GraphSession):
     ) -> OrtGpuSession:
         """The session over an artefact that was read and verified (`read_artefact`).
 
+        On `cuda` it runs the graph whose attention is one node, if the artefact has it and the library is
+        built.
+
         Raises MissingPackageError if the provider of the device is not installed or cannot start here, and
         ArtefactError if the graph cannot be loaded, or a node would run elsewhere.
         """
         refuse_ort_format(spec, folder, what=f"the device {device}")
-        return cls(
-            spec, vocab_of(spec, folder, contents), folder / GRAPH, contents, device=device, threads=threads
-        )
+        library = None
+        if device.kind == "cuda" and CUDA_GRAPH in spec.files:
+            library = fused_cpu.built()
+            if library is None:
+                say_once(f"{CUDA_GRAPH} is not used: its library is not built; run `xl-export fused-kernel`")
+        graph = folder / (CUDA_GRAPH if library else GRAPH)
+        vocab = vocab_of(spec, folder, contents)
+        return cls(spec, vocab, graph, contents, device=device, threads=threads, library=library)
 
     def start(self, batch: int) -> Memory:
         self._refuse_rows(batch)

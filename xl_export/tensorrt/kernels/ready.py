@@ -1,21 +1,29 @@
-"""Compiled kernels of two cases that the package carries, to try a GPU without a compiler.
+"""Compiled kernels for machines without Triton: those that `devices --try` runs, and those of the node for
+`cuda`.
 
-They are PTX for the oldest GPUs that have their instructions, so the driver of any newer GPU compiles them
-too. `python -m xl_export.tensorrt.kernels.ready` writes the file again, after a change to the kernels.
+They are for the oldest GPUs that have their instructions, so the driver of any newer GPU compiles them
+too. `python -m xl_export.tensorrt.kernels.ready` writes both files again, after a change to the kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from runtimes.base.files import read_json, write_json
 from xl_export.tensorrt.kernels.cases import CASES, Case
-from xl_export.tensorrt.kernels.compile import JOINS, Kernel, tactics
+from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Tactic, Type, compile_kernel, tactics
 from xl_export.tensorrt.kernels.driver import compile_pair
 
 FILE = Path(__file__).with_name("ready.json")
+# What the C++ operator includes (`operator.hpp` next to it).
+RING_FILE = Path(__file__).parents[3] / "runtimes" / "sessions" / "ort_gpu" / "kernels.hpp"
+# The widest heads of a kernel, and its lanes.
+RING_WIDTHS = {64: 32, 128: 16}
+RING_TYPES: tuple[Type, ...] = ("float32", "float16")
 SEGMENT = CASES["three-tiles-of-queries"]
 # A case, its tactic, and the oldest compute capability that runs it.
 READY = {
@@ -33,6 +41,41 @@ def ready_kernels(capability: int) -> Iterator[tuple[str, Case, Kernel, Kernel]]
             yield name, case, first, second
 
 
+def ring_kernel(widest: int, dtype: Type) -> Kernel:
+    """The kernel of the node for `cuda`, for heads of at most this width and a ring of this type."""
+    lanes = RING_WIDTHS[widest]
+    tactic = Tactic(kernel="ring_attention", block_t=1, block_j=lanes, warps=4, stages=1)
+    fixed: dict[str, int | None] = {"BLOCK_J": lanes, "BLOCK_K": widest}
+    return compile_kernel(tactic, fixed, compute_capability=75, dtype=dtype)
+
+
+def ring_source() -> str:
+    """The C++ header with the kernels of the node."""
+    entries = []
+    for widest, dtype in itertools.product(RING_WIDTHS, RING_TYPES):
+        kernel = ring_kernel(widest, dtype)
+        numbers = [widest, int(dtype == "float16"), RING_WIDTHS[widest], kernel.threads, kernel.shared_bytes]
+        lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
+        text = "\n".join(filter(None, lines))
+        entries.append(f'    {{{", ".join(map(str, numbers))}, R"({text})"}},\n')
+    return _HEADER + "".join(entries) + "};\n"
+
+
+_HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
+#pragma once
+
+/// A kernel `ring_attention`. widest: of its heads. halves: whether the ring is of them. block_j: keys at a time.
+struct RingKernel {
+  int widest;
+  bool halves;
+  int block_j, threads, shared_bytes;
+  const char* ptx;
+};
+
+constexpr RingKernel RING_KERNELS[] = {
+"""
+
+
 def main() -> None:
     document = {}
     for name, (case, tactic, oldest) in READY.items():
@@ -47,6 +90,7 @@ def main() -> None:
         )
         document[name] = [dataclasses.asdict(kernel) for kernel in kernels]
     write_json(FILE, document)
+    RING_FILE.write_text(ring_source())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""The step graph for ONNX Runtime's CUDA provider: each layer's attention is one node of our C++ library, which
+launches one kernel (`runtimes/sessions/ort_gpu/operator.hpp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.spec import Spec
+from trainer.model.config import ModelConfig
+from xl_export.graph.fused_cpu import ATTENTION, FusedStepGraph
+from xl_export.graph.memory import Group
+from xl_export.graph.persistent import persistent_constants
+from xl_export.graph.tables import bias_table, position_table, query_bias
+
+WIDEST = 128  # heads of the kernels
+
+
+def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
+    """Raises ConfigError if the node does not compute what this artefact's layers compute."""
+    width = config.head_dim
+    faults = {
+        f"memory is {spec.form}, expected ring": not spec.circular,
+        f"the weights are stored as {spec.storage}, expected external": spec.storage != "external",
+        "memory is in int8, expected fp32 or fp16": spec.state_dtype == "int8",
+        f"heads are {width} wide, expected a multiple of 4 up to {WIDEST}": width % 4 or width > WIDEST,
+        "the initial memory is zeros, expected masked": spec.rule.initial_memory != "masked",
+        "the spans have an epsilon, expected none": config.span is not None and config.span.epsilon,
+    }
+    for fault, holds in faults.items():
+        if holds:
+            raise ConfigError(f"attention as one node is not possible: {fault}; leave out --attention-as.")
+
+
+class CudaStepGraph(FusedStepGraph):
+    """The same model as `StepGraph`, with one node for each layer and group of heads."""
+
+    operator = f"{ATTENTION}OnCuda"
+
+    @property
+    def small(self) -> bool:
+        """No model's layers are one node each."""
+        return False
+
+    def operator_inputs(self, group: Group, query: ir.Value, context: ir.Value) -> list[ir.Value | None]:
+        """The operator's inputs for a group of heads, zeros for terms that the model does not have."""
+        op = self.op
+        heads = group.heads
+        terms = self.terms.layer(group.layer)
+        rows = self.terms.rows(group.rule)
+        by_head = (len(heads), 1, self.config.head_dim)
+        table = position_table(terms, heads, rows)
+        inputs = [
+            query,
+            context,
+            *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
+            self.or_zeros(group, None, "", by_head) if table is None else self.turned(group, table),
+            self.inputs["position_ids"],
+            self.or_zeros(group, query_bias(terms.u, heads), "u", by_head),
+            self.or_zeros(group, query_bias(terms.v, heads), "v", by_head),
+            self.or_zeros(
+                group,
+                bias_table(terms, heads, rows, head_dim=self.config.head_dim),
+                "bias_table",
+                (len(heads), 1, 1),
+            ),
+        ]
+        if self.config.sublayers == "all-attention":
+            keys, values = persistent_constants(self, group.layer, heads)
+            inputs += [op.Transpose(keys, perm=[0, 2, 1]), values]
+        return list(inputs)
+
+    def turned(self, group: Group, table: np.ndarray) -> ir.Value:
+        """A position table as [h, R, K]. It is stored once, as [h, K, R], and turned when the graph is
+        loaded.
+        """
+        return self.op.Transpose(self.named_constant(group, table, "position_table"), perm=[0, 2, 1])
+
+    def or_zeros(self, group: Group, array: np.ndarray | None, kind: str, shape: Sequence[int]) -> ir.Value:
+        if array is None:
+            return self.op.constant(np.zeros(shape, np.float32))
+        return self.op.constant(array, f"blocks.{group.name}.{kind}")
