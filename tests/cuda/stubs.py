@@ -6,8 +6,10 @@ import ctypes
 import hashlib
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.once import made_in
 
@@ -16,6 +18,14 @@ SOURCE = Path(__file__).with_name("stubs.cpp")
 WHOLE = "libcudart.so.13"
 DRIVER = "libcuda.so.1"
 CUDNN = "libcudnn.so.9"  # which the provider opens itself when it needs it
+EXECUTOR = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_uint),
+    ctypes.POINTER(ctypes.c_uint64),
+    ctypes.c_int,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,27 @@ class Stubs:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.cuda_log.restype = ctypes.c_char_p
+
+    def execute_with(self, execute: Callable[[str, str, tuple[int, ...], list[int]], None]) -> None:
+        """Executes kernels that came as PTX: name, text, sizes (grid, threads, shared bytes) and arguments.
+
+        An error cannot pass through the library; `raise_errors` raises it.
+        """
+
+        def run(name: bytes, ptx: bytes, sizes: Any, arguments: Any, count: int) -> None:
+            try:
+                execute(name.decode(), ptx.decode(), tuple(sizes[:5]), list(arguments[:count]))
+            except BaseException as error:
+                self._errors.append(error)
+
+        self._errors: list[BaseException] = []
+        self._executor = EXECUTOR(run)  # must live as long as the library may call it
+        self._library.cuda_execute_with(self._executor)
+
+    def raise_errors(self) -> None:
+        """Raises the first error of a kernel."""
+        for error in self._errors:
+            raise error
 
     def forget(self) -> None:
         """Empties the log."""

@@ -231,7 +231,7 @@ def make_spec(
 
 
 def write_graphs(
-    spec: Spec, folder: Path, run: Run, attention: Attention | None, with_node: bool
+    spec: Spec, folder: Path, run: Run, attention: Attention | None, with_node: bool = False
 ) -> OrtSession:
     """Writes the step graph of a spec, the one for the fused CPU operator if the spec allows it, and, with
     `with_node`, the one for `cuda`.

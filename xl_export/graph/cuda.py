@@ -1,5 +1,5 @@
-"""The step graph for ONNX Runtime's CUDA provider: each layer's attention is one node of our C++ library, which
-launches one kernel (`runtimes/sessions/ort_gpu/operator.hpp`).
+"""The step graph for ONNX Runtime's CUDA provider: each layer's attention is one node of our C++ library,
+which launches one kernel (`runtimes/sessions/ort_gpu/operator.hpp`).
 """
 
 from __future__ import annotations

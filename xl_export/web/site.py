@@ -14,7 +14,16 @@ from runtimes.base.files import read_bytes, read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import BUILD, CUDA_GRAPH, FUSED, SPEC, VOCAB, Spec, load_language_model, refuse_ort_format
+from runtimes.contract.spec import (
+    BUILD,
+    CUDA_GRAPH,
+    FUSED,
+    SPEC,
+    VOCAB,
+    Spec,
+    load_language_model,
+    refuse_ort_format,
+)
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
 from runtimes.tasks.check import check

@@ -136,7 +136,9 @@ def ring_attention(
         tl.debug_barrier()  # all threads have stored before one of them counts this program as done
         done = tl.atomic_add(counters + query, 1, sem="acq_rel", scope="gpu")
         if done == parts - 1:
-            tl.store(answer, _joined(mixed_out + at * K, level + at, parts, K, BLOCK_J, BLOCK_K), mask=in_head)
+            tl.store(
+                answer, _joined(mixed_out + at * K, level + at, parts, K, BLOCK_J, BLOCK_K), mask=in_head
+            )
             tl.store(counters + query, 0)
 
 

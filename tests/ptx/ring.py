@@ -1,0 +1,218 @@
+"""The node for `cuda` on the CPU: a stream's inputs and naive answers, and its kernel on the emulator.
+
+The kernels are those that the package carries (`kernels.hpp`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.ptx.driver import execute
+from tests.ptx.machine import GlobalMemory
+from tests.ptx.program import parse
+from xl_export.tensorrt.kernels.compile import Kernel
+from xl_export.tensorrt.kernels.ready import RING_FILE
+from xl_export.tensorrt.naive import naive_relative_attention
+from xl_export.tensorrt.operator import Attributes
+
+POINTERS = (
+    *("queries", "context", "ring_keys", "ring_values", "positions", "table", "bias", "content_bias"),
+    *("position_bias", "own_keys", "own_values", "answers", "mixed_out", "level", "counters"),
+)
+NUMBERS = (
+    *("H", "K", "S", "M", "R", "BIAS_R", "N", "query_pitch", "query_at", "context_pitch", "key_at"),
+    *("value_at", "full_mask", "nearest"),
+)
+WRITTEN = ("ring_keys", "ring_values", "answers", "mixed_out", "level", "counters")
+
+
+def shipped(head_dim: int, dtype: str) -> Kernel:
+    """The kernel of the package for heads of this width and a ring of this type."""
+    entries = re.findall(
+        r"\{(\d+), (\d), (\d+), (\d+), (\d+), R\"\((.*?)\)\"\}", RING_FILE.read_text(), re.DOTALL
+    )
+    for *numbers, ptx in entries:
+        widest, halves, _, threads, shared_bytes = map(int, numbers)
+        if head_dim <= widest and halves == (dtype == "float16"):
+            sizes = {"threads": threads, "shared_bytes": shared_bytes, "block_t": 1}
+            return Kernel(name="ring_attention", ptx=ptx, **sizes)
+    raise LookupError((head_dim, dtype))
+
+
+@dataclass(kw_only=True)
+class NaiveRing:
+    """Rows of streams through one node, whose constants and steps are random. Slots of the ring that no token
+    has been written to are NaN.
+    """
+
+    first: list[int]  # the position of each row's next token
+    H: int = 2
+    K: int = 16
+    M: int = 20
+    spare: int = 3  # slots of the ring besides the memory
+    N: int = 0
+    full: int = 0
+    nearest: int = 0
+    dtype: str = "float32"  # of the ring
+    constants: dict[str, np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draw = np.random.default_rng(0)
+        H, K, N, R = self.H, self.K, self.N, self.M + 1
+        self.constants = {
+            "table": self.random(H, R, K),
+            "bias": self.random(H, 1, R),
+            "content_bias": self.random(H, 1, K) / 4,
+            "position_bias": self.random(H, 1, K) / 4,
+            "own_keys": self.random(H, N, K),
+            "own_values": self.random(H, N, K),
+        }
+        shape = len(self.first), H, self.S, K
+        self.keys, self.values = (np.full(shape, np.nan, self.dtype) for _ in range(2))
+        for b, first in enumerate(self.first):
+            remembered = np.arange(max(0, first - self.M), first) % self.S
+            for ring in (self.keys, self.values):
+                ring[b, :, remembered] = self.random(len(remembered), H, K)
+
+    @property
+    def S(self) -> int:  # noqa: N802 (a size by its letter)
+        return self.M + self.spare
+
+    def random(self, *shape: int) -> np.ndarray:
+        return self.draw.normal(size=shape).astype(np.float32)
+
+    def segment(self, length: int) -> np.ndarray:
+        """Queries, keys and values [B, T, 3·H·K] of new tokens."""
+        return self.random(len(self.first), length, 3 * self.H * self.K)
+
+    def positions(self, length: int) -> np.ndarray:
+        """Of the next tokens, int64 [B, T]."""
+        return np.array(self.first)[:, None] + np.arange(length)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Of the node, if queries, keys and values are in one tensor."""
+        width = self.H * self.K
+        sizes = {"heads": self.H, "head_dim": self.K, "mem_len": self.M}
+        rule = {"nearest": self.nearest, "full": self.full}
+        return sizes | rule | {"query_at": 0, "key_at": width, "value_at": 2 * width}
+
+    def answer(self, segment: np.ndarray) -> np.ndarray:
+        """Writes the next tokens into the ring and returns their answers [B, T, H·K]."""
+        length = segment.shape[1]
+        constants: dict[str, Any] = dict(self.constants)
+        if not self.N:
+            del constants["own_keys"], constants["own_values"]
+        answer, self.keys, self.values = naive_node(
+            *(segment, segment, self.keys, self.values),
+            **constants,
+            positions=self.positions(length),
+            **self.attributes,
+        )
+        self.first = [position + length for position in self.first]
+        return answer
+
+
+def naive_node(
+    query: np.ndarray,
+    context: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    table: np.ndarray,
+    positions: np.ndarray,
+    content_bias: np.ndarray,
+    position_bias: np.ndarray,
+    bias: np.ndarray,
+    own_keys: np.ndarray | None = None,
+    own_values: np.ndarray | None = None,
+    *,
+    heads: int,
+    head_dim: int,
+    mem_len: int,
+    nearest: int,
+    full: int,
+    query_at: int,
+    key_at: int,
+    value_at: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The outputs of the node, whose contract is in `operator.hpp`: answers in float64, keys and values."""
+    B, T, _ = query.shape
+    S = keys.shape[2]
+
+    def by_head(packed: np.ndarray, at: int) -> np.ndarray:
+        part = packed[:, :, at : at + heads * head_dim]
+        return part.reshape(B, T, heads, head_dim).swapaxes(1, 2)
+
+    rings = [keys.copy(), values.copy()]
+    for ring, at in zip(rings, (key_at, value_at), strict=True):
+        for b in range(B):
+            ring[b][:, positions[b] % S] = by_head(context, at)[b]
+    nothing = np.zeros((heads, 1, head_dim))
+    persistent = 0 if own_keys is None else own_keys.shape[1]
+    answer = naive_relative_attention(
+        by_head(query, query_at),
+        *map(np.nan_to_num, rings),
+        positions[:, 0],
+        content_bias,
+        position_bias,
+        table,
+        bias[:, 0],
+        nothing if own_keys is None else own_keys,
+        nothing if own_values is None else own_values,
+        positions[:, 0] % S,
+        attributes=Attributes(full_mask=full, nearest=nearest, initial_masked=1, persistent=persistent),
+        mem_len=mem_len,
+    )
+    return answer.swapaxes(1, 2).reshape(B, T, -1), rings[0], rings[1]
+
+
+def execute_at(kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[int], *, dtype: str) -> None:
+    """Executes a launch over tensors of this process. arguments: addresses and numbers, in order.
+
+    Every tensor is copied to the emulator with its exact size, and what the kernel writes is copied back.
+    """
+    addresses = dict(zip(POINTERS, arguments, strict=False))
+    numbers = dict(zip(NUMBERS, arguments[len(POINTERS) :], strict=True))
+    H, K, N = numbers["H"], numbers["K"], numbers["N"]
+    B, T, parts = grid[0] // H, grid[1], grid[2]
+    ring = B * H * numbers["S"] * K * np.dtype(dtype).itemsize
+    partial = B * H * T * parts if parts > 1 else 0
+    sizes = {
+        "queries": 4 * B * T * numbers["query_pitch"],
+        "context": 4 * B * T * numbers["context_pitch"],
+        "ring_keys": ring,
+        "ring_values": ring,
+        "positions": 8 * B * T,
+        "table": 4 * H * numbers["R"] * K,
+        "bias": 4 * H * numbers["BIAS_R"],
+        "content_bias": 4 * H * K,
+        "position_bias": 4 * H * K,
+        "own_keys": 4 * H * N * K,
+        "own_values": 4 * H * N * K,
+        "answers": 4 * B * T * H * K,
+        "mixed_out": 4 * partial * K,
+        "level": 4 * partial,
+        "counters": 4 * B * H * T if parts > 1 else 0,
+    }
+    memory = GlobalMemory()
+    places = {}
+    for name, size in sizes.items():
+        places[name] = memory.allocate(size)
+        if name not in ("answers", "mixed_out", "level") and size:
+            memory.upload(places[name], _bytes(addresses[name], size))
+    values = [*places.values(), *numbers.values()]
+    program = parse(kernel.ptx, kernel.name)
+    execute(program, values, grid=grid, shared_bytes=kernel.shared_bytes, memory=memory)
+    for name in WRITTEN:
+        if sizes[name]:
+            _bytes(addresses[name], sizes[name])[:] = memory.download(places[name], sizes[name])
+
+
+def _bytes(address: int, size: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)

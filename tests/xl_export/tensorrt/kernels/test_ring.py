@@ -1,0 +1,94 @@
+"""The kernel of the node for `cuda`, as the package carries it, executed on the CPU by `tests/ptx`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ptx.ring import NUMBERS, NaiveRing, execute_at, shipped
+from xl_export.tensorrt.kernels.compile import Kernel
+from xl_export.tensorrt.kernels.ready import RING_WIDTHS, ring_kernel
+
+# Sizes of the stream, the lengths of its segments, the parts of the keys.
+CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
+    "beginning-then-wrapping": ({"first": [0], "M": 4}, [3, 1, 1, 2, 3, 1], 2),
+    "several-rows": ({"first": [0, 1000], "spare": 9}, [9, 4, 9], 1),
+    "rows-in-parts": ({"first": [30, 69], "M": 70}, [1, 2], 5),
+    "persistent-vectors": ({"first": [0], "N": 5, "nearest": 1}, [1, 2], 3),
+    "more-persistent-vectors-than-lanes": ({"first": [0], "N": 40, "M": 4}, [3, 1], 2),
+    "no-memory": ({"first": [17], "M": 0, "spare": 4}, [4, 1], 1),
+    "nothing-to-see": ({"first": [0], "nearest": 1}, [1], 2),
+    "padded-row": ({"first": [-4, -60], "spare": 9, "full": 1}, [9], 1),
+    "ring-of-halves": ({"first": [35], "dtype": "float16", "M": 40}, [3, 1, 1], 3),
+    "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1], 3),
+    "width-of-no-power-of-two": ({"first": [5], "K": 44, "H": 3}, [2], 2),
+}
+TOLERANCE = 1e-5
+
+
+def launch(
+    ring: NaiveRing, kernel: Kernel, segment: np.ndarray, parts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The answers and the ring after one launch on copies of the ring."""
+    B, T, pitch = segment.shape
+    rows = B * ring.H * T
+    tensors = {
+        "queries": segment,
+        "context": segment,
+        "ring_keys": ring.keys.copy(),
+        "ring_values": ring.values.copy(),
+        "positions": ring.positions(T),
+        **ring.constants,
+        "answers": np.empty((B, T, ring.H * ring.K), np.float32),
+        "mixed_out": np.empty((rows * parts, ring.K), np.float32),
+        "level": np.empty(rows * parts, np.float32),
+        "counters": np.zeros(rows, np.int32),
+    }
+    own = ring.attributes
+    sizes = (ring.H, ring.K, ring.S, ring.M, ring.M + 1, ring.M + 1, ring.N)
+    columns = (pitch, own["query_at"], pitch, own["key_at"], own["value_at"])
+    numbers = dict(zip(NUMBERS, (*sizes, *columns, ring.full, ring.nearest), strict=True))
+    arguments = [array.ctypes.data for array in tensors.values()] + list(numbers.values())
+    execute_at(kernel, (B * ring.H, T, parts), arguments, dtype=ring.dtype)
+    assert not tensors["counters"].any()
+    return tensors["answers"], tensors["ring_keys"], tensors["ring_values"]
+
+
+@pytest.mark.parametrize(("sizes", "lengths", "parts"), CASES.values(), ids=CASES)
+def test_the_shipped_kernel_equals_the_naive_operator(
+    sizes: dict[str, Any], lengths: list[int], parts: int
+) -> None:
+    ring = NaiveRing(**sizes)
+    kernel = shipped(ring.K, ring.dtype)
+    for length in lengths:
+        segment = ring.segment(length)
+        answer, *written = launch(ring, kernel, segment, parts)
+        assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
+        for found, right in zip(written, (ring.keys, ring.values), strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
+def test_parts_are_joined_only_when_all_are_stored() -> None:
+    """Without the barrier before the counter, some threads' results may be missing. The emulator runs threads
+    together and cannot see that, so the order is read from the code.
+    """
+    text = shipped(64, "float32").ptx
+    before, _, after = text.partition("atom.global.gpu.acq_rel.add.u32")
+    stores = before.rindex("st.global")
+    assert "bar.sync" in before[stores:]
+    assert "bar.sync" in after[: after.index("ld.global")]
+    assert "atom." not in after
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("widest", RING_WIDTHS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_new_compilation_of_the_kernel_is_right_too(widest: int, dtype: Any) -> None:
+    pytest.importorskip("triton")
+    ring = NaiveRing(first=[0, 100], K=widest, M=40, dtype=dtype, N=3)
+    segment = ring.segment(2)
+    answer, *_ = launch(ring, ring_kernel(widest, dtype), segment, 2)
+    assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
