@@ -33,6 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "several-rows": ({"first": [0, 1000], "spare": 9}, [9, 1, 1]),
     "long-memory": ({"first": [399], "M": 400}, [1, 1]),
     "persistent-vectors": ({"first": [0], "N": 5, "nearest": 1}, [1, 2]),
+    "initial-vectors": ({"first": [3, -2], "spare": 9, "initial": True}, [4, 1]),
     "ring-of-halves": ({"first": [35], "dtype": "float16", "M": 40}, [3, 1, 1]),
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1]),
 }
@@ -91,7 +92,10 @@ def _graph(ring: NaiveRing) -> bytes:
     kept = TensorProto.FLOAT16 if ring.dtype == "float16" else TensorProto.FLOAT
     order = ("table", "positions", "content_bias", "position_bias", "bias", "own_keys", "own_values")
     inputs = ["segment", "segment", "keys", "values"]
-    inputs += [name for name in order if name in constants or name == "positions"]
+    inputs += [
+        name if name in constants or name == "positions" else ""
+        for name in (*order, "initial_key", "initial_value")
+    ]
     name = "RingRelativeAttentionOnCuda" + ("OverHalves" if ring.dtype == "float16" else "")
     node = helper.make_node(
         name, inputs, ["answers", "new_keys", "new_values"], domain=DOMAIN, **ring.attributes

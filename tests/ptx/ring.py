@@ -23,11 +23,21 @@ from xl_export.tensorrt.operator import Attributes
 
 POINTERS = (
     *("queries", "context", "ring_keys", "ring_values", "positions", "table", "bias", "content_bias"),
-    *("position_bias", "own_keys", "own_values", "answers", "mixed_out", "level", "counters"),
+    *(
+        "position_bias",
+        "own_keys",
+        "own_values",
+        "initial_key",
+        "initial_value",
+        "answers",
+        "mixed_out",
+        "level",
+        "counters",
+    ),
 )
 NUMBERS = (
     *("H", "K", "S", "M", "R", "BIAS_R", "N", "query_pitch", "query_at", "context_pitch", "key_at"),
-    *("value_at", "full_mask", "nearest"),
+    *("value_at", "full_mask", "nearest", "masked"),
 )
 WRITTEN = ("ring_keys", "ring_values", "answers", "mixed_out", "level", "counters")
 
@@ -59,6 +69,7 @@ class NaiveRing:
     N: int = 0
     full: int = 0
     nearest: int = 0
+    initial: bool = False  # whether every token before a text has a key and a value
     dtype: str = "float32"  # of the ring
     constants: dict[str, np.ndarray] = field(init=False)
 
@@ -72,6 +83,8 @@ class NaiveRing:
             "position_bias": self.random(H, 1, K) / 4,
             "own_keys": self.random(H, N, K),
             "own_values": self.random(H, N, K),
+            "initial_key": self.random(H * self.initial, 1, K),
+            "initial_value": self.random(H * self.initial, 1, K),
         }
         shape = len(self.first), H, self.S, K
         self.keys, self.values = (np.full(shape, np.nan, self.dtype) for _ in range(2))
@@ -106,9 +119,7 @@ class NaiveRing:
     def answer(self, segment: np.ndarray) -> np.ndarray:
         """Writes the next tokens into the ring and returns their answers [B, T, H·K]."""
         length = segment.shape[1]
-        constants: dict[str, Any] = dict(self.constants)
-        if not self.N:
-            del constants["own_keys"], constants["own_values"]
+        constants: dict[str, Any] = {name: x if x.size else None for name, x in self.constants.items()}
         answer, self.keys, self.values = naive_node(
             *(segment, segment, self.keys, self.values),
             **constants,
@@ -131,6 +142,8 @@ def naive_node(
     bias: np.ndarray,
     own_keys: np.ndarray | None = None,
     own_values: np.ndarray | None = None,
+    initial_key: np.ndarray | None = None,
+    initial_value: np.ndarray | None = None,
     *,
     heads: int,
     head_dim: int,
@@ -153,11 +166,16 @@ def naive_node(
     for ring, at in zip(rings, (key_at, value_at), strict=True):
         for b in range(B):
             ring[b][:, positions[b] % S] = by_head(context, at)[b]
+    seen = [np.nan_to_num(ring) for ring in rings]
+    for ring, initial in zip(seen, (initial_key, initial_value), strict=True):
+        for b in range(B) if initial is not None else ():
+            first, last = positions[b, [0, -1]]
+            ring[b][:, np.arange(first - mem_len, min(0, last + 1)) % S] = initial
     nothing = np.zeros((heads, 1, head_dim))
     persistent = 0 if own_keys is None else own_keys.shape[1]
     answer = naive_relative_attention(
         by_head(query, query_at),
-        *map(np.nan_to_num, rings),
+        *seen,
         positions[:, 0],
         content_bias,
         position_bias,
@@ -166,7 +184,9 @@ def naive_node(
         nothing if own_keys is None else own_keys,
         nothing if own_values is None else own_values,
         positions[:, 0] % S,
-        attributes=Attributes(full_mask=full, nearest=nearest, initial_masked=1, persistent=persistent),
+        attributes=Attributes(
+            full_mask=full, nearest=nearest, initial_masked=int(initial_key is None), persistent=persistent
+        ),
         mem_len=mem_len,
     )
     return answer.swapaxes(1, 2).reshape(B, T, -1), rings[0], rings[1]
@@ -195,6 +215,8 @@ def execute_at(kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[i
         "position_bias": 4 * H * K,
         "own_keys": 4 * H * N * K,
         "own_values": 4 * H * N * K,
+        "initial_key": 4 * H * K * (1 - numbers["masked"]),
+        "initial_value": 4 * H * K * (1 - numbers["masked"]),
         "answers": 4 * B * T * H * K,
         "mixed_out": 4 * partial * K,
         "level": 4 * partial,

@@ -28,7 +28,6 @@ def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
         f"the weights are stored as {spec.storage}, expected external": spec.storage != "external",
         "memory is in int8, expected fp32 or fp16": spec.state_dtype == "int8",
         f"heads are {width} wide, expected a multiple of 4 up to {WIDEST}": width % 4 or width > WIDEST,
-        "the initial memory is zeros, expected masked": spec.rule.initial_memory != "masked",
         "the spans have an epsilon, expected none": config.span is not None and config.span.epsilon,
     }
     for fault, holds in faults.items():
@@ -54,7 +53,7 @@ class CudaStepGraph(FusedStepGraph):
         rows = self.terms.rows(group.rule)
         by_head = (len(heads), 1, self.config.head_dim)
         table = position_table(terms, heads, rows)
-        inputs = [
+        inputs: list[ir.Value | None] = [
             query,
             context,
             *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
@@ -72,7 +71,12 @@ class CudaStepGraph(FusedStepGraph):
         if self.config.sublayers == "all-attention":
             keys, values = persistent_constants(self, group.layer, heads)
             inputs += [op.Transpose(keys, perm=[0, 2, 1]), values]
-        return list(inputs)
+        if group.rule.initial_memory == "zeros":
+            inputs += [None] * (11 - len(inputs))
+            inputs += [
+                self.named_constant(group, self.initial(group, x), f"initial_{x}") for x in ("key", "value")
+            ]
+        return inputs
 
     def turned(self, group: Group, table: np.ndarray) -> ir.Value:
         """A position table as [h, R, K]. It is stored once, as [h, K, R], and turned when the graph is

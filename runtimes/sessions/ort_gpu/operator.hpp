@@ -13,6 +13,8 @@
 //          6 u, 7 v     float [h, 1, K]
 //          8 bias       float [h, 1, R]  is added to the scores; R is its own
 //          9, 10        float [h, N, K]  persistent keys and values; a node may have neither
+//         11, 12        float [h, 1, K]  the key and the value of every token before the stream, which are attended to;
+//                                        without them nothing before the stream is seen
 // outputs  0 answers    float [B, T, h·K]
 //          1 keys       [B, h, S, K]     the ring with the new tokens, bound to the same buffer as input 2
 //          2 values     [B, h, S, K]     the same for input 3
@@ -97,7 +99,7 @@ template <class Stored>
 class CudaAttention : public Node {
  public:
   using Ring = Stored;
-  static constexpr size_t INPUTS = 11, OUTPUTS = 3;
+  static constexpr size_t INPUTS = 13, OUTPUTS = 3;
   static bool has_any_type(size_t) { return false; }
 
   CudaAttention(const OrtApi& ort, const OrtKernelInfo* info) : Node(ort, info), driver_(CudaDriver::get()) {
@@ -139,7 +141,8 @@ class CudaAttention : public Node {
       given[i] = checked(tensor_of(value), i == 5 ? 2 : i == 2 || i == 3 ? 4 : 3);
       expect(given[i].data || i > 8);
     }
-    const auto& [query, fresh, keys, values, table, positions, u, v, bias, own_keys, own_values] = given;
+    const auto& [query, fresh, keys, values, table, positions, u, v, bias, own_keys, own_values, initial_key,
+                 initial_value] = given;
     const int64_t batch = query.sizes[0], length = query.sizes[1], slots = keys.sizes[2], width = head_dim();
     const int64_t columns = heads() * width, vectors = own_keys.data ? own_keys.sizes[1] : 0;
     expect(keys.sizes == Sizes({batch, heads(), slots, width}) && values.sizes == keys.sizes);
@@ -153,6 +156,9 @@ class CudaAttention : public Node {
     expect(u.sizes == Sizes({heads(), 1, width}) && v.sizes == u.sizes);
     expect(!own_keys.data == !own_values.data);
     expect(!vectors || (own_keys.sizes == Sizes({heads(), vectors, width}) && own_values.sizes == own_keys.sizes));
+
+    expect(!initial_key.data == !initial_value.data);
+    for (const Tensor* initial : {&initial_key, &initial_value}) expect(!initial->data || initial->sizes == u.sizes);
 
     void* stream = nullptr;
     check(ort.KernelContext_GetGPUComputeStream(context, &stream));
@@ -171,13 +177,14 @@ class CudaAttention : public Node {
 
     // In the order of the kernel's parameters.
     CudaDriver::Address tensors[] = {
-        address(query.data),   address(fresh.data),    address(ring[0]),         address(ring[1]),      address(positions.data),
-        address(table.data),   address(bias.data),     address(u.data),          address(v.data),       address(own_keys.data),
-        address(own_values.data), address(answers),    scratch_,                 levels_,               counters_,
+        address(query.data),       address(fresh.data),         address(ring[0]), address(ring[1]), address(positions.data),
+        address(table.data),       address(bias.data),          address(u.data),  address(v.data),  address(own_keys.data),
+        address(own_values.data),  address(initial_key.data),   address(initial_value.data),
+        address(answers),          scratch_,                    levels_,          counters_,
     };
     int numbers[] = {
-        heads(),    head_dim(), int(slots),           int(mem_len()), int(table.sizes[1]), int(bias.sizes[2]), int(vectors), int(query.sizes[2]),
-        query_at(), int(fresh.sizes[2]), key_at(), value_at(),     full(),              nearest(),
+        heads(),    head_dim(),           int(slots), int(mem_len()), int(table.sizes[1]), int(bias.sizes[2]), int(vectors), int(query.sizes[2]),
+        query_at(), int(fresh.sizes[2]),  key_at(),   value_at(),     full(),              nearest(),          !initial_key.data,
     };
     void* arguments[std::size(tensors) + std::size(numbers)];
     size_t at = 0;

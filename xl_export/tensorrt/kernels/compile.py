@@ -37,8 +37,8 @@ _TYPES = (
     | dict.fromkeys(("mixed_out", "mixed", "level"), "*fp32")
     # Of `ring_attention`, where only the ring may be of halves.
     | dict.fromkeys(("queries", "context", "table", "bias", "content_bias", "position_bias"), "*fp32")
-    | dict.fromkeys(("own_keys", "own_values", "answers"), "*fp32")
-    | dict.fromkeys((*_ALIGNED, "H", "S", "M", "R", "BIAS_R", "N", "full_mask", "nearest"), "i32")
+    | dict.fromkeys(("own_keys", "own_values", "initial_keys", "initial_values", "answers"), "*fp32")
+    | dict.fromkeys((*_ALIGNED, "H", "S", "M", "R", "BIAS_R", "N", "full_mask", "nearest", "masked"), "i32")
 )
 
 

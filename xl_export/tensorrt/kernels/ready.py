@@ -64,8 +64,8 @@ def ring_source() -> str:
 _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
 #pragma once
 
-/// A kernel `ring_attention`. widest: of its heads. halves: whether the ring is of them. block_j: keys that are
-/// read together.
+/// A kernel `ring_attention`. widest: of its heads. halves: whether the ring is of them. block_j: keys that
+/// are read together.
 struct RingKernel {
   int widest;
   bool halves;

@@ -27,6 +27,8 @@ def ring_attention(
     position_bias,
     own_keys,
     own_values,
+    initial_keys,
+    initial_values,
     answers,
     mixed_out,
     level,
@@ -45,6 +47,7 @@ def ring_attention(
     value_at,
     full_mask,
     nearest,
+    masked,
     BLOCK_J: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -52,7 +55,8 @@ def ring_attention(
 
     Keys are dealt to BLOCK_J lanes, as in `token_attention`. Column c of the keys is the token c - M of the
     segment. Memory is read from the ring, and the segment from `context`, rounded as in the ring. So no
-    program reads a slot that another one writes, since M + T ≤ S.
+    program reads a slot that another one writes, since M + T ≤ S. Nothing is visible from before a text if
+    `masked` is 1; otherwise every token before it has the initial key and value.
 
     If there are several parts, each program writes the answer of its part. The last one that is done joins
     them, in the order of the parts, and sets its query's counter to 0 again.
@@ -99,21 +103,30 @@ def ring_attention(
         scores = tl.where(n < N, scores * LOG2E, float("-inf"))
         highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
 
-    # Nothing precedes a text: a query at position p sees p tokens before itself.
+    # A query at position p has p tokens of its text before itself.
     before = tl.minimum(tl.maximum(first + t, 0), M + T).to(tl.int32)
-    most = tl.minimum(M + t * full_mask, before)
+    most = tl.minimum(M + t * full_mask, tl.where(masked != 0, before, M + T))
+    # The first column that is of the text.
+    of_text = tl.minimum(tl.maximum(M - first, 0), M + T).to(tl.int32)
+    of_text = tl.where(masked != 0, 0, of_text)
+    has_initial = in_head & (masked == 0)
+    initial_key = tl.load(initial_keys + h * K + k, mask=has_initial, other=0.0)
+    initial_value = tl.load(initial_values + h * K + k, mask=has_initial, other=0.0)
     start, stop = part_of((M + t - most) // BLOCK_J * BLOCK_J, M + t - nearest + 1, BLOCK_J)
     for j0 in range(start, stop, BLOCK_J):
         j = j0 + lane
         d = M + t - j
         visible = (d >= nearest) & (d <= most)
-        of_ring = (visible & (j < M))[:, None] & in_head
-        of_segment = (visible & (j >= M))[:, None] & in_head
+        early = (visible & (j < of_text))[:, None]
+        of_ring = (visible & (j >= of_text) & (j < M))[:, None] & in_head
+        of_segment = (visible & (j >= of_text) & (j >= M))[:, None] & in_head
         place = slot - M + j
         place = tl.where(place < 0, place + S, place)[:, None] * K + k
         new = segment + (j - M)[:, None] * context_pitch + k
         keys = _kept(ring_keys + place, of_ring, new + key_at, of_segment)
         values = _kept(ring_values + place, of_ring, new + value_at, of_segment)
+        keys += tl.where(early, initial_key[None, :], 0.0)
+        values += tl.where(early, initial_value[None, :], 0.0)
         rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=visible[:, None] & in_head, other=0.0)
         scores = tl.sum(keys * content[None, :] + rows * positional[None, :], axis=1)
         scores += tl.load(bias + clip(d, BIAS_R), mask=visible, other=0.0)

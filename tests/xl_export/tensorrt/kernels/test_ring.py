@@ -21,6 +21,8 @@ CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
     "no-memory": ({"first": [17], "M": 0, "spare": 4}, [4, 1], 1),
     "nothing-to-see": ({"first": [0], "nearest": 1}, [1], 2),
     "padded-row": ({"first": [-4, -60], "spare": 9, "full": 1}, [9], 1),
+    "initial-vectors": ({"first": [3, -2], "spare": 9, "initial": True}, [2, 4], 2),
+    "initial-vectors-and-full-mask": ({"first": [0], "full": 1, "initial": True, "N": 2}, [3], 1),
     "ring-of-halves": ({"first": [35], "dtype": "float16", "M": 40}, [3, 1, 1], 3),
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1], 3),
     "width-of-no-power-of-two": ({"first": [5], "K": 44, "H": 3}, [2], 2),
@@ -49,7 +51,7 @@ def launch(
     own = ring.attributes
     sizes = (ring.H, ring.K, ring.S, ring.M, ring.M + 1, ring.M + 1, ring.N)
     columns = (pitch, own["query_at"], pitch, own["key_at"], own["value_at"])
-    numbers = dict(zip(NUMBERS, (*sizes, *columns, ring.full, ring.nearest), strict=True))
+    numbers = dict(zip(NUMBERS, (*sizes, *columns, ring.full, ring.nearest, not ring.initial), strict=True))
     arguments = [array.ctypes.data for array in tensors.values()] + list(numbers.values())
     execute_at(kernel, (B * ring.H, T, parts), arguments, dtype=ring.dtype)
     assert not tensors["counters"].any()
