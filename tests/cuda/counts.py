@@ -19,6 +19,7 @@ from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, save_vocab
+from runtimes.sessions.fused_cpu import build
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests.cuda.stubs import Event, Stubs, load_all
 
@@ -161,6 +162,7 @@ def count_all(folder: Path) -> dict[str, Counts]:
     """Every case, exported below a folder that exists."""
     from xl_export.artefact.export import export
 
+    build()  # the library of the node
     run = folder / "run"
     run.mkdir()
     make_run(run)

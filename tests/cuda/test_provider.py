@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from runtimes.sessions.ort_gpu.loading import OF_SHAPES
-from tests.cuda.counts import CASES, DOCUMENT, TF32, Counts, count_all, table, written
+from tests.cuda.counts import CASES, DOCUMENT, LAYERS, TF32, Counts, count_all, table, written
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -50,6 +50,12 @@ def test_a_captured_token_is_one_launch(counts: dict[str, Counts], name: str) ->
 def test_a_captured_token_has_one_upload_download_and_wait(counts: dict[str, Counts], name: str) -> None:
     found = Counter(event.name if event.kind == "copy" else event.kind for event in counts[name].replayed)
     assert (found["upload"], found["download"], found["wait"]) == (1, 1, 1)
+
+
+def test_a_layers_attention_is_one_launch_as_a_node(counts: dict[str, Counts]) -> None:
+    for name, found in counts.items():
+        launches = sum(event.name == "ring_attention" for event in found.token)
+        assert launches == (LAYERS if "node" in name else 0), name
 
 
 def test_the_graph_for_engines_multiplies_in_float16(counts: dict[str, Counts]) -> None:

@@ -21,19 +21,11 @@ from xl_export.tensorrt.kernels.ready import RING_FILE
 from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import Attributes
 
+# The parameters of the kernel, in order.
 POINTERS = (
     *("queries", "context", "ring_keys", "ring_values", "positions", "table", "bias", "content_bias"),
-    *(
-        "position_bias",
-        "own_keys",
-        "own_values",
-        "initial_key",
-        "initial_value",
-        "answers",
-        "mixed_out",
-        "level",
-        "counters",
-    ),
+    *("position_bias", "own_keys", "own_values", "initial_key", "initial_value", "answers"),
+    *("mixed_out", "level", "counters"),
 )
 NUMBERS = (
     *("H", "K", "S", "M", "R", "BIAS_R", "N", "query_pitch", "query_at", "context_pitch", "key_at"),
@@ -173,6 +165,9 @@ def naive_node(
             ring[b][:, np.arange(first - mem_len, min(0, last + 1)) % S] = initial
     nothing = np.zeros((heads, 1, head_dim))
     persistent = 0 if own_keys is None else own_keys.shape[1]
+    rule = Attributes(
+        full_mask=full, nearest=nearest, initial_masked=int(initial_key is None), persistent=persistent
+    )
     answer = naive_relative_attention(
         by_head(query, query_at),
         *seen,
@@ -184,9 +179,7 @@ def naive_node(
         nothing if own_keys is None else own_keys,
         nothing if own_values is None else own_values,
         positions[:, 0] % S,
-        attributes=Attributes(
-            full_mask=full, nearest=nearest, initial_masked=int(initial_key is None), persistent=persistent
-        ),
+        attributes=rule,
         mem_len=mem_len,
     )
     return answer.swapaxes(1, 2).reshape(B, T, -1), rings[0], rings[1]

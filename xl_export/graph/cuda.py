@@ -73,9 +73,9 @@ class CudaStepGraph(FusedStepGraph):
             inputs += [op.Transpose(keys, perm=[0, 2, 1]), values]
         if group.rule.initial_memory == "zeros":
             inputs += [None] * (11 - len(inputs))
-            inputs += [
-                self.named_constant(group, self.initial(group, x), f"initial_{x}") for x in ("key", "value")
-            ]
+            for kind in ("key", "value"):
+                initial = self.initial(group, kind)
+                inputs.append(self.named_constant(group, initial, f"initial_{kind}"))
         return inputs
 
     def turned(self, group: Group, table: np.ndarray) -> ir.Value:

@@ -51,6 +51,7 @@ constexpr RingKernel RING_KERNELS[] = {
 .param .u32 ring_attention_param_31
 )
 .reqntid 128
+.maxnreg 128
 {
 .reg .pred 	%p<102>;
 .reg .b32 	%r<1019>;
@@ -1598,6 +1599,7 @@ ret;
 .param .u32 ring_attention_param_31
 )
 .reqntid 128
+.maxnreg 128
 {
 .reg .pred 	%p<102>;
 .reg .b16 	%rs<67>;
@@ -3244,6 +3246,7 @@ ret;
 .param .u32 ring_attention_param_31
 )
 .reqntid 128
+.maxnreg 128
 {
 .reg .pred 	%p<98>;
 .reg .b32 	%r<1021>;
@@ -4802,6 +4805,7 @@ ret;
 .param .u32 ring_attention_param_31
 )
 .reqntid 128
+.maxnreg 128
 {
 .reg .pred 	%p<98>;
 .reg .b16 	%rs<67>;

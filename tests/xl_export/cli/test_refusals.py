@@ -107,7 +107,9 @@ EXPORT = [
         ("--target tensorrt --memory ring --mask full", "where segments are cut … leave out --memory"),
         ("--target tensorrt --memory ring --mem-len 0", "the model has no memory … which is then shift"),
         ("--target tensorrt --memory ring --exporter trace", "--exporter trace writes across the end"),
-        ("--attention-as operators", "--attention-as is for --target tensorrt"),
+        ("--target web --attention-as node", "--attention-as is not for --target web"),
+        ("--attention-as node --memory shift", "memory is shift, expected ring; leave out --attention-as"),
+        ("--attention-as node --single-file", "the weights are stored as single-file, expected external"),
         ("--exporter trace --target tensorrt --attention-as node", "is for a graph that is written"),
         ("--rows 1", "only a traced graph has fixed sizes; give --exporter trace"),
         *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")

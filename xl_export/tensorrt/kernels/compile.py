@@ -26,6 +26,7 @@ SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without 
 # memory go through shared memory, which is then too small: 64 x 64 needs 67,632 bytes.
 TENSOR_MEMORY = (100, 103, 110)
 PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of `token_attention`
+REGISTERS = 65536  # of a multiprocessor
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
@@ -237,6 +238,8 @@ def compile_kernel(
         "enable_fp_fusion": True,
         "ptx_version": PTX_VERSIONS[compute_capability],
     }
+    if tactic.kernel == "ring_attention":
+        options["maxnreg"] = REGISTERS // (PROGRAMS_EACH * 32 * tactic.warps)
     with triton.knobs.compilation.scope():
         # The lines of the source, by which PTX would name files of this machine.
         triton.knobs.compilation.disable_line_info = True

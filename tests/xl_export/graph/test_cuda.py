@@ -1,0 +1,117 @@
+"""The graph whose attention is one node on `cuda`, with the naive operator in the place of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.spec import CUDA_GRAPH
+from runtimes.sessions.onnx_runtime import OrtSession
+from tests import host_gpu
+from tests.architectures import ARCHITECTURES
+from tests.nightly import every
+from tests.ptx.ring import naive_node
+from xl_export.artefact.export import export
+from xl_export.graph.fused_cpu import DOMAIN
+
+LENGTHS = (3, 8, 1, 1, 8, 5, 8)  # beyond the end of the ring
+GATED = {name for name, sizes in ARCHITECTURES.items() if (span := sizes.get("span")) and span.epsilon}
+SERVED = tuple(sorted(set(ARCHITECTURES) - GATED))
+
+
+def evaluator(graph: Path) -> Any:
+    """ONNX's own evaluator for a graph with the node."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    class Node(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, *inputs: Any, **attributes: int) -> Any:
+            answer, keys, values = naive_node(*inputs, **attributes)
+            return answer.astype(np.float32), keys, values
+
+    class RingRelativeAttentionOnCuda(Node):
+        pass
+
+    class RingRelativeAttentionOnCudaOverHalves(Node):
+        pass
+
+    nodes = [RingRelativeAttentionOnCuda, RingRelativeAttentionOnCudaOverHalves]
+    return ReferenceEvaluator(onnx.load(graph), new_ops=nodes)
+
+
+def apart(artefact: Path) -> float:
+    """How far the graph's log-probabilities are from those of the graph of standard operators."""
+    session = OrtSession.open(artefact, threads=1, kernel="standard")
+    graph = evaluator(artefact / CUDA_GRAPH)
+    memory = session.start(2)
+    memory.positions[1] = -4  # a row that begins with padding
+    tensors = {fact.name: np.array(memory.tensors[fact.name]) for fact in session.spec.state}
+    draw = np.random.default_rng(0)
+    most = 0.0
+    for length in LENGTHS:
+        tokens = draw.integers(0, session.vocab.size, (2, length))
+        positions = memory.positions[:, None] + np.arange(length)
+        inputs = {"input_ids": tokens, "position_ids": positions} | tensors
+        if session.spec.model.selective:
+            rows = np.arange(2 * length)
+            inputs |= {"targets": np.zeros((2, length), np.int64), "logit_rows": rows}
+        outputs = dict(zip(graph.output_names, graph.run(None, inputs), strict=True))
+        tensors = {fact.name: outputs[str(fact.present)] for fact in session.spec.state}
+        logits = outputs["logits"].reshape(2, length, -1)
+        expected, memory = session.step(tokens, memory)
+        seen = positions >= 0
+        most = max(most, np.abs(logits - expected)[seen].max())
+    return most
+
+
+@pytest.mark.parametrize("name", every(3, SERVED))
+def test_the_graph_equals_the_one_of_standard_operators(
+    name: str, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(**{"head_dim": 8} | ARCHITECTURES[name])
+    assert apart(export(run, tmp_path / "artefact", attention="plugin", memory="ring")) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp16"}, {"memory_precision": "fp16"}], ids=str)
+def test_the_graph_is_the_same_step_in_half_precision(
+    options: dict[str, Any], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(head_dim=8)
+    assert apart(export(run, tmp_path / "artefact", attention="plugin", **options)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({}, "heads are 6 wide, expected a multiple of 4 up to 128"),
+        ({**ARCHITECTURES["adaptive-span-gated-full"], "head_dim": 8}, "the spans have an epsilon"),
+    ],
+    ids=["width", "epsilon"],
+)
+def test_a_model_that_the_node_does_not_compute_is_refused(
+    sizes: dict[str, Any], words: str, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        export(make_run(**sizes), tmp_path / "artefact", attention="plugin")
+    assert not (tmp_path / "artefact").exists()
+
+
+def test_without_the_library_cuda_runs_standard_operators(
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    artefact = export(make_run(head_dim=8), tmp_path / "artefact", attention="plugin")
+    host_gpu.install(monkeypatch)
+    session = host_gpu.opened(artefact)
+    assert session.computed_by == "ONNX Runtime, CUDA on cuda"
+    assert "cuda.onnx is not used: its library is not built; run `xl-export" in capsys.readouterr().err
