@@ -105,6 +105,7 @@ setup(
             f"{PACKAGE}.libraries.{Path(variant.file).stem}",
             [str(FOLDER / KERNEL["SOURCES"][0])],
             depends=[str(FOLDER / name) for name in KERNEL["SOURCES"]],
+            libraries=["dl"],  # NVIDIA's driver is loaded at run time
             extra_compile_args=[*KERNEL["FLAGS"], "-g0", *variant.flags],
             language="c++",
             optional=WANTED != "required",

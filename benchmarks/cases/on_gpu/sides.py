@@ -27,7 +27,9 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import PLAN, Attention, Flavour
 from runtimes.contract.precision import MEMORY_IN_BYTES, PRESETS, MemoryPrecision, Precision
 from runtimes.contract.rule import Mask, MemoryRule
+from runtimes.contract.spec import CUDA_GRAPH
 from runtimes.contract.tensors import Form
+from runtimes.sessions import fused_cpu
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from trainer.model.model import LanguageModel
 from trainer.model.projected import ProjectedModel
@@ -215,6 +217,8 @@ def options_of(flavour: Flavour, attention: Attention = "native") -> BuildOption
 def open_side(side: Side, config: BenchmarkConfig, work: Path) -> Opened:
     """Exports and builds what the side needs in `work`, and opens it on the GPU and on the CPU."""
     artefact = artefact_of(work, config, side.graph)
+    if (artefact / CUDA_GRAPH).exists():
+        fused_cpu.build()  # without its library the graph is not used
     folder = None
     built = ""
     if side.flavour:

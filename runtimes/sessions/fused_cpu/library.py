@@ -197,7 +197,7 @@ def _compiler() -> list[str]:
 def _compile(compiler: list[str], library: Path) -> None:
     import subprocess  # takes milliseconds, and sessions do not need it
 
-    command = [*compiler, *FLAGS, *NATIVE, "-shared", str(FOLDER / SOURCES[0]), "-o", str(library)]
+    command = [*compiler, *FLAGS, *NATIVE, "-shared", str(FOLDER / SOURCES[0]), "-o", str(library), "-ldl"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:

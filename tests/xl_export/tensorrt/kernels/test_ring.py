@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.ptx.ring import NUMBERS, NaiveRing, execute_at, shipped
-from xl_export.tensorrt.kernels.compile import Kernel
+from tests.xl_export.tensorrt.kernels.resources import resources
+from xl_export.tensorrt.kernels.compile import PROGRAMS_EACH, REGISTERS, Kernel
 from xl_export.tensorrt.kernels.ready import RING_WIDTHS, ring_kernel
 
 # Sizes of the stream, the lengths of its segments, the parts of the keys.
@@ -88,9 +89,13 @@ def test_parts_are_joined_only_when_all_are_stored() -> None:
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("widest", RING_WIDTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_new_compilation_of_the_kernel_is_right_too(widest: int, dtype: Any) -> None:
+def test_a_new_compilation_is_right_and_fits_a_gpu(widest: int, dtype: Any) -> None:
     pytest.importorskip("triton")
     ring = NaiveRing(first=[0, 100], K=widest, M=40, dtype=dtype, N=3)
     segment = ring.segment(2)
-    answer, *_ = launch(ring, ring_kernel(widest, dtype), segment, 2)
+    kernel = ring_kernel(widest, dtype)
+    answer, *_ = launch(ring, kernel, segment, 2)
     assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
+    found = resources(kernel)
+    assert found.registers * kernel.threads * PROGRAMS_EACH <= REGISTERS
+    assert found.spilled <= 16  # bytes of each thread
