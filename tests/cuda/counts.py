@@ -166,7 +166,7 @@ def count_all(folder: Path) -> dict[str, Counts]:
     run = folder / "run"
     run.mkdir()
     make_run(run)
-    stubs = load_all(folder)
+    stubs = load_all()
     counts = {
         name: counted(export(run, folder / f"artefact-{number}", **options), stubs)
         for number, (name, options) in enumerate(CASES.items())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,10 @@ class Stubs:
         self._executor = EXECUTOR(run)  # must live as long as the library may call it
         self._library.cuda_execute_with(self._executor)
 
+    def execute_nothing(self) -> None:
+        """Ends `execute_with`."""
+        self._library.cuda_execute_with(None)
+
     def raise_errors(self) -> None:
         """Raises the first error of a kernel."""
         for error in self._errors:
@@ -86,15 +92,17 @@ class Stubs:
         ]
 
 
-def load_all(folder: Path) -> Stubs:
-    """Builds in `folder` what the installed CUDA provider of ONNX Runtime needs, and loads it for all."""
+@functools.cache
+def load_all() -> Stubs:
+    """Builds what the installed CUDA provider of ONNX Runtime needs, and loads it for this process."""
     import onnxruntime
 
     provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
-    libraries = build(provider, folder)
-    for path in (libraries[WHOLE], *libraries.values()):  # the others need that one
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    return Stubs(libraries[WHOLE])
+    with tempfile.TemporaryDirectory() as folder:
+        libraries = build(provider, Path(folder))
+        for path in (libraries[WHOLE], *libraries.values()):  # the others need that one
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        return Stubs(libraries[WHOLE])
 
 
 def built_driver() -> Path:

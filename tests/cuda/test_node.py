@@ -39,9 +39,10 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def stubs(tmp_path_factory: pytest.TempPathFactory) -> Stubs:
-    return load_all(tmp_path_factory.mktemp("stubs"))
+@pytest.fixture
+def stubs() -> Iterator[Stubs]:
+    yield load_all()
+    load_all().execute_nothing()
 
 
 class Node:
@@ -126,7 +127,7 @@ def _graph(ring: NaiveRing) -> bytes:
 
 
 @pytest.fixture
-def emulated(stubs: Stubs, request: pytest.FixtureRequest) -> Iterator[list[tuple[int, ...]]]:
+def emulated(stubs: Stubs) -> Iterator[list[tuple[int, ...]]]:
     """The sizes of each launch (grid, threads, shared bytes); all are executed."""
     launches: list[tuple[int, ...]] = []
 
