@@ -6,6 +6,7 @@ The kernels are those that the package carries (`kernels.hpp`).
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,14 +37,12 @@ WRITTEN = ("ring_keys", "ring_values", "answers", "mixed_out", "level", "counter
 
 def shipped(head_dim: int, dtype: str) -> Kernel:
     """The kernel of the package for heads of this width and a ring of this type."""
-    entries = re.findall(
-        r"\{(\d+), (\d), (\d+), (\d+), (\d+), R\"\((.*?)\)\"\}", RING_FILE.read_text(), re.DOTALL
-    )
+    entries = re.findall(r"^ +\{(\d+), (\d), (\d+), (\d+), (\d+), (\".*\")\},$", RING_FILE.read_text(), re.M)
     for *numbers, ptx in entries:
         widest, halves, _, threads, shared_bytes = map(int, numbers)
         if head_dim <= widest and halves == (dtype == "float16"):
             sizes = {"threads": threads, "shared_bytes": shared_bytes, "block_t": 1}
-            return Kernel(name="ring_attention", ptx=ptx, **sizes)
+            return Kernel(name="ring_attention", ptx=json.loads(ptx), **sizes)
     raise LookupError((head_dim, dtype))
 
 

@@ -146,9 +146,7 @@ def export(
         step = ModuleStep(OwnStep(model, chosen, form).eval())
         writer: WriteGraphs = TracedGraphs(step, trained.vocab).write
     else:
-        writer = functools.partial(
-            write_graphs, run=trained, attention=attention, with_node=with_node
-        )
+        writer = functools.partial(write_graphs, run=trained, attention=attention, with_node=with_node)
     original = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
     try:
         write_artefact(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def ring_source() -> str:
         numbers = [widest, int(dtype == "float16"), RING_WIDTHS[widest], kernel.threads, kernel.shared_bytes]
         lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
         text = "\n".join(filter(None, lines))
-        entries.append(f'    {{{", ".join(map(str, numbers))}, R"({text})"}},\n')
+        entries.append(f"    {{{', '.join(map(str, numbers))}, {json.dumps(text)}}},\n")
     return _HEADER + "".join(entries) + "};\n"
 
 
