@@ -156,7 +156,6 @@ class CudaAttention : public Node {
     expect(u.sizes == Sizes({heads(), 1, width}) && v.sizes == u.sizes);
     expect(!own_keys.data == !own_values.data);
     expect(!vectors || (own_keys.sizes == Sizes({heads(), vectors, width}) && own_values.sizes == own_keys.sizes));
-
     expect(!initial_key.data == !initial_value.data);
     for (const Tensor* initial : {&initial_key, &initial_value}) expect(!initial->data || initial->sizes == u.sizes);
 

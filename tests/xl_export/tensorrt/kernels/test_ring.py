@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ptx import driver
 from tests.ptx.ring import NUMBERS, NaiveRing, execute_at, shipped
 from tests.xl_export.tensorrt.kernels.resources import resources
 from xl_export.tensorrt.kernels.compile import PROGRAMS_EACH, REGISTERS, Kernel
@@ -71,6 +72,14 @@ def test_the_shipped_kernel_equals_the_naive_operator(
         assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
         for found, right in zip(written, (ring.keys, ring.values), strict=True):
             np.testing.assert_array_equal(found, right)
+
+
+def test_the_last_program_joins_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "TOGETHER", 1)  # one program after the other
+    ring = NaiveRing(first=[39], M=40)
+    segment = ring.segment(1)
+    answer, *_ = launch(ring, shipped(16, "float32"), segment, 3)
+    assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
 
 
 def test_parts_are_joined_only_when_all_are_stored() -> None:
