@@ -318,6 +318,7 @@ export interface Spec {
   without: string[];
   /** If the graph has fixed sizes: the rows of every step, which then has `rule.segment` tokens in each. */
   fixed_rows?: number;
+  fixed_tokens?: number[];
   moves_every?: number;
   precision: string;
   memory_precision: string;

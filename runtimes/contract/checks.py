@@ -216,10 +216,12 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
     if session.spec.without:
         refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
     fixed = session.spec.fixed_rows
-    if fixed is not None and (batch, segment) != (fixed, session.rule.segment):
+    any_count = bool(session.spec.fixed_tokens)
+    if fixed is not None and (batch != fixed or not (any_count or segment == session.rule.segment)):
         raise StreamError(
             f"the step has {batch} rows of {segment} tokens, and this artefact was traced for exactly "
-            f"{fixed} rows of {session.rule.segment}; feed that, or trace it without `rows`."
+            f"{fixed} rows of {'1 to ' if any_count else ''}{session.rule.segment}; feed that, or trace it "
+            "without `rows`."
         )
 
 

@@ -114,8 +114,11 @@ class Spec:
     opset: int
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
-    # Of a graph without sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
+    # Of graphs without sizes that vary: every step has so many rows.
     fixed_rows: int | None = None
+    # With `fixed_rows`, the numbers of tokens that have a graph, from 1 up to `rule.segment`. Empty if there
+    # is only the graph of whole segments.
+    fixed_tokens: tuple[int, ...] = ()
     # The memory moves when so many tokens are complete, and not with every token; the graph does this.
     moves_every: int | None = None
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
@@ -149,11 +152,13 @@ class Spec:
             tuple(tensor for tensor in self.outputs if tensor.name not in after),
         )
 
-    def graph_shape(self, tensor: TensorSpec) -> tuple[int | str, ...]:
-        """The shape of a tensor as the graph has it."""
+    def graph_shape(self, tensor: TensorSpec, tokens: int | None = None) -> tuple[int | str, ...]:
+        """The shape of a tensor as a graph has it. tokens: of the graph, if it has fixed sizes; None for a
+        whole segment.
+        """
         if self.fixed_rows is None:
             return tensor.shape
-        return tensor.sizes(batch=self.fixed_rows, tokens=self.rule.segment)
+        return tensor.sizes(batch=self.fixed_rows, tokens=tokens or self.rule.segment)
 
     @property
     def state_dtype(self) -> MemoryType:
@@ -218,7 +223,8 @@ class Spec:
     def to_json(self) -> dict[str, Any]:
         """The contract as JSON."""
         document = to_json(self)
-        for name in ("without", "fixed_rows", "moves_every"):  # absent unless they say something
+        # Absent unless they say something.
+        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every"):
             if not document[name]:
                 del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}
@@ -228,6 +234,18 @@ class Spec:
     def graph_file(self) -> str:
         """The name of the file with the graph of standard operators."""
         return GRAPH_FILES[self.storage][0]
+
+    @cached_property
+    def token_graphs(self) -> dict[int, str]:
+        """The files of several graphs of fixed sizes over one file of weights, by their number of tokens, the
+        largest first; empty for an artefact with one graph.
+
+        A step runs the largest graph that fits, and again for the rest: 19 tokens are 16, 1, 1 and 1.
+        """
+        return {
+            count: GRAPH if count == self.rule.segment else f"step.{count}.onnx"
+            for count in reversed(self.fixed_tokens)
+        }
 
     @property
     def bytes_per_stream(self) -> int:
@@ -355,6 +373,8 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
         made = f"make one with `xl-export export {folder if is_run else 'RUN'} --out ARTEFACT`"
         raise ArtefactError(f"{folder} {found}; {made}.")
     spec = read_spec(path)
+    if wanted:
+        wanted = {*wanted, *spec.token_graphs.values()}
     contents: dict[str, Content] = {}
     with contextlib.ExitStack() as verified_later:
         for name, facts in spec.files.items():
@@ -376,7 +396,8 @@ def read_spec(path: Path) -> Spec:
         expected = spec.completed()
     except ConfigError as error:
         raise ArtefactError(f"{path}: {str(error).rstrip('.')}; {EXPORT_AGAIN}.") from error
-    needed = (*GRAPH_FILES[spec.storage], *([VOCAB] if spec.language_model else []), REFERENCE, ANSWERS)
+    vocab = [VOCAB] if spec.language_model else []
+    needed = (*GRAPH_FILES[spec.storage], *spec.token_graphs.values(), *vocab, REFERENCE, ANSWERS)
     contradictions = {
         "its schema is not a number that this version knows": spec.schema != SCHEMA,
         "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec
@@ -389,6 +410,7 @@ def read_spec(path: Path) -> Spec:
         and spec.exporter == "graph",
         "it has an impossible number of rows": spec.fixed_rows is not None
         and not 1 <= spec.fixed_rows <= MAX_BATCH,
+        "its steps cannot be cut into its numbers of tokens": bool(spec.fixed_tokens) and not _may_cut(spec),
         "its graph has fixed sizes and a large vocabulary": spec.fixed_rows is not None
         and spec.model.selective,
         f"its weights are in {spec.graph_file}, and it lists others": spec.storage != "external"
@@ -400,3 +422,13 @@ def read_spec(path: Path) -> Spec:
         if holds:
             raise ArtefactError(f"{path} contradicts itself: {what}; {EXPORT_AGAIN}.")
     return spec
+
+
+def _may_cut(spec: Spec) -> bool:
+    """Whether every length of a step is a sum of the numbers of tokens of its graphs, and no answer depends
+    on the cuts.
+    """
+    counts = spec.fixed_tokens
+    complete = {1, spec.rule.segment} <= set(counts) and counts == tuple(sorted(set(counts)))
+    any_cut = spec.rule.mask == "same-length" and "cuts" not in spec.without
+    return complete and any_cut and spec.fixed_rows is not None and spec.storage == "external"

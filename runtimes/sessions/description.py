@@ -37,6 +37,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "exporter": spec.exporter,
         "without": list(spec.without),
         "fixed_rows": spec.fixed_rows,
+        "fixed_tokens": list(spec.fixed_tokens),
         "moves_every": spec.moves_every,
         "target": spec.target,
         "memory_form": spec.form,

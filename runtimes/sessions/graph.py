@@ -69,6 +69,8 @@ class GraphSession(ABC):
         self.state: tuple[TensorSpec, ...] = spec.state
         # The numbers of slots of rings that a step may not write across.
         self._ring_sizes = {state.row[1] for state in spec.state} if spec.linear_ring else set[int]()
+        # The numbers of tokens of several graphs, the largest first; empty if there is one graph.
+        self._token_counts = tuple(spec.token_graphs)
         if vocab is not None and vocab.size != spec.model.vocab_size:
             raise ArtefactError(
                 f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again."
@@ -240,7 +242,12 @@ class GraphSession(ABC):
         return kind(self, inputs, memory, targets=targets, lengths=lengths, logits_of=logits_of)
 
     def _run_whole(self, step: Step, memory: Memory) -> None:
-        """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end."""
+        """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end, or if
+        no graph has so many tokens.
+        """
+        if self._token_counts and step.length not in self._token_counts:
+            self._run_graphs(step, memory)
+            return
         if self._ring_sizes and step.length > 1:
             pieces = cut(memory.positions, step.length, self._ring_sizes)
         elif self.logits_while_scoring != "none" and not all(x.size for x in step.outputs.values()):
@@ -251,6 +258,26 @@ class GraphSession(ABC):
         empty_rows = self.logits_while_scoring == "none"
         for inputs, outputs in in_pieces(step.inputs, step.outputs, pieces, empty_rows=empty_rows):
             self.run(inputs, outputs, memory)
+
+    def _run_graphs(self, step: Step, memory: Memory) -> None:
+        """Runs the largest graph of fixed sizes that fits, and again for the rest of the step."""
+        timed = {x.name for side in self.spec.signature for x in side if "tokens" in x.shape}
+        at = 0
+        for count in self._token_counts:
+            if at + count > step.length:
+                continue
+            inputs, outputs = (
+                {name: np.empty_like(x[:, :count]) if name in timed else x for name, x in arrays.items()}
+                for arrays in (step.inputs, step.outputs)
+            )
+            while at + count <= step.length:
+                piece = slice(at, at + count)
+                for name in timed & inputs.keys():
+                    inputs[name][...] = step.inputs[name][:, piece]
+                self.run(inputs, outputs, memory)
+                for name in timed & outputs.keys():
+                    step.outputs[name][:, piece] = outputs[name]
+                at += count
 
     def _refuse_lengths(self, rows: int) -> None:
         """Raises StreamError if the rows of a step can only advance together."""

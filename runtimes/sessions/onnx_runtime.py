@@ -27,6 +27,7 @@ from runtimes.contract.spec import (
     load_spec,
     open_artefact,
 )
+from runtimes.contract.tensors import POSITIONS
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
@@ -44,6 +45,9 @@ FROM_MEMORY = "add_external_initializers_from_files_in_memory"
 # ONNX Runtime computes with the bytes that it is given for a file; releases before this option copy them.
 WITHOUT_COPY = "session.use_external_initializer_file_buffers_directly"
 FORMAT = "session.load_model_format"
+# ONNX Runtime copies the matrices of each graph into the order in which it multiplies fastest. A single token
+# is as fast without, so of several graphs over one file of weights, that of one token uses its bytes.
+AS_STORED = "session.disable_prepacking"
 # Microseconds that a thread of a step waits awake for work. By default it waits so long that, while other
 # processes compute, a step takes longer with two threads than with one.
 SPIN = "session.intra_op.spin_duration_us"
@@ -78,9 +82,17 @@ class OrtSession(GraphSession):
         self._library = library
         self._ort = import_onnxruntime(spec)
         if contents is None:
-            names = (graph.name, WEIGHTS) if spec.storage == "external" else (graph.name,)
+            weights = (WEIGHTS,) if spec.storage == "external" else ()
+            names = {graph.name, *spec.token_graphs.values(), *weights}
             contents = {name: read_bytes(graph.with_name(name)) for name in names}
         self._session = self._load(graph, contents, threads, library)
+        #: By the number of tokens, if there are several graphs.
+        self._sessions = {
+            count: self._session
+            if name == graph.name
+            else self._load(graph.with_name(name), contents, threads, None, tokens=count)
+            for count, name in spec.token_graphs.items()
+        }
 
     @property
     def computed_by(self) -> str:
@@ -133,7 +145,8 @@ class OrtSession(GraphSession):
         """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else spec.graph_file)
-        refuse_foreign(spec, graph, contents[graph.name])
+        for name in {graph.name, *spec.token_graphs.values()}:
+            refuse_foreign(spec, folder / name, contents[name])
         return cls(
             spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
         )
@@ -146,12 +159,15 @@ class OrtSession(GraphSession):
     def run(self, inputs: Arrays, outputs: Arrays, memory: Memory) -> None:
         binding = memory.binding
         if not isinstance(binding, _Binding) or binding.inputs is not inputs:
-            if not isinstance(binding, _Binding) or not binding.serves(self._session, memory):
-                memory.binding = binding = _Binding(self._session, self._ort, self.spec, memory)
+            session = self._session
+            if self._sessions:
+                session = self._sessions[inputs[POSITIONS].shape[1]]
+            if not isinstance(binding, _Binding) or not binding.serves(session, memory):
+                memory.binding = binding = _Binding(session, self._ort, self.spec, memory)
             binding.bind(inputs, outputs)
         self.begins()
         try:
-            self._session.run_with_iobinding(binding.ios[0])
+            binding.session.run_with_iobinding(binding.ios[0])
         except Exception as error:  # as in `_load`: a graph that loads may still fail when it runs
             raise ArtefactError(
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export "
@@ -165,15 +181,19 @@ class OrtSession(GraphSession):
         contents: Mapping[str, Content],
         threads: int | None,
         library: Path | None,
+        *,
+        tokens: int | None = None,
     ) -> Any:
-        """ONNX Runtime's session over the bytes of a graph and of its weights."""
+        """ONNX Runtime's session over the bytes of a graph and of its weights. tokens: see `load_graph`."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
         options.add_session_config_entry(WITHOUT_COPY, "1")
         if library:
             self._register(options, library)
+        if tokens == 1 and self.spec.precision == "fp32":
+            options.add_session_config_entry(AS_STORED, "1")
         try:
-            session = load_graph(self._ort, self.spec, graph, contents, options, ON_THE_CPU)
+            session = load_graph(self._ort, self.spec, graph, contents, options, ON_THE_CPU, tokens=tokens)
             session.weights = contents.get(WEIGHTS)  # they must live as long as what computes with them
             return session
         except ArtefactError:
@@ -289,12 +309,14 @@ def load_graph(
     contents: Mapping[str, Content],
     options: Any,
     providers: Mapping[str, Any],
+    *,
+    tokens: int | None = None,
 ) -> Any:
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
     The graph was written by this process, or has passed `refuse_foreign`. options, providers: of the session;
-    `options` is changed. Raises ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime
-    raises.
+    `options` is changed. tokens: of a graph of fixed sizes that is not for whole segments. Raises
+    ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime raises.
     """
     options.add_session_config_entry(SPIN, str(MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
@@ -315,7 +337,7 @@ def load_graph(
         with tempfile.TemporaryDirectory() as nothing:
             options.add_session_config_entry(EXTERNAL_FOLDER, nothing)
             session = ort.InferenceSession(bytes(contents[graph.name]), options, **providers)
-    _verify_signature(session, spec, graph)
+    _verify_signature(session, spec, graph, tokens)
     return session
 
 
@@ -349,7 +371,7 @@ def import_onnxruntime(spec: Spec) -> Any:
     return onnxruntime
 
 
-def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
+def _verify_signature(session: Any, spec: Spec, graph: Path, tokens: int | None) -> None:
     """Raises ArtefactError unless the graph has exactly the tensors of the spec, by which buffers are
     sized.
     """
@@ -359,7 +381,9 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
         ("inputs", spec.inputs, session.get_inputs()),
         ("outputs", spec.outputs, session.get_outputs()),
     ):
-        expected = [(tensor.name, tensor.dtype, list(spec.graph_shape(tensor))) for tensor in promised]
+        expected = [
+            (tensor.name, tensor.dtype, list(spec.graph_shape(tensor, tokens))) for tensor in promised
+        ]
         actual = [(node.name, kinds.get(node.type, node.type), node.shape) for node in found]
         for want, have in zip(expected, actual, strict=False):
             if want != have:

@@ -53,7 +53,9 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if facts.get("concern"):
         lines.append(f"warning     {facts['concern']}")
     if rows := facts.get("fixed_rows"):
-        lines.append(f"sizes       fixed: {rows} rows of {facts['rule']['segment']} tokens in every step")
+        *fewer, most = map(str, facts["fixed_tokens"] or [facts["rule"]["segment"]])
+        counts = f"{', '.join(fewer)} or {most}" if fewer else most
+        lines.append(f"sizes       fixed: {rows} rows of {counts} tokens in every run of a graph")
     if count := facts.get("moves_every"):
         lines.append(f"moves       the memory moves when {count} tokens are complete")
     for promise in facts.get("without", ()):

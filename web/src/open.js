@@ -55,6 +55,12 @@ export async function openHere(address, options = {}) {
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
   const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
+  if (spec.fixed_tokens) {
+    throw new XLExportError(
+      `${source.name} has ${spec.fixed_tokens.length} graphs of fixed sizes, and JavaScript runs artefacts ` +
+        "with one graph; export it without --tokens.",
+    );
+  }
   const read = verifiedFiles(source, spec, { counter, signal });
   const needed = [GRAPH, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
   const chosen = await chooseDevice(device, spec);

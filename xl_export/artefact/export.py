@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
@@ -57,6 +58,7 @@ def export(
     text: Path | None = None,
     storage: Storage = "external",
     rows: int | None = None,
+    tokens: Collection[int] | None = None,
     force: bool = False,
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
@@ -78,8 +80,7 @@ def export(
       too.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
       in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
-    - rows: with exporter `trace`, the graph gets no sizes that vary, as engines of phones need: every step
-      has so many rows, and `rule.segment` tokens in each. None lets both vary.
+    - rows, tokens: with exporter `trace`, graphs without sizes that vary, as in `xl_export.trace`.
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
     The graph is compared with PyTorch before the folder appears, and PyTorch's answers become its reference.
@@ -116,26 +117,25 @@ def export(
     if with_node:
         cuda.refuse_unfit(spec, trained.config.model)
     if exporter == "trace":
-        from xl_export.artefact.traced import refuse_precisions  # torch.export is slow to import
+        # torch.export is slow to import.
+        from xl_export.artefact.traced import fixed_tokens, refuse_precisions
 
         refuse_precisions(target, precision, memory_precision)
         # Every head has the whole memory, even if it learned a shorter span.
         facts = dataclasses.replace(spec.model, reaches=())
         spec = dataclasses.replace(
-            spec, model=facts, opset=OPSETS[spec.form], exporter="trace", fixed_rows=rows
+            spec,
+            model=facts,
+            opset=OPSETS[spec.form],
+            exporter="trace",
+            fixed_rows=rows,
+            fixed_tokens=fixed_tokens(spec, rows, tokens),
         ).completed()
-        if rows is not None and spec.model.selective:
-            raise ConfigError(
-                f"--rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose "
-                "sizes vary; leave --rows out."
-            )
-    elif rows is not None:
-        raise ConfigError(
-            f"--rows is {rows}, and only a traced graph has fixed sizes; give --exporter trace."
-        )
+    elif rows is not None or tokens is not None:
+        raise ConfigError("--rows and --tokens are for a traced graph; give --exporter trace.")
     refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
-    tokens = held_out(run, trained.vocab, text) if spec.lossy else None
+    measured_on = held_out(run, trained.vocab, text) if spec.lossy else None
     model = trained.model.eval()
     if exporter == "trace":
         from xl_export.artefact.traced import TracedGraphs
@@ -155,7 +155,7 @@ def export(
             writer,
             original,
             trained.vocab,
-            tokens=tokens,
+            tokens=measured_on,
             force=force,
             sources=sources,
             sampler=read_sampling(run),

@@ -35,7 +35,7 @@ from xl_export.artefact.write import (
     stamp,
     write_artefact,
 )
-from xl_export.graph.ops import OPSETS, TYPES, save_model
+from xl_export.graph.ops import OPSETS, TYPES, save_graph, save_model
 from xl_export.shadow import shadowed
 from xl_export.tracing.graph import traced_graph
 from xl_export.tracing.module import (
@@ -58,6 +58,7 @@ def trace(
     memory: AnyForm | None = None,
     without: Collection[Promise] = (),
     rows: int | None = None,
+    tokens: Collection[int] | None = None,
     target: Target = "onnxruntime",
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
@@ -78,6 +79,9 @@ def trace(
       lists those that it does break, and every runtime refuses to rely on them.
     - rows: the graph gets no sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
       Phones accelerate only such graphs, and some modules can be traced only so. None lets both vary.
+    - tokens: with `rows`, several numbers of tokens, from 1 to `rule.segment`, such as (1, 16): a graph for
+      each, over one file of weights. A step then has any number of tokens up to the segment, and a session
+      computes it by the largest graphs that fit. None is only `rule.segment`.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None measures nothing.
 
@@ -103,7 +107,9 @@ def trace(
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
     try:
         step = ModuleStep(module.eval())
-        exact = module_spec(step, vocab, rule, memory, rows)
+        exact = module_spec(step, vocab, rule, memory)
+        counts = fixed_tokens(dataclasses.replace(exact, target=target), rows, tokens)
+        exact = dataclasses.replace(exact, fixed_rows=rows, fixed_tokens=counts)
         spec = dataclasses.replace(
             exact, target=target, precision=precision, memory_precision=memory_precision
         ).completed()
@@ -124,6 +130,11 @@ def trace(
             raise ConfigError(
                 f"rows is {rows}, and the rows of {step.name} change each other (without has `rows`); give "
                 "rows=1."
+            )
+        if "cuts" in unkept and spec.fixed_tokens:
+            raise ConfigError(
+                f"tokens is {_listed(spec.fixed_tokens)}, so a session cuts steps, and the answers of "
+                f"{step.name} depend on the cuts (without has `cuts`); leave tokens out."
             )
         write_artefact(
             dataclasses.replace(spec, without=unkept),
@@ -167,9 +178,7 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
         raise ConfigError("a traced step has no scales for memory in int8; give memory in fp16.")
 
 
-def module_spec(
-    step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory: AnyForm | None, rows: int | None
-) -> Spec:
+def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory: AnyForm | None) -> Spec:
     """The contract of a module's artefact in fp32 for ONNX Runtime; raises ConfigError if its parts do not
     fit.
     """
@@ -190,13 +199,6 @@ def module_spec(
             f"the vocabulary has {vocab.size} symbols and the module {facts.vocab_size}; one is of another "
             "model."
         )
-    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH):
-        raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
-    if rows is not None and facts.selective:
-        raise ConfigError(
-            f"rows is {rows}, and a vocabulary of {facts.vocab_size} tokens needs a graph whose sizes vary; "
-            "leave rows out."
-        )
     if (S := step.moves_every) is not None and rule.segment > S:
         raise ConfigError(
             f"segment is {rule.segment}, and the memory of {step.name} moves every {S} tokens; give a rule "
@@ -215,11 +217,55 @@ def module_spec(
         source={"module": digest_of(step.module)},
         exporter="trace",
         memory_shapes=shapes,
-        fixed_rows=rows,
         moves_every=step.moves_every,
         inputs=inputs,
         outputs=outputs,
     ).completed()
+
+
+def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:
+    """The numbers of tokens that get a graph of their own; empty if there is one graph.
+
+    Raises ConfigError if a step of the spec cannot have so many rows, or be cut into steps of these numbers
+    of tokens.
+    """
+    if rows is None and tokens is None:
+        return ()
+    if tokens is not None and rows is None:
+        raise ConfigError(
+            "tokens was given without rows, and both fix the sizes of a graph; give rows=1 too."
+        )
+    if not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH:
+        raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
+    if spec.model.selective:
+        raise ConfigError(
+            f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "
+            "vary; leave rows out."
+        )
+    T = spec.rule.segment
+    if tokens is None or set(tokens) == {T}:
+        return ()
+    if not all(isinstance(count, int) and 1 <= count <= T for count in tokens) or not {1, T} <= set(tokens):
+        raise ConfigError(
+            f"tokens is {_listed(tokens)} and segment is {T}; expected 1, {T} and perhaps numbers between "
+            f"them, or only {T}."
+        )
+    counts = tuple(sorted(set(tokens)))
+    if spec.rule.mask != "same-length":
+        raise ConfigError(
+            f"tokens is {_listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
+            "answers depend on the cuts; give the mask same-length, or leave tokens out."
+        )
+    if spec.target == "tensorrt" or spec.storage != "external":
+        other = "target is tensorrt" if spec.target == "tensorrt" else f"storage is {spec.storage}"
+        raise ConfigError(
+            f"tokens is {_listed(counts)} and {other}, which has one graph; leave one of them out."
+        )
+    return counts
+
+
+def _listed(counts: Collection[int]) -> str:
+    return ", ".join(map(str, counts))
 
 
 @dataclass
@@ -228,29 +274,34 @@ class TracedGraphs:
 
     step: ModuleStep
     vocab: Vocab | None
-    traces: dict[tuple[Target, MemoryType], ir.Model] = field(default_factory=dict)
-    """The graphs by target and type of the memory. A trace takes long, and the precision of the weights is
-    applied after it.
+    traces: dict[tuple[Target, MemoryType, int | None], ir.Model] = field(default_factory=dict)
+    """The graphs by target, type of the memory and number of tokens, if there are several. A trace takes
+    long, and the precision of the weights is applied after it.
     """
 
     def write(self, spec: Spec, folder: Path) -> OrtSession:
-        """Traces the step, lowers its graph to the precision of the spec, and writes it."""
+        """Traces the step, lowers its graphs to the precision of the spec, and writes them."""
         # For an engine, the graph is float32 throughout.
         whole = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
         traced = whole if spec.target == "tensorrt" else spec
-        key = spec.target, traced.state_dtype
-        if key not in self.traces:
-            self.traces[key] = traced_graph(self.step, traced)
-        graph = self.traces[key].clone()
-        if spec.target == "tensorrt":
-            if spec.precision != "fp32":
-                from xl_export.tensorrt.half import to_half
+        graphs: list[tuple[int | None, str]] = [*spec.token_graphs.items()] or [(None, GRAPH)]
+        for tokens, name in graphs:
+            key = spec.target, traced.state_dtype, tokens
+            if key not in self.traces:
+                self.traces[key] = traced_graph(self.step, traced, tokens)
+            graph = self.traces[key].clone()
+            if spec.target == "tensorrt":
+                if spec.precision != "fp32":
+                    from xl_export.tensorrt.half import to_half
 
-                types = {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)}
-                graph = to_half(graph, types)
-        elif spec.precision != "fp32":
-            from xl_export.graph.quantise import lowered  # imports `trainer`
+                    graph = to_half(graph, {x.name: TYPES[x.dtype] for x in (*spec.inputs, *spec.outputs)})
+            elif spec.precision != "fp32":
+                from xl_export.graph.quantise import lowered  # imports `trainer`
 
-            graph = lowered(graph, spec.precision)
-        save_model(stamp(graph, spec, self.vocab), folder)
+                graph = lowered(graph, spec.precision)
+            stamp(graph, spec, self.vocab)
+            if name == GRAPH:
+                save_model(graph, folder)
+            else:
+                save_graph(graph, folder / name, weights_of=folder / GRAPH)
         return OrtSession(spec, self.vocab, folder / GRAPH)

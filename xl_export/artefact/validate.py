@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -57,7 +58,7 @@ def validate(exported: GraphSession, original: Session) -> Reference:
         logits = [session.step(tokens, session.start(batch))[0] for session in (exported, original)]
         log_probs = [x - log_sum_exp(x)[..., None] for x in logits]
         _compare(*log_probs, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory")
-    segments = chained_segments(rule, whole=_whole(exported))
+    segments = chained_segments(rule, whole=_whole(exported), counts=exported.spec.fixed_tokens)
     restarts = _restarts(segments, _rows(exported))
     tokens = draw.integers(0, vocab_size, (restarts.shape[1], int(segments.sum()) + 1))
     lengths = segments.tolist()
@@ -97,7 +98,7 @@ def validate_step(exported: GraphSession, original: Session) -> StepReference:
     rule = spec.rule
     for batch, segment in _single_steps(exported):
         _compare_outputs(exported, original, [segment], [0] * batch)
-    segments = chained_segments(rule, whole=_whole(exported))
+    segments = chained_segments(rule, whole=_whole(exported), counts=exported.spec.fixed_tokens)
     restarts = _restarts(segments, _rows(exported))
     rows = restarts.shape[1]
     count = int(segments.sum())
@@ -182,7 +183,8 @@ def _rows(session: GraphSession) -> int:
 
 def _whole(session: GraphSession) -> bool:
     """Whether steps are whole segments: a cut would change answers, or the graph takes no others."""
-    return "cuts" in session.spec.without or session.spec.fixed_rows is not None
+    spec = session.spec
+    return "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
 
 
 def _padding(session: GraphSession) -> bool:
@@ -194,7 +196,7 @@ def _single_steps(session: GraphSession) -> list[tuple[int, int]]:
     """Rows and tokens of single steps from empty memory."""
     T = session.rule.segment
     if session.spec.fixed_rows:
-        return [(session.spec.fixed_rows, T)]
+        return [(session.spec.fixed_rows, count) for count in session.spec.fixed_tokens or (T,)]
     most = ROWS if _rows(session) > 1 else 1
     return [(min(rows, most), count) for rows, count in ((1, 1), (2, min(5, T)), (ROWS, T))]
 
@@ -294,19 +296,19 @@ def _beyond_tolerances(spec: Spec, sides: list[Reference], what: str) -> str | N
     )
 
 
-def chained_segments(rule: MemoryRule, *, whole: bool = False) -> np.ndarray:
+def chained_segments(rule: MemoryRule, *, whole: bool = False, counts: Sequence[int] = ()) -> np.ndarray:
     """Returns segment lengths T, 1, 7, T, T, 3, … (int64) whose sum passes the end of the ring.
 
     `WRAPS` and `ENOUGH` set how far. After the first round, a ring that is longer is filled with whole
     segments until its end is near. No segment ends where the ring ends, so that some are written across its
     end; this is not possible if T is 1 or there is no memory. whole: whether all
-    segments have T tokens.
+    segments have T tokens. counts: of tokens, each of which some segment has.
     """
     T = rule.segment
     S = rule.slots
     if whole:
         return np.full(min(WRAPS * S, max(ENOUGH, S)) // T + 3, T)
-    pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
+    pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T, *counts)]
     wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
     lengths: list[int] = []
     following = itertools.cycle(pattern)

@@ -41,7 +41,7 @@ from xl_export.artefact.validate import (
     validate_step,
 )
 from xl_export.graph import genai
-from xl_export.graph.ops import save_model
+from xl_export.graph.ops import save_graph, save_model
 
 # Writes the graphs of a spec with their weights to a folder, and returns a session over the step graph.
 WriteGraphs = Callable[[Spec, Path], OrtSession]
@@ -214,11 +214,15 @@ def _over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtS
     """
     from xl_export.artefact.stored_weights import put_at_stored_values  # imports `trainer`
 
-    graph = ir.load(folder / GRAPH)
     below = folder / "stored"
-    put_at_stored_values(graph, ir.load(lowered / GRAPH))
     below.mkdir()
-    save_model(graph, below)
+    for name in (exact.spec.token_graphs or {None: GRAPH}).values():
+        graph = ir.load(folder / name)
+        put_at_stored_values(graph, ir.load(lowered / name))
+        if name == GRAPH:
+            save_model(graph, below)
+        else:
+            save_graph(graph, below / name, weights_of=below / GRAPH)
     return OrtSession(exact.spec, exact.vocab, below / GRAPH)
 
 

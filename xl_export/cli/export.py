@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from pathlib import Path
 from typing import Any, get_args
@@ -41,13 +42,22 @@ from xl_export.cli.options import (
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 
 
+def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Numbers that are separated by commas."""
+    if value is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", value):
+        raise click.BadParameter(f"{value!r:.40} is no list of numbers such as 1,16.", ctx, option)
+    return tuple(map(int, value.split(",")))
+
+
 @click.command(
     "export",
     cls=LongCommand,
     sections={
         "Main options": "--out --precision --text --target --force",
         "Memory": "--mem-len --segment --memory --memory-precision --mask --clamp-len --initial-memory",
-        "Form of the graph": "--single-file --ort --exporter --rows --attention-as",
+        "Form of the graph": "--single-file --ort --exporter --rows --tokens --attention-as",
         "Triton Inference Server": "--triton --triton-backend",
     },
 )
@@ -154,6 +164,13 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     help="With --exporter trace: write a graph without sizes that vary, as the engines of phones need. Every "
     "step has so many rows, and exactly --segment tokens in each.",
 )
+@click.option(
+    "--tokens",
+    metavar="LIST",
+    callback=_counts,
+    help="With --rows: write a graph for each of these numbers of tokens, such as 1,16, over one file of "
+    "weights. The largest is --segment. A step may then have any number of tokens up to it.",
+)
 @triton_option
 @triton_backend_option
 @force_option
@@ -171,6 +188,7 @@ def export_command(
     single_file: bool,
     ort: bool,
     rows: int | None,
+    tokens: tuple[int, ...] | None,
     triton: Path | None,
     triton_backend: str,
     force: bool,
@@ -215,6 +233,8 @@ def export_command(
         )
     storage: Storage = "single-file" if single_file else "ort" if ort else "external"
     overrides = {key: value for key, value in changes.items() if value is not None}
+    if tokens:
+        overrides.setdefault("segment", max(tokens))
     if overrides.get("clamp_len") == 0:
         overrides["clamp_len"] = None
     if triton:  # refused before anything is exported
@@ -235,6 +255,7 @@ def export_command(
             text=text,
             storage=storage,
             rows=rows,
+            tokens=tokens,
             force=force,
         )
     report = check(out, device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import warnings
@@ -21,7 +22,6 @@ from runtimes.contract.tensors import AnyForm, TensorSpec
 # The standard operator set of a graph by its form of memory: Attention needs 23 and TensorScatter 24. Graphs
 # for WebGPU use an older one (`xl_export.graph.web.OPSET`).
 OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
-UNNAMED = "constant_"  # and a number that is counted in each graph: two graphs use one name for two arrays
 IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
 TYPES = {
     "int64": ir.DataType.INT64,
@@ -74,7 +74,7 @@ class Ops:
         key = name or (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._tape.initializer(
-                ir.tensor(array, name=name or f"{UNNAMED}{len(self._constants)}")
+                ir.tensor(array, name=name or f"constant_{len(self._constants)}")
             )
         assert self._constants[key].shape == array.shape, (
             f"two constants of shapes other than {array.shape} are called {name}"
@@ -129,15 +129,31 @@ def save_model(model: ir.Model, folder: Path, *, name: str = GRAPH) -> None:
 def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
     """Writes a second graph that shares weights with a graph that `save_model` wrote.
 
-    weights_of: the first graph. Large tensors of equal names are read from its file; what has no name of its
-    own is written again.
+    weights_of: the first graph. Tensors that are equal to one of its large tensors are read from its file.
     """
-    stored = ir.load(weights_of).graph.initializers
+    stored = {
+        _content(tensor): tensor
+        for value in ir.load(weights_of).graph.initializers.values()
+        if isinstance(tensor := value.const_value, ir.ExternalTensor)
+    }
     for name, value in model.graph.initializers.items():
-        shared = name in stored and not name.startswith(UNNAMED)
-        if shared and isinstance(stored[name].const_value, ir.ExternalTensor):
-            value.const_value = stored[name].const_value
+        assert value.const_value is not None
+        if (same := stored.get(_content(value.const_value))) is not None:
+            value.const_value = ir.ExternalTensor(
+                same.location,
+                same.offset,
+                same.length,
+                same.dtype,
+                shape=same.shape,
+                name=name,
+                base_dir=same.base_dir,
+            )
     ir.save(model, path)
+
+
+def _content(tensor: ir.TensorProtocol) -> tuple[ir.DataType, tuple[int, ...], bytes]:
+    """What is the same of tensors with the same values."""
+    return tensor.dtype, tuple(tensor.shape.numpy()), hashlib.sha256(tensor.tobytes()).digest()
 
 
 def remove_unused_nodes(model: ir.Model) -> None:

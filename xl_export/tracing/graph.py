@@ -35,8 +35,10 @@ NOT_FOR_ENGINES = {
 }
 
 
-def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
+def traced_graph(step: ModuleStep, spec: Spec, tokens: int | None = None) -> ir.Model:
     """The ONNX model of one step of a module, in float32 but for the memory tensors.
+
+    tokens: of a step of fixed sizes; None for a whole segment.
 
     Raises MissingPackageError without onnxscript, and ArtefactError where the step cannot be traced or where
     its operators do not fit the target.
@@ -46,10 +48,10 @@ def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
     shown = tqdm(bar_format="{desc} ({elapsed})", leave=False, disable=None)
     with shown, torch.no_grad(), quiet():  # where it fails, PyTorch prints the whole step
         shown.set_description_str(f"tracing {step.name}")
-        program = _exported(GraphStep(step, spec), spec)
+        program = _exported(GraphStep(step, spec), spec, tokens)
         model = _as_onnx(program, spec)
     _forget_this_machine(model)
-    _name(model, spec)
+    _name(model, spec, tokens)
     _read_sizes_of_tokens(model.graph, memory=len(spec.state))
     _transpose_constants(model.graph)
     remove_unused_nodes(model)
@@ -57,12 +59,12 @@ def traced_graph(step: ModuleStep, spec: Spec) -> ir.Model:
     return model
 
 
-def _exported(step: GraphStep, spec: Spec) -> torch.export.ExportedProgram:
+def _exported(step: GraphStep, spec: Spec, tokens: int | None) -> torch.export.ExportedProgram:
     batch, segment, rows = EXAMPLE
     longest = longest_traced(spec.rule)
     axes = {"batch": batch, "tokens": min(segment, longest), "rows": rows}
     if spec.fixed_rows is not None:
-        axes = {"batch": spec.fixed_rows, "tokens": spec.rule.segment}
+        axes = {"batch": spec.fixed_rows, "tokens": tokens or spec.rule.segment}
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
     examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
@@ -108,7 +110,7 @@ def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
         ) from error
 
 
-def _name(model: ir.Model, spec: Spec) -> None:
+def _name(model: ir.Model, spec: Spec, tokens: int | None) -> None:
     """Gives inputs and outputs the names, types and shapes of the contract."""
     graph = model.graph
     if len(graph.inputs) != len(spec.inputs) or len(graph.outputs) != len(spec.outputs):
@@ -124,14 +126,14 @@ def _name(model: ir.Model, spec: Spec) -> None:
         taken.add(value.name)
     for value, fact in zip(graph.inputs, spec.inputs, strict=True):
         value.name = fact.name
-        value.shape = ir.Shape(spec.graph_shape(fact))
+        value.shape = ir.Shape(spec.graph_shape(fact, tokens))
     for number, (value, fact) in enumerate(zip(list(graph.outputs), spec.outputs, strict=True)):
         if value.dtype not in (None, TYPES[fact.dtype]):
             raise ArtefactError(
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
                 "module."
             )
-        expected = spec.graph_shape(fact)
+        expected = spec.graph_shape(fact, tokens)
         if spec.rule.segment == 1 and "tokens" in expected:
             _refuse_other_shape(value, fact.name, [1 if size == "tokens" else size for size in expected])
             value = _with_tokens(graph, number)

@@ -421,6 +421,7 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "padded": (Padded, {"vocab": VOCAB}),  # ids with the logit -inf
     "policy": (Policy, {"without": {"padding"}}),
     "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
+    "policy of 2 graphs": (Policy, {"without": {"padding"}, "rows": 1, "tokens": (1, T)}),
     "signs": (_overflowing, {}),  # large inputs overflow
     # It keeps every promise, although its author declines some; its outputs stay finite when its memory
     # overflows.

@@ -14,12 +14,13 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from runtimes import check, evaluate, generate, open_session, score_texts
+from runtimes import check, evaluate, generate, load_memory, open_session, save_memory, score_texts
 from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
+from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu.trial import refuse_wrong_answers
 from tests import host_gpu
 from tests.sealing import sealed
@@ -313,6 +314,65 @@ def test_a_graph_may_have_fixed_sizes(module_artefact: Callable[[str], Path], tm
             session.step(observed(rows, count), session.start(rows))
 
 
+def test_a_step_runs_the_largest_graphs_that_fit(
+    module_artefact: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artefact = module_artefact("policy of 2 graphs")
+    assert load_spec(artefact).token_graphs == {T: GRAPH, 1: "step.1.onnx"}
+    assert check(artefact).passed
+    session = OrtSession.open(artefact)
+    counts: list[int] = []
+    session.before_run = lambda: counts.append(T if memory.binding.session is session._session else 1)
+    inputs = observed(1, 5 * T)
+    right = by_hand(modules.Policy(), inputs, [T] * 5)
+    memory = session.start(1)
+    before = {name: x[:, : 2 * T + 3] for name, x in right.items()}
+    assert same(run(session, part(inputs, 0, 2 * T + 3), memory, [T, 1, 1, 3, T - 2]), before)
+    assert counts == [T, 1, 1, 1, 1, 1, 1, 1]
+    fork = memory.copy()
+    save_memory(memory, tmp_path / "stream")
+    after = {name: x[:, 2 * T + 3 : 4 * T + 3] for name, x in right.items()}
+    for each in (memory, fork, load_memory(tmp_path / "stream", session)):
+        assert same(run(session, part(inputs, 2 * T + 3, 4 * T + 3), each, [T, 3, 1]), after)
+    memory.positions[0] = 0
+    assert same(run(session, inputs, memory, [T] * 5), right)
+    with pytest.raises(UserError, match=f"the step has 2 rows of 1 tokens, .* 1 rows of 1 to {T}"):
+        session.step(observed(2, 1), session.start(2))
+    host_gpu.install(monkeypatch)
+    with pytest.raises(UserError, match="has 2 graphs of fixed sizes, and cuda runs one graph"):
+        host_gpu.opened(artefact)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": (1, T)}, "tokens was given without rows"),
+        ({"rows": 1, "tokens": (2, T)}, f"tokens is 2, {T} and segment is {T}; expected 1, {T}"),
+        ({"rows": 1, "tokens": (1, T), "mask": "full"}, "under the mask full the answers depend on the cuts"),
+        ({"rows": 1, "tokens": (1, T), "target": "tensorrt"}, "target is tensorrt, which has one graph"),
+        ({"rows": 0}, "rows is 0; expected 1 to"),
+    ],
+)
+def test_numbers_of_tokens_that_no_step_could_have_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    rule = MemoryRule(mem_len=M, segment=T, mask=options.pop("mask", "same-length"))
+    with pytest.raises(UserError, match=message):
+        trace(modules.Base(), tmp_path / "a", vocab=modules.VOCAB, rule=rule, **options)
+
+
+def test_steps_are_not_cut_if_answers_depend_on_the_cuts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the answers of WholeSegments depend on the cuts"):
+        trace(
+            modules.WholeSegments(),
+            tmp_path / "a",
+            rule=RULE,
+            without={"padding", "cuts"},
+            rows=1,
+            tokens=(1, T),
+        )
+
+
 def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path) -> None:
     document = json.loads((policy / "spec.json").read_text())
     changes: list[tuple[str, Any]] = [
@@ -322,6 +382,7 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ("outputs", [document["outputs"][0] | {"shape": ["batch", "tokens", 0]}, *document["outputs"][1:]]),
         ("without", ["nothing"]),
         ("exporter", "graph"),
+        ("fixed_tokens", [1, T]),
     ]
     for key, value in changes:
         (tmp_path / SPEC).write_bytes(sealed(document | {key: value}))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnxruntime.tools.mobile_helpers.usability_checker import check_coreml_partitions
 
-from runtimes import check, open_session
+from runtimes import Sampler, check, generate, open_session
 from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
@@ -175,6 +175,37 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
     refused(
         xl("export", run, "--out", tmp_path / "b", *trace, "--target", "tensorrt", "--attention-as", "node"),
         "--attention-as is for a graph that is written",
+    )
+
+
+def test_a_text_is_fed_by_two_graphs_over_one_file_of_weights(
+    make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run, artefact = make_run(layers=1), tmp_path / "artefact"
+    result = xl("export", run, "--out", artefact, "--exporter", "trace", "--rows", "1", "--tokens", "1,4")
+    assert "is ready: ring memory, memory 16, segment 4" in result.stdout
+    stored = [
+        {
+            x.name: x.external_data
+            for x in onnx.load(artefact / name, load_external_data=False).graph.initializer
+        }
+        for name in (GRAPH, "step.1.onnx")
+    ]
+    outside = {name: data for name, data in stored[0].items() if data}
+    assert outside
+    assert {name: stored[1][name] for name in outside} == outside
+    fed, text = tokens[None, :90], "The memory"
+    sides = [open_session(each).with_rule(load_spec(artefact).rule) for each in (run, artefact)]
+    one, other = (feed(session, fed, [4, 3, 1, 4, 4, 2] * 5)[0] for session in sides)
+    assert np.abs(one - other).max() < 1e-4
+    written = [
+        "".join(piece.text for piece in generate(each, [text], max_tokens=20, sampler=Sampler(temperature=0)))
+        for each in sides
+    ]
+    assert written[0] == written[1]
+    refused(
+        xl("export", run, "--out", tmp_path / "b", "--tokens", "1,4", "--rows", "1"),
+        "--rows and --tokens are for a traced graph",
     )
 
 

@@ -329,6 +329,6 @@ def _stream(tenant: str, model: Model, sequence: int | str) -> str:
 
 def _tensor(spec: Spec, tensor: TensorSpec) -> TensorMetadata:
     T = spec.rule.segment
-    tokens = -1 if spec.fixed_rows is None and T > 1 else T
+    tokens = -1 if T > 1 and (spec.fixed_rows is None or spec.fixed_tokens) else T
     shape = list(tensor.sizes(batch=1, tokens=tokens))
     return {"name": tensor.name, "datatype": NAMES[np.dtype(tensor.dtype)], "shape": shape}
