@@ -46,6 +46,7 @@ struct Loaded {
   bool fused = false;
   Bytes weights;  // a session on the CPU reads them in place, so they are destroyed after it
   ort::Owned<OrtSession> session;
+  std::map<std::int64_t, ort::Owned<OrtSession>> shorter;  // the other graphs of fixed sizes, by their tokens
   std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
 };
 
@@ -126,24 +127,27 @@ inline void add_signatures(Loaded& loaded) {
     loaded.inputs.push_back({state.name, type, sizes});
     loaded.outputs.push_back({state.present, type, sizes});
   }
-  if (!spec.fixed_rows) return;
-  for (auto* side : {&loaded.inputs, &loaded.outputs})
-    for (auto& signature : *side) {
-      signature.sizes[0] = spec.fixed_rows;
-      if (signature.sizes.size() > 1 && signature.sizes[1] < 0) signature.sizes[1] = spec.segment;
-    }
+}
+
+// A tensor of a graph of fixed sizes; any other graph has it as it is.
+inline ort::Signature fixed(ort::Signature signature, const Spec& spec, std::int64_t tokens) {
+  if (!spec.fixed_rows) return signature;
+  signature.sizes[0] = spec.fixed_rows;
+  if (signature.sizes.size() > 1 && signature.sizes[1] < 0) signature.sizes[1] = tokens;
+  return signature;
 }
 
 // Throws unless the graph has exactly the tensors of the spec, by which buffers are sized.
-inline void verify_signatures(const Loaded& loaded, const std::filesystem::path& graph) {
+inline void verify_signatures(const Loaded& loaded, const OrtSession* session, std::int64_t tokens,
+                              const std::filesystem::path& graph) {
   for (const bool input : {true, false}) {
     const auto& promised = input ? loaded.inputs : loaded.outputs;
     std::size_t count = 0;
-    ort::check(input ? ort::api().SessionGetInputCount(loaded.session.get(), &count)
-                     : ort::api().SessionGetOutputCount(loaded.session.get(), &count));
+    ort::check(input ? ort::api().SessionGetInputCount(session, &count)
+                     : ort::api().SessionGetOutputCount(session, &count));
     bool same = count == promised.size();
     for (std::size_t index = 0; same && index < count; ++index)
-      same = ort::signature(loaded.session.get(), index, input) == promised[index];
+      same = ort::signature(session, index, input) == fixed(promised[index], loaded.spec, tokens);
     if (!same)
       throw Error(Fault::artefact, graph.string() + " has other " + (input ? "inputs" : "outputs") +
                                        " than spec.json promises; export the artefact again.");
@@ -180,7 +184,8 @@ inline void add_provider(OrtSessionOptions* settings, const Options& options) {
 }
 
 inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
-                                           const std::filesystem::path& folder, bool ort_format) {
+                                           const std::filesystem::path& folder, bool ort_format,
+                                           bool single = false) {
   const OrtEnv* environment = ort::environment();
   const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
   ort::check(ort::api().SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
@@ -207,6 +212,8 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
   // Otherwise ONNX Runtime would tell the format from the first bytes.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.load_model_format",
                                               ort_format ? "ORT" : "ONNX"));
+  // A single token is as fast without copies of the matrices in another order.
+  if (single) ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.disable_prepacking", "1"));
   if (weights) {
     const char* name = "weights.bin";
     // The interface takes pointers that are not const, but ONNX Runtime does not write through them. With
@@ -243,11 +250,12 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
   if (options.threads < 0 || options.threads > 4096)
     throw Error(Fault::option, "threads is " + std::to_string(options.threads) + "; expected 0 to 4096.");
   const std::string graph_name = loaded.fused ? "fused.onnx" : spec.graph_file();
+  std::set<std::string> kept = {graph_name, "weights.bin", "vocab.json", "tokenizer.json"};
+  for (const std::int64_t tokens : spec.fixed_tokens) kept.insert(spec.graph_of(tokens));
   std::map<std::string, Bytes> contents;
   for (const auto& [name, facts] : spec.files) {
     Bytes content = read_verified(folder / name, facts);
-    if (name == graph_name || name == "weights.bin" || name == "vocab.json" || name == "tokenizer.json")
-      contents[name] = std::move(content);
+    if (kept.count(name)) contents[name] = std::move(content);
   }
   if (spec.language_model())
     loaded.vocabulary = load_vocabulary(folder, contents, static_cast<std::size_t>(spec.vocabulary));
@@ -266,8 +274,17 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
   try {
     loaded.session =
         make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, ort_format);
+    verify_signatures(loaded, loaded.session.get(), spec.segment, graph);
+    for (const std::int64_t tokens : spec.fixed_tokens) {
+      if (tokens == spec.segment) continue;
+      const std::string name = spec.graph_of(tokens);
+      OnnxFile::verify(as_text(contents[name]), (folder / name).string(), "weights.bin");
+      auto& session = loaded.shorter[tokens];
+      session = make_session(contents[name], &loaded.weights, options, folder, false,
+                             tokens == 1 && spec.precision == "fp32");
+      verify_signatures(loaded, session.get(), tokens, folder / name);
+    }
     if (options.provider != Provider::cpu) loaded.weights = Bytes();
-    verify_signatures(loaded, graph);
   } catch (const ort::Failure& failure) {
     throw Error(Fault::artefact, graph.string() + " could not be loaded by ONNX Runtime " + ort::version() +
                                      " (" + failure.what() + "); export the artefact again.");

@@ -183,10 +183,12 @@ class Session {
                                      " tokens; this artefact takes 1 to " + std::to_string(spec().segment) +
                                      ": feed them in several pieces, or export it with a larger segment.");
     const auto segment = static_cast<std::size_t>(spec().segment);
-    if (spec().fixed_rows && (memory.batch() != spec().fixed_rows || length != segment))
+    const bool any_count = !spec().fixed_tokens.empty();
+    if (spec().fixed_rows && (memory.batch() != spec().fixed_rows || (!any_count && length != segment)))
       throw Error(Fault::stream, "the step has " + std::to_string(batch) + " rows of " + std::to_string(length) +
                                      " tokens, and this artefact was traced for exactly " +
                                      std::to_string(spec().fixed_rows) + " rows of " +
+                                     (any_count ? "1 to " : "") +
                                      std::to_string(segment) + "; feed that.");
     const std::string broken = "this artefact does not keep the promise `";
     if (spec().without.count("rows") && batch > 1)
@@ -251,6 +253,7 @@ class Session {
     }
     refuse_unfit(length, memory);
     const std::int64_t B = memory.batch(), T = static_cast<std::int64_t>(length);
+    if (spec().tokens_at_once(T) < T) return stepped_in_pieces(inputs, length, memory);
     const auto value_of = [&](const Named& named, Array& array) {
       std::vector<std::int64_t> shape = {B};
       if (named.timed) shape.push_back(T);
@@ -279,6 +282,58 @@ class Session {
     return outputs;
   }
 
+  // The same for a step that no graph of fixed sizes can compute at once.
+  Arrays stepped_in_pieces(const Arrays& inputs, std::size_t length, Memory& memory) const {
+    const auto batch = static_cast<std::size_t>(memory.batch());
+    Arrays outputs;
+    for (std::size_t at = 0, count; at < length; at += count) {
+      count = static_cast<std::size_t>(spec().tokens_at_once(static_cast<std::int64_t>(length - at)));
+      Arrays part = inputs;
+      for (const Named& named : spec().inputs) {
+        if (!named.timed) continue;
+        const std::size_t size = named.value_size();
+        const Array& whole = inputs.at(named.name);
+        part[named.name].floats = tokens_of(whole.floats, batch, length, size, at, count);
+        part[named.name].integers = tokens_of(whole.integers, batch, length, size, at, count);
+      }
+      Arrays found = stepped(std::move(part), memory);
+      for (const Named& named : spec().outputs) {
+        const std::size_t size = named.value_size();
+        Array& to = outputs[named.name];
+        if (named.timed) {
+          put_tokens(found[named.name].floats, batch, length, size, at, count, to.floats);
+          put_tokens(found[named.name].integers, batch, length, size, at, count, to.integers);
+        } else {
+          to = std::move(found[named.name]);
+        }
+      }
+    }
+    return outputs;
+  }
+
+  // The `count` tokens from `at` on of each row of an array [B, T, …]; an empty array stays empty.
+  template <class Number>
+  static std::vector<Number> tokens_of(const std::vector<Number>& all, std::size_t batch, std::size_t length,
+                                       std::size_t size, std::size_t at, std::size_t count) {
+    std::vector<Number> part;
+    for (std::size_t row = 0; row < batch && !all.empty(); ++row) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>((row * length + at) * size);
+      part.insert(part.end(), first, first + static_cast<std::ptrdiff_t>(count * size));
+    }
+    return part;
+  }
+
+  // The inverse: puts a part into an array [B, T, …].
+  template <class Number>
+  static void put_tokens(const std::vector<Number>& part, std::size_t batch, std::size_t length,
+                         std::size_t size, std::size_t at, std::size_t count, std::vector<Number>& all) {
+    if (part.empty()) return;
+    all.resize(batch * length * size);
+    for (std::size_t row = 0; row < batch; ++row)
+      std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(row * count * size), count * size,
+                  all.begin() + static_cast<std::ptrdiff_t>((row * length + at) * size));
+  }
+
   // The stream positions of T tokens of each row.
   static std::vector<std::int64_t> places_of(const Memory& memory, std::size_t length) {
     std::vector<std::int64_t> places;
@@ -297,8 +352,10 @@ class Session {
     for (const auto& state : memory.now_) fed.push_back(state.value.get());
     for (const auto& value : outputs) returned.push_back(value.get());
     for (const auto& state : memory.present()) returned.push_back(state.value.get());
+    const auto shorter = parts_.shorter.find(T);
+    OrtSession* session = (shorter == parts_.shorter.end() ? parts_.session : shorter->second).get();
     try {
-      detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(),
+      detail::ort::check(detail::ort::api().Run(session, nullptr, input_names_.data(),
                                                 fed.data(), fed.size(), output_names_.data(),
                                                 returned.size(), returned.data()));
     } catch (const detail::ort::Failure& failure) {
@@ -320,6 +377,8 @@ class Session {
   Answers advanced(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
                    Wanted wanted) const {
     const std::size_t length = checked(tokens, memory), batch = tokens.size() / length;
+    if (spec().tokens_at_once(static_cast<std::int64_t>(length)) < static_cast<std::int64_t>(length))
+      return advanced_in_pieces(tokens, length, memory, wanted);
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places = places_of(memory, length), rows;
     for (std::size_t at = 0; at < ids.size(); ++at)
       if (wanted == Wanted::all || (wanted == Wanted::last && (at + 1) % length == 0))
@@ -348,6 +407,22 @@ class Session {
     }
     run(fed, returned, memory, T);
     memory.unsure_ = memory.unsure_ || !ends_finite(answers, asked, wanted, length);
+    return answers;
+  }
+
+  // The same for a step that no graph of fixed sizes can compute at once. Such graphs compute all logits.
+  Answers advanced_in_pieces(View<std::int64_t> tokens, std::size_t length, Memory& memory,
+                             Wanted wanted) const {
+    const auto batch = static_cast<std::size_t>(memory.batch());
+    const auto size = static_cast<std::size_t>(spec().vocabulary);
+    const std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
+    Answers answers;
+    for (std::size_t at = 0, count; at < length; at += count) {
+      count = static_cast<std::size_t>(spec().tokens_at_once(static_cast<std::int64_t>(length - at)));
+      const auto part = tokens_of(ids, batch, length, 1, at, count);
+      const Answers found = advanced({part.data(), part.size()}, {}, memory, wanted);
+      put_tokens(found.logits, batch, length, size, at, count, answers.logits);
+    }
     return answers;
   }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -62,7 +63,8 @@ struct Spec {
   std::vector<State> state;
   std::vector<Named> inputs, outputs;  // of a step that is no language model, without the positions
   std::set<std::string> without;       // the promises that the artefact does not keep
-  std::int64_t fixed_rows = 0;         // of every step, which then has `segment` tokens; 0 for any
+  std::int64_t fixed_rows = 0;         // of every step, if the graph has fixed sizes; 0 for any
+  std::set<std::int64_t> fixed_tokens;  // then, of several graphs: the tokens of each; empty for `segment`
   std::map<std::string, detail::FileFacts> files;
 
   bool has(const std::string& file) const { return files.count(file) != 0; }
@@ -71,6 +73,16 @@ struct Spec {
 
   // The file with the graph of standard operators.
   const char* graph_file() const { return storage == "ort" ? "step.ort" : "step.onnx"; }
+
+  // The file of the graph of fixed sizes with so many tokens.
+  std::string graph_of(std::int64_t tokens) const {
+    return tokens == segment ? graph_file() : "step." + std::to_string(tokens) + ".onnx";
+  }
+
+  // The tokens that one run of a graph computes of a step: the largest of several graphs that fits.
+  std::int64_t tokens_at_once(std::int64_t length) const {
+    return fixed_tokens.empty() ? length : *std::prev(fixed_tokens.upper_bound(length));
+  }
 
   // Whether a memory tensor holds the scales of the tensor of bytes before it.
   bool is_scale(std::size_t index) const {
@@ -209,6 +221,12 @@ inline Spec parse_fields(const json::Value& document) {
     for (const json::Value& promise : without->list())
       spec.without.insert(one_of("without", promise.string(), {"padding", "unequal", "cuts", "rows"}));
   if (const json::Value* rows = document.find("fixed_rows")) spec.fixed_rows = rows->integer(1, 65536);
+  if (const json::Value* tokens = document.find("fixed_tokens")) {
+    for (const json::Value& count : tokens->list())
+      spec.fixed_tokens.insert(count.integer(1, spec.segment));
+    if (!spec.fixed_rows || !spec.fixed_tokens.count(1))
+      throw json::Value::wrong("its graphs have no fixed sizes, or none has one token");
+  }
   const json::Value& files = document.at("files");
   if (!files.is(json::Kind::object)) throw json::Value::wrong("its files are no object");
   for (std::size_t index = 0; index < files.keys.size(); ++index) {
@@ -221,6 +239,7 @@ inline Spec parse_fields(const json::Value& document) {
   std::set<std::string> needed = {spec.graph_file(), "reference.json", "reference.bin"};
   if (spec.language_model()) needed.insert("vocab.json");
   if (spec.storage == "external") needed.insert("weights.bin");
+  for (const std::int64_t tokens : spec.fixed_tokens) needed.insert(spec.graph_of(tokens));
   for (const std::string& name : needed)
     if (!spec.has(name)) throw json::Value::wrong("it does not list " + name);
   return spec;
