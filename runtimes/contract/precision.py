@@ -99,6 +99,51 @@ class Measured:
         return self.bits_per_token - self.fp32_bits_per_token
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputLoss:
+    """How far an output of a step is from the same step in fp32."""
+
+    largest: float = 0.0
+    """The largest difference, as a share of the root mean square of the output."""
+    rms: float = 0.0
+    """The root mean square of the differences, as a share of the same."""
+    changed: float | None = None
+    """Of an output of ids, instead: the share of them that are others."""
+
+    def __str__(self) -> str:
+        if self.changed is not None:
+            return f"{self.changed:.1%} other ids"
+        return f"{100 * self.rms:.2g}% RMS, {100 * self.largest:.2g}% at most"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """Figures of a preset for a step that is no language model, and of the step in fp32 on the same machine.
+
+    Its inputs are those of the artefact's reference, which are random.
+    """
+
+    tokens: int
+    outputs: dict[str, OutputLoss]
+    num_bytes: int
+    """The size of graphs and weights."""
+    fp32_num_bytes: int
+    seconds_per_step: float
+    """The median of steps that are as short as the shortest of the reference."""
+    fp32_seconds_per_step: float
+
+    def sentence(self, precision: Precision, memory: MemoryPrecision, *, stream: tuple[int, int]) -> str:
+        """What the preset costs and gains. stream: as in `sentence`."""
+        losses = "; ".join(f"{name} {loss}" for name, loss in self.outputs.items())
+        streams = "" if memory == "fp32" else f"{per_stream(*stream)}; "
+        return (
+            f"{named(precision, memory)}, relative differences from fp32: {losses}; "
+            f"{self.num_bytes / 1e6:,.2f} MB for {self.fp32_num_bytes / 1e6:,.2f}; {streams}"
+            f"{1e3 * self.seconds_per_step:.2f} ms a step for {1e3 * self.fp32_seconds_per_step:.2f}; "
+            f"{self.tokens:,} tokens of random inputs"
+        )
+
+
 def unmeasured(precision: Precision) -> str:
     """What is not known of a quantised artefact that was exported without a text, as a part of a sentence."""
     return (

@@ -36,6 +36,7 @@ from runtimes.contract.precision import (
     PRESETS,
     QUANTISED,
     Measured,
+    MeasuredStep,
     MemoryPrecision,
     MemoryType,
     Precision,
@@ -109,6 +110,8 @@ class Spec:
     mean_tolerance: float = 0.0
     # What the precisions cost; None for fp32, and where no text was given to measure on.
     measured: Measured | None = None
+    # The same for a step that is no language model.
+    measured_step: MeasuredStep | None = None
     # One sentence on why the model may be of no use, as a run that was never validated.
     concern: str | None = None
     opset: int
@@ -196,6 +199,13 @@ class Spec:
         return self.circular and promised and self.fixed_rows is None
 
     @property
+    def compared_outputs(self) -> tuple[str, ...]:
+        """The outputs of a step that is no language model by which its answers are compared: in a lower
+        precision not those of ids, because a rounding may change an id to any other.
+        """
+        return tuple(x.name for x in self.signature[1] if x.dtype != "int64" or not self.lossy)
+
+    @property
     def lossy(self) -> bool:
         """Whether weights or memory are stored in fewer bits than they were trained in."""
         return (self.precision, self.memory_precision) != ("fp32", "fp32")
@@ -224,7 +234,7 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every"):
+        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "measured_step"):
             if not document[name]:
                 del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}

@@ -116,7 +116,7 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         apart = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
     else:
         apart, tokens = _differences_of_step(session, folder, spec)
-        outputs = tuple(tensor.name for tensor in spec.signature[1])
+        outputs = spec.compared_outputs
     seconds = time.perf_counter() - began
     # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
     worst = float(apart.max())
@@ -138,7 +138,7 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         against=_against(spec),
         computed_by=session.computed_by,
         kernel=session.kernel,
-        note=unmeasured(spec.precision) if quantised and spec.measured is None else None,
+        note=unmeasured(spec.precision) if quantised and not (spec.measured or spec.measured_step) else None,
         paths=len(session.paths.possible) - len(missing) if session.paths else 1,
         missing=missing,
     )
@@ -148,7 +148,11 @@ def _differences_of_step(session: Session, folder: Path, spec: Spec) -> tuple[np
     """How far each output is from the reference, and the number of tokens that were fed."""
     reference = load_step_reference(folder, spec)
     answers = replay_step(session, reference.inputs, reference.segments.tolist(), reference.restarts)
-    apart = [output_differences(mine, reference.outputs[name]).ravel() for name, mine in answers.items()]
+    apart = [
+        output_differences(mine, reference.outputs[name]).ravel()
+        for name, mine in answers.items()
+        if name in spec.compared_outputs
+    ]
     return np.concatenate(apart), int(reference.segments.sum()) * reference.restarts.shape[1]
 
 

@@ -6,10 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from runtimes.base.records import from_json
 from runtimes.contract.engine import NAMES
 from runtimes.contract.precision import (
     QUANTISED,
     Measured,
+    MeasuredStep,
     memory_precision_of,
     per_stream,
     sentence,
@@ -218,6 +220,9 @@ def _memory_lines(facts: dict[str, Any]) -> list[str]:
     if facts["measured"]:
         measured = Measured(**facts["measured"])
         lines.append(f"            {sentence(facts['precision'], memory, measured, stream=stream)}")
+    elif facts["measured_step"]:
+        step = from_json(MeasuredStep, facts["measured_step"], where="measured_step")
+        lines.append(f"            {step.sentence(facts['precision'], memory, stream=stream)}")
     elif facts["precision"] in QUANTISED:
         lines.append(f"            {unmeasured(facts['precision'])}")
     return lines

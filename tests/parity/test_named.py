@@ -74,6 +74,13 @@ def test_graphs_of_fixed_sizes_are_chosen_by_the_length_of_a_step(
     follow(cpp, module_artefact("policy of 2 graphs"), tmp_path, rows=1)
 
 
+def test_a_named_step_in_int8_passes_its_check(
+    program: Program, module_artefact: Callable[[str], Path]
+) -> None:
+    program.ask("open", model=str(module_artefact("wide in int8")))
+    assert program.ask("check")["passed"]
+
+
 def test_javascript_refuses_several_graphs_of_fixed_sizes(
     javascript: Program, module_artefact: Callable[[str], Path]
 ) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from runtimes.base.errors import TextError
 from runtimes.base.logits import log_sum_exp
-from runtimes.contract.precision import Measured
-from runtimes.contract.spec import GRAPH, WEIGHTS
+from runtimes.contract.precision import Measured, MeasuredStep, OutputLoss
+from runtimes.contract.reference import StepReference, replay_step
+from runtimes.contract.spec import GRAPH, WEIGHTS, Spec
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -69,7 +70,7 @@ def measure(
             "without it."
         )
     seconds = _seconds_per_token(streams)
-    sizes = [sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)) for folder in folders]
+    sizes = _sizes(lowered.spec, folders)
     bits = nats / most / math.log(2)
     return Measured(
         tokens=most,
@@ -82,6 +83,59 @@ def measure(
         seconds_per_token=seconds[0],
         fp32_seconds_per_token=seconds[1],
     )
+
+
+def measure_step(
+    lowered: OrtSession, exact: OrtSession, reference: StepReference, *, folders: tuple[Path, Path]
+) -> MeasuredStep:
+    """What the session `lowered` loses against `exact` on the inputs of a reference, as `measure` does for a
+    language model.
+    """
+    low, full = (
+        replay_step(session, reference.inputs, reference.segments.tolist(), reference.restarts)
+        for session in (lowered, exact)
+    )
+    seconds = np.zeros((2, TIMED))
+    length = int(reference.segments.min())
+    feed = {
+        x.name: reference.inputs[x.name][:, np.arange(length) % reference.inputs[x.name].shape[1]]
+        if "tokens" in x.shape
+        else reference.inputs[x.name]
+        for x in exact.spec.signature[0][:-1]
+    }
+    memories = [session.start(len(reference.restarts[0])) for session in (lowered, exact)]
+    for turn in range(TIMED):
+        for side, (session, memory) in enumerate(zip((lowered, exact), memories, strict=True)):
+            memory.positions[:] = 0
+            began = time.perf_counter()
+            session.step(feed, memory)
+            seconds[side, turn] = time.perf_counter() - began
+    sizes = _sizes(lowered.spec, folders)
+    taken = np.median(seconds, axis=1)
+    return MeasuredStep(
+        tokens=int(reference.segments.sum()) * reference.restarts.shape[1],
+        outputs={name: _loss(mine, full[name]) for name, mine in low.items()},
+        num_bytes=sizes[0],
+        fp32_num_bytes=sizes[1],
+        seconds_per_step=float(taken[0]),
+        fp32_seconds_per_step=float(taken[1]),
+    )
+
+
+def _loss(mine: np.ndarray, exact: np.ndarray) -> OutputLoss:
+    if exact.dtype.kind == "i":
+        return OutputLoss(changed=float((mine != exact).mean()))
+    apart = mine.astype(np.float64) - exact
+    scale = max(float(np.sqrt(np.square(exact, dtype=np.float64).mean())), np.finfo(np.float32).tiny)
+    return OutputLoss(
+        largest=float(np.abs(apart).max()) / scale, rms=float(np.sqrt(np.square(apart).mean())) / scale
+    )
+
+
+def _sizes(spec: Spec, folders: tuple[Path, Path]) -> list[int]:
+    """The bytes of graphs and weights in each folder."""
+    names = {GRAPH, *spec.token_graphs.values(), WEIGHTS}
+    return [sum((folder / name).stat().st_size for name in names) for folder in folders]
 
 
 def _log_probs(logits: np.ndarray) -> np.ndarray:

@@ -113,11 +113,8 @@ def trace(
         spec = dataclasses.replace(
             exact, target=target, precision=precision, memory_precision=memory_precision
         ).completed()
-        if not step.language_model and spec != exact:
-            raise ConfigError(
-                f"{step.name} is no language model, and such a step is exported for ONNX Runtime in fp32; "
-                "leave out the target and the precisions."
-            )
+        if not step.language_model:
+            refuse_for_named(spec, text)
         if target == "tensorrt" and spec.circular:
             raise ConfigError(
                 "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
@@ -178,6 +175,25 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
         raise ConfigError("a traced step has no scales for memory in int8; give memory in fp16.")
 
 
+def refuse_for_named(spec: Spec, text: Path | None) -> None:
+    """Raises ConfigError for what only a language model is exported with."""
+    if spec.target != "onnxruntime":
+        raise ConfigError(
+            f"target is {spec.target}, and a step that is no language model is exported for ONNX Runtime; "
+            "leave target out."
+        )
+    if text is not None:
+        raise ConfigError(
+            "text is for a language model, and what a lower precision costs another step is measured on "
+            "random inputs; leave text out."
+        )
+    if not spec.compared_outputs:
+        raise ConfigError(
+            "all outputs of the module are ids, by which a lower precision cannot be compared with fp32; "
+            "return the numbers from which they follow too, or leave out precision and memory_precision."
+        )
+
+
 def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory: AnyForm | None) -> Spec:
     """The contract of a module's artefact in fp32 for ONNX Runtime; raises ConfigError if its parts do not
     fit.
@@ -221,6 +237,10 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
         inputs=inputs,
         outputs=outputs,
     ).completed()
+
+
+def _has_bytes(graph: ir.Model) -> bool:
+    return any(x.dtype in (ir.DataType.INT8, ir.DataType.UINT8) for x in graph.graph.initializers.values())
 
 
 def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:
@@ -296,9 +316,14 @@ class TracedGraphs:
 
                     graph = to_half(graph, {x.name: TYPES[x.dtype] for x in (*spec.inputs, *spec.outputs)})
             elif spec.precision != "fp32":
-                from xl_export.graph.quantise import lowered  # imports `trainer`
+                from xl_export.graph.quantise import BLOCK, lowered  # imports `trainer`
 
                 graph = lowered(graph, spec.precision)
+                if spec.precision in QUANTISED and not _has_bytes(graph):
+                    raise ConfigError(
+                        f"the step multiplies by no constant matrix of {BLOCK} rows or more, so no weights would "
+                        f"be in {spec.precision}; give fp16, or leave the precision out."
+                    )
             stamp(graph, spec, self.vocab)
             if name == GRAPH:
                 save_model(graph, folder)

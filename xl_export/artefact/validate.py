@@ -14,7 +14,7 @@ from tqdm import tqdm
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import are_log_probs, differences, log_sum_exp, output_differences
 from runtimes.contract.memory import FAR
-from runtimes.contract.precision import named
+from runtimes.contract.precision import PRESETS, MeasuredStep, named
 from runtimes.contract.reference import Reference, StepReference, replay, replay_step
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -29,6 +29,7 @@ ROWS = 3  # the largest batch of the validation
 # Nats; a mean difference of quantised answers beyond this, and beyond half of what log-probabilities vary by,
 # is not a rounding: the graph computes something else.
 ANOTHER_MODEL = 0.5
+ANOTHER_STEP = 0.5  # the same for an output of any scale, as a share of its root mean square
 SHORTEST_PERIOD = 13  # tokens after which the inputs of a reference may repeat
 LARGEST_INPUTS = 1 << 20  # numbers; more inputs than these repeat
 
@@ -238,16 +239,53 @@ def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Referenc
     sentence = _beyond_tolerances(
         lowered.spec, both, f"in {name} the answers of this machine differ from the stored weights in fp32"
     )
-    if sentence and name == "int8-stored":
-        raise ArtefactError(f"{sentence}; nothing was written: export in fp32, or report this difference.")
     if sentence:
-        warnings.warn(
-            f"{sentence}; the artefact is written, and its check fails here: give a --precision with more "
-            "bits.",
-            FailingCheckWarning,
-            stacklevel=2,
-        )
+        _refuse_or_warn(sentence, lowered.spec)
     return both[0]
+
+
+def _refuse_or_warn(sentence: str, spec: Spec) -> None:
+    """Warns of answers beyond the tolerances in a precision that rounds activations: other machines may pass.
+
+    Raises ArtefactError in any other.
+    """
+    if not PRESETS[spec.precision].rounds_activations:
+        raise ArtefactError(f"{sentence}; nothing was written: export in fp32, or report this difference.")
+    warnings.warn(
+        f"{sentence}; the artefact is written, and its check fails here: give a --precision with more bits.",
+        FailingCheckWarning,
+        stacklevel=3,
+    )
+
+
+def check_lowered_step(
+    lowered: OrtSession, stored: OrtSession | None, reference: StepReference, measured: MeasuredStep
+) -> StepReference:
+    """`check_quantised` and `check_again` for a step that is no language model: returns the reference of a
+    lower precision.
+
+    stored: of quantised weights. measured: what the precision loses.
+    """
+    spec = lowered.spec
+    name = named(spec.precision, spec.memory_precision)
+    worst = max(measured.outputs.values(), key=lambda loss: loss.rms)
+    if not worst.rms <= ANOTHER_STEP:
+        raise ArtefactError(
+            f"in {name} an output differs from fp32 by {worst.rms:.0%} of its size, as that of another step "
+            "would; give a precision with more bits."
+        )
+    lengths = reference.segments.tolist()
+    if stored is not None:
+        outputs = replay_step(
+            stored, reference.inputs, _shown(lengths, "answers of the stored weights"), reference.restarts
+        )
+        reference = dataclasses.replace(reference, outputs=outputs)
+    mine = replay_step(lowered, reference.inputs, _shown(lengths, f"answers in {name}"), reference.restarts)
+    apart = [output_differences(mine[x], reference.outputs[x]).ravel() for x in spec.compared_outputs]
+    other = "PyTorch" if stored is None else "the stored weights in fp32"
+    if sentence := _beyond(spec, np.concatenate(apart), f"in {name} the outputs differ from {other}", ""):
+        _refuse_or_warn(sentence, spec)
+    return reference
 
 
 def check_again(lowered: OrtSession, reference: Reference) -> None:
@@ -285,13 +323,16 @@ def answers_of(session: Session, reference: Reference, what: str) -> Reference:
 def _beyond_tolerances(spec: Spec, sides: list[Reference], what: str) -> str | None:
     """Returns the begin of a sentence if two answers differ by more than `check` allows."""
     mine, theirs = (np.hstack([side.log_probs, side.last]) for side in sides)
-    difference = differences(mine, theirs)
+    return _beyond(spec, differences(mine, theirs), what, " nats")
+
+
+def _beyond(spec: Spec, difference: np.ndarray, what: str, unit: str) -> str | None:
     worst = float(difference.max())
     mean = float(difference.mean())
     if worst <= spec.tolerance and mean <= spec.mean_tolerance:
         return None
     return (
-        f"{what} by {worst:.3g} nats and {mean:.3g} in the mean, more than {spec.tolerance:g} or "
+        f"{what} by {worst:.3g}{unit} and {mean:.3g} in the mean, more than {spec.tolerance:g} or "
         f"{spec.mean_tolerance:g}"
     )
 

@@ -31,11 +31,12 @@ from runtimes.contract.spec import GRAPH, SPEC, Spec, Target, save_spec
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.pack import pack
-from xl_export.artefact.quality import measure
+from xl_export.artefact.quality import measure, measure_step
 from xl_export.artefact.validate import (
     ROWS,
     answers_of,
     check_again,
+    check_lowered_step,
     check_quantised,
     validate,
     validate_step,
@@ -130,7 +131,7 @@ def write_artefact(
     """
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         if vocab is None:
-            save_reference(folder, validate_step(write_graphs(spec, folder), original))
+            spec = _write_step(spec, folder, write_graphs, original)
         else:
             spec = _write_language_model(spec, folder, write_graphs, original, vocab, tokens)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
@@ -164,6 +165,32 @@ def _write_language_model(
     return spec
 
 
+def _write_step(spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session) -> Spec:
+    """Writes graphs and reference of a step that is no language model; returns what `spec.json` has to hold.
+
+    A lower precision is measured on the inputs of the reference, against the same artefact in fp32.
+    """
+    if not spec.lossy:
+        save_reference(folder, validate_step(write_graphs(spec, folder), original))
+        return spec
+    with tempfile.TemporaryDirectory() as name:
+        exact = write_graphs(_in_fp32(spec), Path(name))
+        reference = validate_step(exact, original)
+        low = write_graphs(spec, folder)
+        measured = measure_step(low, exact, reference, folders=(folder, Path(name)))
+        stored = None
+        if spec.answers == "stored-weights":
+            stored = _over_stored_weights(exact, Path(name), folder)
+        save_reference(folder, check_lowered_step(low, stored, reference, measured))
+    return dataclasses.replace(spec, measured_step=measured)
+
+
+def _in_fp32(spec: Spec) -> Spec:
+    """The spec of the same artefact in fp32, for ONNX Runtime."""
+    target = "onnxruntime" if spec.target == "tensorrt" else spec.target
+    return dataclasses.replace(spec, target=target, precision="fp32", memory_precision="fp32").completed()
+
+
 def _write_lowered(
     spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
 ) -> tuple[Reference, Measured | None]:
@@ -172,12 +199,8 @@ def _write_lowered(
     The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
     the lower precision is measured against it. Nothing is measured without tokens.
     """
-    target = "onnxruntime" if spec.target == "tensorrt" else spec.target
-    exact_spec = dataclasses.replace(
-        spec, target=target, precision="fp32", memory_precision="fp32"
-    ).completed()
     with tempfile.TemporaryDirectory() as name:
-        exact = write_graphs(exact_spec, Path(name))
+        exact = write_graphs(_in_fp32(spec), Path(name))
         reference = validate(exact, original)
         low = write_graphs(spec, folder)
         if spec.answers == "stored-weights":
@@ -223,7 +246,8 @@ def _over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtS
             save_model(graph, below)
         else:
             save_graph(graph, below / name, weights_of=below / GRAPH)
-    return OrtSession(exact.spec, exact.vocab, below / GRAPH)
+    vocab = exact.vocab if exact.spec.language_model else None
+    return OrtSession(exact.spec, vocab, below / GRAPH)
 
 
 def refuse_if_too_large(spec: Spec) -> None:

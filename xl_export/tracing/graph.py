@@ -50,9 +50,10 @@ def traced_graph(step: ModuleStep, spec: Spec, tokens: int | None = None) -> ir.
         shown.set_description_str(f"tracing {step.name}")
         program = _exported(GraphStep(step, spec), spec, tokens)
         model = _as_onnx(program, spec)
-    _forget_this_machine(model)
+    _forget_this_machine(model, spec)
     _name(model, spec, tokens)
     _read_sizes_of_tokens(model.graph, memory=len(spec.state))
+    _split_constants(model.graph)
     _transpose_constants(model.graph)
     remove_unused_nodes(model)
     _refuse_unfit(model, spec)
@@ -218,6 +219,26 @@ def _read_sizes_of_tokens(graph: ir.Graph, *, memory: int) -> None:
                 node.replace_input_with(index, tokens)
 
 
+def _split_constants(graph: ir.Graph) -> None:
+    """Stores the parts of constants that only a Split reads, as of the matrix of nn.MultiheadAttention.
+
+    Otherwise a product would not multiply by a constant, and its weights could not be quantised.
+    """
+    for node in list(graph):
+        value = node.inputs[0] if node.op_type == "Split" else None
+        if value is None or value.const_value is None or len(list(value.uses())) > 1:
+            continue
+        sizes = [int(out.shape[node.attributes.get_int("axis", 0)]) for out in node.outputs]  # type: ignore
+        parts = np.split(value.const_value.numpy(), np.cumsum(sizes)[:-1], node.attributes.get_int("axis", 0))
+        for number, (out, part) in enumerate(zip(node.outputs, parts, strict=True)):
+            name = f"{value.name}.{number}"
+            new = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(part), name=name))
+            graph.register_initializer(new)
+            out.replace_all_uses_with(new)
+        graph.remove(node, safe=True)
+        del graph.initializers[str(value.name)]
+
+
 def _transpose_constants(graph: ir.Graph) -> None:
     """Stores constants as a Transpose gives them that is their only reader."""
     for node in list(graph):
@@ -233,7 +254,7 @@ def _transpose_constants(graph: ir.Graph) -> None:
         del graph.initializers[str(value.name)]
 
 
-def _forget_this_machine(model: ir.Model) -> None:
+def _forget_this_machine(model: ir.Model, spec: Spec) -> None:
     """Removes what names this machine, such as paths, and gives constants the names of the module."""
     model.metadata_props.clear()
     model.doc_string = None
@@ -251,10 +272,11 @@ def _forget_this_machine(model: ir.Model) -> None:
         value.doc_string = None
         if value.is_initializer() and value.name is not None and value.name.startswith("module."):
             _rename(value, value.name.removeprefix("module."))
+    ids = [
+        x for x, fact in zip(graph.inputs, spec.inputs, strict=False) if fact.ids or fact.name == "input_ids"
+    ]
     for value in list(graph.initializers.values()):
-        embeds = any(
-            node.op_type == "Gather" and node.inputs[1] is graph.inputs[0] for node, _ in value.uses()
-        )
+        embeds = any(node.op_type == "Gather" and node.inputs[1] in ids for node, _ in value.uses())
         if embeds and not str(value.name).startswith("vocabulary."):  # quantisation knows tables by this name
             _rename(value, f"vocabulary.{value.name}")
 

@@ -221,6 +221,7 @@ inline void compare_outputs(const Session& session, const Reference& reference, 
         found.add(static_cast<double>(mine[index]), wanted, std::max(1.0, std::abs(wanted)));
       }
     };
+    if (named.integers && session.spec().lossy()) continue;  // a rounding may change an id to any other
     const Array right = part(named, step);
     compare(outputs.at(named.name).floats, right.floats);
     compare(outputs.at(named.name).integers, right.integers);

@@ -71,6 +71,13 @@ struct Spec {
 
   bool language_model() const { return vocabulary > 0; }
 
+  // Whether weights or memory are stored in fewer bits than they were trained in.
+  bool lossy() const {
+    return precision != "fp32" || std::any_of(state.begin(), state.end(), [](const State& each) {
+             return each.dtype != ElementType::float32;
+           });
+  }
+
   // The file with the graph of standard operators.
   const char* graph_file() const { return storage == "ort" ? "step.ort" : "step.onnx"; }
 

@@ -51,7 +51,8 @@ def _refuse_wrong_outputs(session: Session, reference: StepReference, spec: Spec
     """`refuse_wrong_answers` for a step that is no language model."""
     segments = _first(reference.segments)
     outputs = replay_step(session, reference.inputs, segments, reference.restarts[: len(segments)])
-    for name, output in outputs.items():
+    for name in spec.compared_outputs:
+        output = outputs[name]
         right = reference.outputs[name][:, : output.shape[1]]
         _refuse_beyond(spec, session, output_differences(output, right), f"in {name}")
 

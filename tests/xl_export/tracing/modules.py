@@ -417,11 +417,46 @@ def _overflowing() -> Signs:
     return module
 
 
+class Wide(nn.Module):
+    """Matrices that are wide enough to be quantised: a table of ids, and one that is split into two as
+    nn.MultiheadAttention does. Its memory holds the last M inputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inputs = {"x": features(40), "previous": ids(50)}
+        self.table, self.both, self.out = nn.Embedding(50, 32), nn.Linear(40, 64), nn.Linear(32, 40)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, M, 32)]
+
+    def step(self, inputs: Any, positions: Tensor, memory: Memory) -> Result:
+        one, other = self.both.weight.chunk(2)
+        x = F.linear(inputs["x"], one) * F.linear(inputs["x"], other).sigmoid()
+        context = torch.cat([memory[0], x + self.table(inputs["previous"])], dim=1)
+        length = x.shape[1]
+        value = self.out(context[:, M:] + context[:, :length])
+        return {"value": value, "best": value.argmax(-1)}, [context[:, length:]]
+
+
 TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "padded": (Padded, {"vocab": VOCAB}),  # ids with the logit -inf
     "policy": (Policy, {"without": {"padding"}}),
     "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
     "policy of 2 graphs": (Policy, {"without": {"padding"}, "rows": 1, "tokens": (1, T)}),
+    **{
+        f"wide in {precision}": (
+            Wide,
+            {"without": {"padding"}, "precision": precision, "memory_precision": memory},
+        )
+        for precision, memory in (
+            ("fp16", "fp16"),
+            ("int8-stored", "fp32"),
+            ("int8", "fp16"),
+            ("int4", "fp32"),
+        )
+    },
     "signs": (_overflowing, {}),  # large inputs overflow
     # It keeps every promise, although its author declines some; its outputs stay finite when its memory
     # overflows.

@@ -17,6 +17,7 @@ from torch import nn
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory, score_texts
 from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.cli.info import info_command
+from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
@@ -31,6 +32,13 @@ from xl_export import trace
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 Inputs = dict[str, np.ndarray]
+# The type of the matrices of each precision.
+STORED = {
+    "fp16": onnx.TensorProto.FLOAT16,
+    "int8-stored": onnx.TensorProto.INT8,
+    "int8": onnx.TensorProto.UINT8,
+    "int4": onnx.TensorProto.UINT8,
+}
 
 
 class Both(modules.WholeSegments, modules.MixedRows):
@@ -371,6 +379,70 @@ def test_steps_are_not_cut_if_answers_depend_on_the_cuts(tmp_path: Path) -> None
             rows=1,
             tokens=(1, T),
         )
+
+
+@pytest.mark.parametrize(
+    ("precision", "largest"),
+    [
+        ("int8", 0.05),
+        pytest.param("fp16", 0.01, marks=pytest.mark.slow),
+        pytest.param("int8-stored", 0.05, marks=pytest.mark.slow),
+        pytest.param("int4", 0.5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_lower_precision_of_a_named_step_states_its_loss(
+    precision: Precision, largest: float, module_artefact: Callable[[str], Path]
+) -> None:
+    artefact = module_artefact(f"wide in {precision}")
+    measured = load_spec(artefact).measured_step
+    assert measured is not None
+    assert 0 < measured.outputs["value"].rms < measured.outputs["value"].largest < largest
+    assert measured.outputs["best"].changed is not None
+    graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
+    matrices = {x.data_type for x in graph.initializer if np.prod(x.dims) > 500}
+    assert matrices == {STORED[precision]}
+    report = check(artefact)
+    assert (report.passed, report.outputs) == (True, ("value",))  # a rounding may change any id
+    text = CliRunner().invoke(info_command, [str(artefact), "--all"], catch_exceptions=False).output
+    assert "relative differences from fp32: value " in text
+    session, draw = open_session(artefact), np.random.default_rng(0)
+    inputs = {"x": draw.standard_normal((2, 50, 40), np.float32), "previous": draw.integers(50, size=(2, 50))}
+    memory = session.start(2)
+    found = [
+        session.step({name: x[:, at : at + 1] for name, x in inputs.items()}, memory)[0] for at in range(50)
+    ]
+    with torch.no_grad():
+        module = modules.Wide()
+        right, _ = module.step({n: torch.from_numpy(x) for n, x in inputs.items()}, None, module.start(2))
+    mine = np.concatenate([outputs["value"] for outputs in found], axis=1)
+    assert np.abs(mine - right["value"].numpy()).max() < 2 * largest
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int8"}, "multiplies by no constant matrix of 32 rows or more"),
+        ({"target": "tensorrt"}, "target is tensorrt, and a step that is no language model is exported for"),
+        ({"precision": "fp16", "text": Path(__file__)}, "text is for a language model"),
+        ({"memory_precision": "int8"}, "memory_precision is int8, and a traced step has no scales for it"),
+    ],
+)
+def test_precisions_that_a_named_step_cannot_have_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        trace(modules.Policy(), tmp_path / "a", rule=RULE, without={"padding"}, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_returns_only_ids_stays_in_fp32(tmp_path: Path) -> None:
+    class Best(modules.Wide):
+        def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
+            outputs, after = super().step(inputs, positions, memory)
+            return {"best": outputs["best"]}, after
+
+    with pytest.raises(UserError, match="all outputs of the module are ids"):
+        trace(Best(), tmp_path / "a", rule=RULE, without={"padding"}, precision="fp16")
 
 
 def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path) -> None:
