@@ -23,6 +23,8 @@ from runtimes.contract.vocabulary import IdsVocab
 from tests.parity.authors import Stream, largest_differences
 from tests.parity.operations import Program
 from xl_export.adapters import from_forward, from_ppo_trxl
+from xl_export.tracing.module import ModuleStep
+from xl_export.tracing.verify import check_module
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 DIM, LAYERS, M, T, V = 16, 2, 6, 4, 20
@@ -177,6 +179,15 @@ def test_long_segments_restart_and_keep_large_ids() -> None:
             answer, memory = module.step(token.view(1, 1), torch.tensor([[place]]), halves)
         right, _ = module.module(ids[None, -3:], [torch.zeros(1, 2, 4)])
     assert torch.allclose(answer, right[:, -1:], atol=1e-4)
+
+
+def test_a_memory_may_move_with_every_whole_segment() -> None:
+    """Then the inputs of an unfinished segment, which the memory holds too, are never read."""
+    torch.manual_seed(0)
+    sizes = xl_export.Sizes(vocab_size=8, layers=1, d_model=4)
+    module = from_forward(Running(8), memory=[(2, 4)], sizes=sizes, moves_every=4)
+    rule = MemoryRule(mem_len=4, segment=4)
+    assert check_module(ModuleStep(module.eval()), rule, "own", {"padding"}) == ("padding",)
 
 
 def test_a_step_that_shifts_its_own_tokens_is_refused(tmp_path: Path) -> None:

@@ -391,7 +391,8 @@ def _future_is_hidden(streams: _Streams) -> None:
 def _memory_counts(streams: _Streams) -> None:
     """What was fed before must make a difference, in the tensors and in the answers."""
     T = streams.rule.segment
-    N = streams.step_of.moves_every or T
+    # One token more than a memory that moves a segment at a time needs: it also holds an unfinished segment.
+    N = streams.step_of.moves_every + 1 if streams.step_of.moves_every else T
     text = streams.random_text(streams.rows, N)
     before = streams.start()
     memories = [streams.feed(each, streams.cut(N))[1] for each in (text, text.changed())]
