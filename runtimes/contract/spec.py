@@ -328,6 +328,15 @@ def refuse_ort_format(spec: Spec, folder: Path, *, what: str) -> None:
         )
 
 
+def refuse_several_graphs(spec: Spec, folder: Path, *, what: str) -> None:
+    """Raises ConfigError for an artefact with several graphs of fixed sizes. what: what runs only one."""
+    if spec.token_graphs:
+        raise ConfigError(
+            f"{folder} has {len(spec.token_graphs)} graphs of fixed sizes, and {what} runs one graph; export "
+            "it without --tokens."
+        )
+
+
 def tolerances(
     precision: Precision, memory: MemoryPrecision, target: Target, answers: Answers
 ) -> tuple[float, float]:

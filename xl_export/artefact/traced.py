@@ -321,8 +321,8 @@ class TracedGraphs:
                 graph = lowered(graph, spec.precision)
                 if spec.precision in QUANTISED and not _has_bytes(graph):
                     raise ConfigError(
-                        f"the step multiplies by no constant matrix of {BLOCK} rows or more, so no weights would "
-                        f"be in {spec.precision}; give fp16, or leave the precision out."
+                        f"the step multiplies by no constant matrix of {BLOCK} rows or more, so no weights "
+                        f"would be in {spec.precision}; give fp16, or leave the precision out."
                     )
             stamp(graph, spec, self.vocab)
             if name == GRAPH:

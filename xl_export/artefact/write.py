@@ -239,7 +239,7 @@ def _over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtS
 
     below = folder / "stored"
     below.mkdir()
-    for name in (exact.spec.token_graphs or {None: GRAPH}).values():
+    for name in [*exact.spec.token_graphs.values()] or [GRAPH]:
         graph = ir.load(folder / name)
         put_at_stored_values(graph, ir.load(lowered / name))
         if name == GRAPH:

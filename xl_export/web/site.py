@@ -23,6 +23,7 @@ from runtimes.contract.spec import (
     Spec,
     load_language_model,
     refuse_ort_format,
+    refuse_several_graphs,
 )
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
@@ -131,6 +132,7 @@ def _servable(artefact: Path) -> Spec:
         )
     spec = load_language_model(artefact)
     refuse_ort_format(spec, artefact, what="the page")
+    refuse_several_graphs(spec, artefact, what="the page")
     if spec.target == "tensorrt":
         raise ArtefactError(
             f"{artefact} has a graph for tensorrt, which no browser runs; export the run again without "

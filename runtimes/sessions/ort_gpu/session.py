@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError, StreamError, first_line
+from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
 from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.session import Paths
-from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_ort_format
+from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_ort_format, refuse_several_graphs
 from runtimes.contract.tensors import POSITIONS
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions import fused_cpu
@@ -131,11 +131,7 @@ class OrtGpuSession(GraphSession):
         ArtefactError if the graph cannot be loaded, or a node would run elsewhere.
         """
         refuse_ort_format(spec, folder, what=f"the device {device}")
-        if spec.token_graphs:
-            raise ConfigError(
-                f"{folder} has {len(spec.token_graphs)} graphs of fixed sizes, and {device} runs one graph; "
-                "give --device cpu, or trace it without `tokens`."
-            )
+        refuse_several_graphs(spec, folder, what=f"the device {device}")
         library = None
         if device.kind == "cuda" and CUDA_GRAPH in spec.files:
             library = fused_cpu.built()

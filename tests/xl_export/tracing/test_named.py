@@ -347,7 +347,7 @@ def test_a_step_runs_the_largest_graphs_that_fit(
     with pytest.raises(UserError, match=f"the step has 2 rows of 1 tokens, .* 1 rows of 1 to {T}"):
         session.step(observed(2, 1), session.start(2))
     host_gpu.install(monkeypatch)
-    with pytest.raises(UserError, match="has 2 graphs of fixed sizes, and cuda runs one graph"):
+    with pytest.raises(UserError, match="has 2 graphs of fixed sizes, and the device cuda runs one graph"):
         host_gpu.opened(artefact)
 
 

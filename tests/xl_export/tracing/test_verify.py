@@ -198,7 +198,7 @@ def test_a_traced_graph_is_compared_where_positions_are_unusual(
     sessions = []
     for kind in (right, right, wrong):
         step = ModuleStep(kind().eval())
-        sessions.append(ModuleSession(step, VOCAB, module_spec(step, VOCAB, RULE, None, None)))
+        sessions.append(ModuleSession(step, VOCAB, module_spec(step, VOCAB, RULE, None)))
     validate(sessions[1], sessions[0])
     with pytest.raises(UserError, match=message):
         validate(sessions[2], sessions[0])
