@@ -179,8 +179,8 @@ def refuse_for_named(spec: Spec, text: Path | None) -> None:
     """Raises ConfigError for what only a language model is exported with."""
     if spec.target != "onnxruntime":
         raise ConfigError(
-            f"target is {spec.target}, and a step that is no language model is exported for ONNX Runtime; "
-            "leave target out."
+            "a step that is no language model is exported for ONNX Runtime, and the target is "
+            f"{spec.target}; leave it out."
         )
     if text is not None:
         raise ConfigError(
@@ -190,7 +190,7 @@ def refuse_for_named(spec: Spec, text: Path | None) -> None:
     if not spec.compared_outputs:
         raise ConfigError(
             "all outputs of the module are ids, by which a lower precision cannot be compared with fp32; "
-            "return the numbers from which they follow too, or leave out precision and memory_precision."
+            "return the numbers from which they follow too, or leave out the precisions."
         )
 
 

@@ -421,10 +421,14 @@ def test_a_lower_precision_of_a_named_step_states_its_loss(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "int8"}, "multiplies by no constant matrix of 32 rows or more"),
-        ({"target": "tensorrt"}, "target is tensorrt, and a step that is no language model is exported for"),
+        pytest.param(
+            {"precision": "int8"},
+            "multiplies by no constant matrix of 32 rows or more",
+            marks=pytest.mark.slow,
+        ),
+        ({"target": "tensorrt"}, "exported for ONNX Runtime, and the target is tensorrt"),
         ({"precision": "fp16", "text": Path(__file__)}, "text is for a language model"),
-        ({"memory_precision": "int8"}, "memory_precision is int8, and a traced step has no scales for it"),
+        ({"memory_precision": "int8"}, "a traced step has no scales for memory in int8"),
     ],
 )
 def test_precisions_that_a_named_step_cannot_have_are_refused(
