@@ -239,10 +239,6 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
     ).completed()
 
 
-def _has_bytes(graph: ir.Model) -> bool:
-    return any(x.dtype in (ir.DataType.INT8, ir.DataType.UINT8) for x in graph.graph.initializers.values())
-
-
 def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:
     """The numbers of tokens that get a graph of their own; empty if there is one graph.
 
@@ -263,14 +259,15 @@ def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -
             "vary; leave rows out."
         )
     T = spec.rule.segment
-    if tokens is None or set(tokens) == {T}:
+    given = tokens if isinstance(tokens, Collection) else [tokens or T]
+    if set(given) == {T}:
         return ()
-    if not all(isinstance(count, int) and 1 <= count <= T for count in tokens) or not {1, T} <= set(tokens):
+    if not all(isinstance(count, int) and 1 <= count <= T for count in given) or not {1, T} <= set(given):
         raise ConfigError(
-            f"tokens is {_listed(tokens)} and segment is {T}; expected 1, {T} and perhaps numbers between "
+            f"tokens is {_listed(given)} and segment is {T}; expected 1, {T} and perhaps numbers between "
             f"them, or only {T}."
         )
-    counts = tuple(sorted(set(tokens)))
+    counts = tuple(sorted(set(given)))
     if spec.rule.mask != "same-length":
         raise ConfigError(
             f"tokens is {_listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
@@ -330,3 +327,7 @@ class TracedGraphs:
             else:
                 save_graph(graph, folder / name, weights_of=folder / GRAPH)
         return OrtSession(spec, self.vocab, folder / GRAPH)
+
+
+def _has_bytes(graph: ir.Model) -> bool:
+    return any(x.dtype in (ir.DataType.INT8, ir.DataType.UINT8) for x in graph.graph.initializers.values())

@@ -358,6 +358,7 @@ def test_a_step_runs_the_largest_graphs_that_fit(
         ({"rows": 1, "tokens": (2, T)}, f"tokens is 2, {T} and segment is {T}; expected 1, {T}"),
         ({"rows": 1, "tokens": (1, T), "mask": "full"}, "under the mask full the answers depend on the cuts"),
         ({"rows": 1, "tokens": (1, T), "target": "tensorrt"}, "target is tensorrt, which has one graph"),
+        ({"rows": 1, "tokens": 2}, "tokens is 2 and segment"),
         ({"rows": 0}, "rows is 0; expected 1 to"),
     ],
 )
