@@ -316,7 +316,7 @@ class TracedGraphs:
                 from xl_export.graph.quantise import BLOCK, lowered  # imports `trainer`
 
                 graph = lowered(graph, spec.precision)
-                if spec.precision in QUANTISED and not _has_bytes(graph):
+                if not self.step.language_model and spec.precision in QUANTISED and not _has_bytes(graph):
                     raise ConfigError(
                         f"the step multiplies by no constant matrix of {BLOCK} rows or more, so no weights "
                         f"would be in {spec.precision}; give fp16, or leave the precision out."
