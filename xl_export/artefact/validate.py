@@ -271,8 +271,8 @@ def check_lowered_step(
     worst = max(measured.outputs.values(), key=lambda loss: loss.rms)
     if not worst.rms <= ANOTHER_STEP:
         raise ArtefactError(
-            f"in {name} an output differs from fp32 by {worst.rms:.0%} of its size, as that of another step "
-            "would; give a precision with more bits."
+            f"in {name} an output differs from fp32 by {worst.rms:.0%} of its size, as another step's would; "
+            "give a precision with more bits."
         )
     lengths = reference.segments.tolist()
     if stored is not None:

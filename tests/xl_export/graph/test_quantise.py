@@ -143,5 +143,5 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
                 found = validate.check_quantised(session, session, reference)
                 assert (found.log_probs == log_probs + of_stored).all()
             else:
-                with pytest.raises(ArtefactError, match="as those of another model would"):
+                with pytest.raises(ArtefactError, match="as another model's would"):
                     validate.check_quantised(session, session, reference)
