@@ -48,7 +48,7 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
         (modules.OtherLogProb, "by log_prob and by logits"),
         (
             modules.Raises,
-            r"Raises.step raised LookupError \(no such row\) at .*your code\) with tokens .*positions \[3, 4\] from 4 to 7",
+            r"Raises.step raised LookupError \(no such row\).*your code\) with .*positions .* from 4 to 7",
         ),
         (modules.Random, "to the same text twice"),
         (
