@@ -132,7 +132,7 @@ def test_altered_weights_are_named_also_where_they_cannot_be_loaded(
     artefact: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise failure  # type: ignore[misc]
 
     if failure:

@@ -111,7 +111,7 @@ EXPORT = [
         ("--attention-as node --memory shift", "memory is shift, expected ring; leave out --attention-as"),
         ("--attention-as node --single-file", "the weights are stored as single-file, expected external"),
         ("--exporter trace --target tensorrt --attention-as node", "is for a graph that is written"),
-        ("--rows 1", "only a traced graph has fixed sizes; give --exporter trace"),
+        ("--rows 1", "--rows and --tokens are for a traced graph; give --exporter trace"),
         *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")
           for p in ("int8", "int4", "fp8")),
         # memory in int8
