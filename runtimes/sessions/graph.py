@@ -417,8 +417,7 @@ class Step:
     def is_finite(self) -> bool:
         """Whether the last output of every row with tokens was computed and is finite.
 
-        A visible value that is not finite makes every later output of its row NaN, so the last is enough. It
-        makes all logits NaN, so one of them is enough.
+        A visible value that is not finite makes every later output of its row NaN, so the last is enough.
         """
         if self._logits_of == "none":
             rows = np.flatnonzero(self.counts)
@@ -430,6 +429,11 @@ class Step:
             if not _is_finite(numbers):
                 return False
         return bool(shown)
+
+    @property
+    def _enough(self) -> slice:
+        """The logits that are NaN if any is: the first, unless a traced module replaces some by constants."""
+        return slice(1 if self._session.spec.exporter == "graph" else None)
 
     @cached_property
     def _shaped(self) -> Arrays:
@@ -445,10 +449,10 @@ class Step:
 
     @cached_property
     def _shown(self) -> list[np.ndarray]:
-        """The first of the last logits of each row, over the same numbers; of named outputs all but ids."""
+        """The last logits of each row, over the same numbers; of named outputs all but ids."""
         if not self._session.spec.language_model:
             return [array for array in self.outputs.values() if array.dtype.kind == "f"]
-        logits = self._shaped["logits"][..., 0]
+        logits = self._shaped["logits"][..., self._enough]
         return [logits[:, -1] if self._logits_of == "all" else logits]
 
 
@@ -472,7 +476,7 @@ class PaddedStep(Step):
 
     @cached_property
     def _shown(self) -> list[np.ndarray]:
-        logits = self.outputs["logits"][..., 0]
+        logits = self.outputs["logits"][..., self._enough]
         if self._session.spec.model.selective:
             return [logits[np.flatnonzero(np.diff(self.inputs["logit_rows"] // self.length, append=-1))]]
         # What is not finite in padding counts too: it stays in the memory.

@@ -147,10 +147,11 @@ class Stack(Base):
 
 
 class Padded(Base):
-    """Right: the last ids of its vocabulary are padding, and can never follow."""
+    """Right: the last ids of its vocabulary are padding, and can never follow; the first one hardly can."""
 
     def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
         logits, after = super().step(tokens, positions, memory)
+        logits = logits.masked_fill(torch.arange(VOCAB.size) == 0, -100.0)
         return logits.masked_fill(torch.arange(VOCAB.size) >= PADDING, float("-inf")), after
 
 

@@ -72,6 +72,20 @@ def test_a_padded_vocabulary_is_legal_without_its_ids(module_artefact: Callable[
         evaluate(session, np.array([1, 255, 1]))
 
 
+def test_nan_behind_constant_logits_never_reaches_the_next_text(
+    module_artefact: Callable[[str], Path],
+) -> None:
+    session, tokens = open_session(module_artefact("padded")), VOCAB.encode(TEXT.decode())[None, :4]
+    memory = session.start(1)
+    expected, _ = session.step(tokens, memory)
+    for array in memory.tensors.values():
+        array.fill(np.nan)
+    logits, _ = session.step(tokens, memory)
+    assert np.isfinite(logits[..., 0]).all()
+    memory.positions[:] = 0
+    assert np.array_equal(session.step(tokens, memory)[0], expected)
+
+
 def test_the_graph_has_standard_operators_and_nothing_of_this_machine(traced: dict[str, Path]) -> None:
     for artefact in traced.values():
         onnx.checker.check_model(str(artefact / GRAPH), full_check=True)
