@@ -59,6 +59,7 @@ class BuildLibraries(build_ext):
             *ext.extra_compile_args,
             "-shared",
             *ext.sources,
+            *(f"-l{name}" for name in ext.libraries),
         ]
         digest = hashlib.sha256(repr(command).encode())
         for name in ext.depends:
