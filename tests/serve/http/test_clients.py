@@ -105,6 +105,18 @@ def test_a_client_that_leaves_frees_its_rows(
     assert (request["status"], request["reason"]) == (499, "unfinished")
 
 
+def test_a_request_whose_client_has_left_is_not_answered() -> None:
+    connection: Any = SimpleNamespace(transport=None, flow=None, lost=True)
+    cycle: Any = SimpleNamespace(disconnected=False)
+
+    async def answer() -> None:
+        with pytest.raises(ClientLeftError), Wire(connection, cycle).cancelled_when_lost():
+            pytest.fail("it was begun")
+
+    asyncio.run(answer())
+    assert cycle.disconnected, "uvicorn would report a fault, and answer in our place"
+
+
 def test_a_client_that_reads_nothing_pauses_itself_and_is_cut(small: Running) -> None:
     still = connection(small)
     still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -167,10 +167,10 @@ class Wire:
     @contextlib.contextmanager
     def cancelled_when_lost(self) -> Iterator[None]:
         """Cancels the block, and raises ClientLeftError, when the client leaves or is cut off."""
-        if self._connection.lost:
-            raise ClientLeftError
         self._connection.answering = asyncio.current_task()
         try:
+            if self._connection.lost:
+                raise asyncio.CancelledError  # while the body was decoded
             yield
         except asyncio.CancelledError:
             if self._connection.lost:
