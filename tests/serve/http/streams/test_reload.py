@@ -22,6 +22,7 @@ from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.server import Model, Source
 from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.http.openai import completions
+from xl_export.serve.http.streams import work
 
 RELOAD = "/admin/models/tiny/reload"
 
@@ -40,23 +41,33 @@ def exchanged(server: Running) -> Model:
     return before
 
 
-def test_a_request_ends_on_the_model_that_began_it(own: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, begun, goes_on = completions.plan_of, threading.Event(), threading.Event()
+@pytest.mark.parametrize(
+    ("module", "encodes", "path", "body"),
+    [
+        (completions, "plan_of", "/v1/completions", {"prompt": "a" * 300, "max_tokens": 1}),
+        (work, "tokens_of", "/v1/streams", {"text": "a" * INLINE}),
+    ],
+    ids=["completion", "stream"],
+)
+def test_a_request_ends_on_the_model_that_began_it(
+    own: Running, monkeypatch: pytest.MonkeyPatch, module: Any, encodes: str, path: str, body: dict[str, Any]
+) -> None:
+    encode, begun, goes_on = getattr(module, encodes), threading.Event(), threading.Event()
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(*arguments: Any, **named: Any) -> Any:
         begun.set()
         assert goes_on.wait(60)
-        return encode(*arguments)
+        return encode(*arguments, **named)
 
-    monkeypatch.setattr(completions, "plan_of", slowly)
-    body = json.dumps({"prompt": "a" * 300, "max_tokens": 1}) + " " * INLINE  # encoded on a thread
+    monkeypatch.setattr(module, encodes, slowly)
+    content = json.dumps(body) + " " * INLINE  # encoded on a thread
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(own.post, "/v1/completions", body.encode())
+        answer = pool.submit(own.post, path, content.encode())
         assert begun.wait(60)
         before = exchanged(own)
         assert comes_true(lambda: before.users == 1 or before.stopped)
         goes_on.set()
-        assert answer.result().status_code == 200, answer.result().text
+        assert answer.result().is_success, answer.result().text
     assert comes_true(lambda: before.stopped)
 
 
