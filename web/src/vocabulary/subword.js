@@ -37,16 +37,15 @@ export async function subwordVocabulary(data, where, read, load) {
   const content = parseJson(bytes, FILE);
   refuseUnknownParts(content, FILE);
   const { Tokenizer } = await load("tokenizers");
-  const opened = (/** @type {any} */ file) =>
+  const opened = (/** @type {(token: any) => boolean} */ known) =>
     refused(FILE, () => {
-      const made = new Tokenizer({ ...file, truncation: null, padding: null }, {});
+      const added_tokens = content.added_tokens.filter(known);
+      const made = new Tokenizer({ ...content, added_tokens, truncation: null, padding: null }, {});
       mend(made);
       return made;
     });
-  const library = opened(content);
-  // Text never becomes a special token, so the library that encodes does not know them.
-  const words = (content.added_tokens ?? []).filter((/** @type {any} */ token) => !token.special);
-  const encoder = opened({ ...content, added_tokens: words });
+  const library = opened(() => true);
+  const encoder = opened((token) => !token.special); // text never becomes a special token
   const { allBytes, bytesOf, byteRuns } = bytesIn(content, library);
   const known = (/** @type {number} */ token) => library.id_to_token(token) !== undefined;
   const decoded = (/** @type {number[]} */ ids) => {
