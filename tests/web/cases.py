@@ -127,6 +127,7 @@ def vocabularies(text: str) -> dict[str, Vocab]:
         "byte-fallback": subwords(byte_fallback(), more=2),
         "characters": subwords(characters()),
         "unigram": subwords(unigram()),
+        "unigram-learned": learn_subwords("unigram", 27, lambda: iter([LINES])),
     }
 
 

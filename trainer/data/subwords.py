@@ -22,7 +22,6 @@ SubwordKind = Literal["bpe", "unigram", "wordpiece", "byte-bpe", "sentencepiece"
 VocabChoice = SubwordKind | Literal["word"]
 UNKNOWN, BEGINNING, END, PADDING = SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # the ids 0 to 3
 SUBWORDS = 4096  # tokens of a vocabulary whose size was not given
-NEVER = -1e6  # score of a piece
 LONGEST_SENTENCE = 1 << 14  # bytes; SentencePiece leaves out longer lines
 Texts = Callable[[], Iterable[str]]  # the texts from their beginning, whenever it is called
 
@@ -104,15 +103,17 @@ def _wordpiece(size: int, texts: Texts) -> bytes:
 def _unigram(size: int, texts: Texts) -> bytes:
     """Learned by SentencePiece and written for `tokenizers`, whose own trainer sums in an order of chance.
 
-    Special tokens have so low a score that a text is never cut into them, unless `<`, `/` or `>` is unknown.
+    Special tokens are pieces, too. A text never becomes one, because its `<` is split off in front of `/s>`.
     """
     from sentencepiece import SentencePieceProcessor
-    from tokenizers import AddedToken, Tokenizer, models
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
     trained = SentencePieceProcessor(model_proto=_learned(size, texts, byte_fallback=False))
-    pieces = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(trained.get_piece_size())]
-    scored = [(piece, NEVER if piece in SPECIAL else score) for piece, score in pieces]
+    scored = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(trained.get_piece_size())]
     tokenizer = _with_spaces(Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False)))
+    names = "|".join(token.removeprefix("<") for token in SPECIAL)
+    begins = pre_tokenizers.Split(Regex(f"<(?={names})"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([begins, tokenizer.pre_tokenizer])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return _content(tokenizer)
 
