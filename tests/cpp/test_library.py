@@ -96,10 +96,14 @@ def test_batches_and_positions_have_bounds(cpp: Program, artefacts: dict[str, Pa
     [
         (lambda spec: spec["inputs"][2].update(name="__metadata__"), "a name of saved streams"),
         (lambda spec: spec["inputs"][2].update(shape=["batch", *[1 << 24] * 3, 0]), "more than 10^12 bytes"),
+        (
+            lambda spec: (spec.update(fixed_rows=1), spec["inputs"][0].update(name="logit_rows")),
+            "has fixed sizes and a large vocabulary",
+        ),
         (lambda spec: spec.update(x=[0] * (1 << 20)), "more values than any file of its kind"),
         (lambda spec: spec.update(form="a\x85" + "é" * 60), f"its form is a?{'é' * 39}...;"),
     ],
-    ids=["name", "sizes", "values", "control characters"],
+    ids=["name", "sizes", "fixed sizes", "values", "control characters"],
 )
 def test_a_hostile_spec_is_refused(
     change: Callable[[dict[str, Any]], object],

@@ -228,6 +228,8 @@ inline Spec parse_fields(const json::Value& document) {
     for (const json::Value& promise : without->list())
       spec.without.insert(one_of("without", promise.string(), {"padding", "unequal", "cuts", "rows"}));
   if (const json::Value* rows = document.find("fixed_rows")) spec.fixed_rows = rows->integer(1, 65536);
+  if (spec.fixed_rows && spec.selective)
+    throw json::Value::wrong("its graph has fixed sizes and a large vocabulary");
   if (const json::Value* tokens = document.find("fixed_tokens")) {
     for (const json::Value& count : tokens->list())
       spec.fixed_tokens.insert(count.integer(1, spec.segment));
