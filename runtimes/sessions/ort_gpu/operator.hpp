@@ -62,7 +62,11 @@ class CudaDriver {
     void*& found = functions_[{context, &kernel}];
     if (!found) {
       void* module = nullptr;
-      call("cuModuleLoadData", &module, static_cast<const void*>(kernel.ptx));
+      try {
+        call("cuModuleLoadData", &module, static_cast<const void*>(kernel.ptx));
+      } catch (const std::exception& error) {
+        throw std::runtime_error(error.what() + std::string("; attention as one node needs compute capability 7.5 and CUDA 12"));
+      }
       call("cuModuleGetFunction", &found, module, "ring_attention");
     }
     return found;
