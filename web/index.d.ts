@@ -226,7 +226,8 @@ export interface Facts {
 
 /**
  * Whether this device computes what the trained model computes. Differences are in nats; in a step that is no
- * language model they are of its outputs, absolute up to 1 and relative above.
+ * language model they are of its outputs, absolute up to 1 and relative above. In a lower precision they are
+ * relative to the root mean square of the output if that is below 1.
  */
 export interface CheckReport {
   passed: boolean;

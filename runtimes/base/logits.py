@@ -55,10 +55,10 @@ def differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         return np.where(impossible, 0, np.abs(mine - theirs))
 
 
-def output_differences(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """How much outputs of any scale differ: absolutely where theirs are at most 1, and relative above."""
+def output_differences(mine: np.ndarray, theirs: np.ndarray, *, scale: float = 1.0) -> np.ndarray:
+    """How much outputs differ, as a share of `scale`, or of theirs where that is larger."""
     with np.errstate(invalid="ignore"):
-        return np.abs(mine - theirs) / np.maximum(1, np.abs(theirs))
+        return np.abs(mine - theirs) / np.maximum(scale, np.abs(theirs))
 
 
 def are_log_probs(values: np.ndarray) -> bool:

@@ -120,7 +120,7 @@ class OutputLoss:
 class MeasuredStep:
     """Figures of a preset for a step that is no language model, and of the step in fp32 on the same machine.
 
-    Its inputs are those of the artefact's reference, which are random.
+    Its inputs are the random inputs of the artefact's reference.
     """
 
     tokens: int

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from runtimes.base.errors import ArtefactError, ConfigError, StreamError
 from runtimes.base.files import Content
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
@@ -200,10 +202,17 @@ class Spec:
 
     @property
     def compared_outputs(self) -> tuple[str, ...]:
-        """The outputs of a step that is no language model by which its answers are compared: in a lower
-        precision not those of ids, because a rounding may change an id to any other.
+        """The outputs by which `check` compares a step that is no language model: all of them, but in a lower
+        precision no ids, because a rounding may change an id to any other.
         """
         return tuple(x.name for x in self.signature[1] if x.dtype != "int64" or not self.lossy)
+
+    def scale_of(self, output: np.ndarray) -> float:
+        """What differences from an output of the reference are relative to: 1, and in a lower precision,
+        whose limits are wide, its root mean square if that is smaller.
+        """
+        rms = float(np.sqrt(np.square(output, dtype=np.float64).mean())) if self.lossy else 1.0
+        return min(rms, 1.0) or 1.0
 
     @property
     def lossy(self) -> bool:

@@ -40,8 +40,8 @@ SINGLE = 64  # tokens that are fed one by one, where segments are not taken
 class CheckReport:
     """Whether this device computes what the trained model computes.
 
-    Differences are in log-probability (nats). Of a step that is no language model they are in its outputs,
-    absolute up to 1 and relative above.
+    Differences are in log-probability (nats). Of a step that is no language model they are in its outputs:
+    see `output_differences` and `Spec.scale_of`.
     """
 
     passed: bool
@@ -149,8 +149,8 @@ def _differences_of_step(session: Session, folder: Path, spec: Spec) -> tuple[np
     reference = load_step_reference(folder, spec)
     answers = replay_step(session, reference.inputs, reference.segments.tolist(), reference.restarts)
     apart = [
-        output_differences(mine, reference.outputs[name]).ravel()
-        for name, mine in answers.items()
+        output_differences(answers[name], right, scale=spec.scale_of(right)).ravel()
+        for name, right in reference.outputs.items()
         if name in spec.compared_outputs
     ]
     return np.concatenate(apart), int(reference.segments.sum()) * reference.restarts.shape[1]

@@ -139,6 +139,13 @@ function namedReference(spec, data, batch, fed, load) {
     });
   const inputs = tensors(namedInputs(spec), data.inputs, null, []);
   const outputs = tensors(signature(spec).outputs, data.outputs, fed, [steps]);
+  /**
+   * What differences from an output are relative to: 1, and in a lower precision, whose limits are wide, the
+   * root mean square of the output if that is smaller.
+   * @param {Float32Array} output
+   */
+  const scaleOf = (output) =>
+    lossy ? Math.min(1, Math.sqrt(output.reduce((sum, x) => sum + x * x, 0) / output.length)) || 1 : 1;
   return {
     tokens: batch * fed,
     compared: `${outputs.map(({ name }) => name).join(", ")} of ${batch * fed} tokens`,
@@ -165,12 +172,13 @@ function namedReference(spec, data, batch, fed, load) {
         for (const { name, data: right, count, size, timed } of outputs) {
           // A rounding may change an id to any other.
           if (lossy && right instanceof BigInt64Array) continue;
+          const scale = scaleOf(right);
           const stride = (timed ? length : 1) * size;
           for (let b = 0; b < batch; b++)
             for (let i = 0; i < stride; i++) {
               const wanted = Number(right[(b * count + (timed ? at : number)) * size + i]);
               const mine = Number(found[name][b * stride + i]);
-              apart.push(Math.abs(mine - wanted) / Math.max(1, Math.abs(wanted)));
+              apart.push(Math.abs(mine - wanted) / Math.max(scale, Math.abs(wanted)));
             }
         }
         return Float64Array.from(apart);

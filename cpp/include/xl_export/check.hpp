@@ -17,7 +17,7 @@
 namespace xl_export {
 
 // How far every log-probability is from the reference, in nats, and what is let pass. Of a step that is no
-// language model: how far every output is, absolute up to 1 and relative above.
+// language model: how far every output is, relative to itself or to `scale_of`, whichever is larger.
 struct Report {
   double max_difference = 0, tolerance = 0, mean_difference = 0, mean_tolerance = 0;
   std::int64_t tokens = 0;
@@ -204,6 +204,15 @@ inline Array part_of(const StoredArray& stored, const Named& named, std::size_t 
   return part;
 }
 
+// What differences from an output are relative to: 1, and in a lower precision, whose limits are wide, the root
+// mean square of the output if that is smaller.
+inline double scale_of(const Spec& spec, const Array& output) {
+  double squares = 0;
+  for (const float number : output.floats) squares += static_cast<double>(number) * number;
+  if (!spec.lossy() || squares == 0) return 1;
+  return std::min(1.0, std::sqrt(squares / static_cast<double>(output.floats.size())));
+}
+
 // The same for a step that is no language model: its outputs are compared.
 inline void compare_outputs(const Session& session, const Reference& reference, std::size_t step,
                             std::size_t at, Memory& memory, Differences& found) {
@@ -215,10 +224,11 @@ inline void compare_outputs(const Session& session, const Reference& reference, 
   for (const Named& named : session.spec().inputs) fed[named.name] = part(named, 0);
   const Arrays outputs = session.step(fed, memory);
   for (const Named& named : session.spec().outputs) {
+    const double scale = scale_of(session.spec(), reference.arrays.at(named.name).array);
     const auto compare = [&](const auto& mine, const auto& right) {
       for (std::size_t index = 0; index < right.size(); ++index) {
         const auto wanted = static_cast<double>(right[index]);
-        found.add(static_cast<double>(mine[index]), wanted, std::max(1.0, std::abs(wanted)));
+        found.add(static_cast<double>(mine[index]), wanted, std::max(scale, std::abs(wanted)));
       }
     };
     if (named.integers && session.spec().lossy()) continue;  // a rounding may change an id to any other

@@ -53,8 +53,9 @@ def _refuse_wrong_outputs(session: Session, reference: StepReference, spec: Spec
     outputs = replay_step(session, reference.inputs, segments, reference.restarts[: len(segments)])
     for name in spec.compared_outputs:
         output = outputs[name]
-        right = reference.outputs[name][:, : output.shape[1]]
-        _refuse_beyond(spec, session, output_differences(output, right), f"in {name}")
+        right = reference.outputs[name]
+        apart = output_differences(output, right[:, : output.shape[1]], scale=spec.scale_of(right))
+        _refuse_beyond(spec, session, apart, f"in {name}")
 
 
 def _first(segments: np.ndarray) -> list[int]:

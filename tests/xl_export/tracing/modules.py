@@ -428,6 +428,8 @@ class Wide(nn.Module):
         torch.manual_seed(0)
         self.inputs = {"x": features(40), "previous": ids(50)}
         self.table, self.both, self.out = nn.Embedding(50, 32), nn.Linear(40, 64), nn.Linear(32, 40)
+        for small in self.out.parameters():  # outputs as of an untrained policy
+            small.data *= 0.03
 
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, M, 32)]
