@@ -107,6 +107,7 @@ EXPORT = [
         ("--target tensorrt --memory ring --mask full", "where segments are cut … leave out --memory"),
         ("--target tensorrt --memory ring --mem-len 0", "the model has no memory … which is then shift"),
         ("--target tensorrt --memory ring --exporter trace", "--exporter trace writes across the end"),
+        ("--attention-as operators", "--attention-as operators is for --target tensorrt"),
         ("--target web --attention-as node", "--attention-as is not for --target web"),
         ("--attention-as node --memory shift", "memory is shift, expected ring; leave out --attention-as"),
         ("--attention-as node --single-file", "the weights are stored as single-file, expected external"),
