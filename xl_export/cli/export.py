@@ -216,6 +216,8 @@ def export_command(
     attention = ATTENTION_AS[attention_as] if attention_as else None
     if attention and target == "web":
         raise UserError("--attention-as is not for --target web; leave one of them out.")
+    if attention == "native" and target == "onnxruntime":
+        raise UserError("--attention-as operators is for --target tensorrt; leave it out, or give both.")
     if attention and exporter == "trace":
         raise UserError(
             "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
