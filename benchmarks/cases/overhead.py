@@ -2,7 +2,7 @@
 
 A row for each precision of the weights. All sides step one stream, one token of each side after the other. A
 step can take no less than reading its bytes from the processor's cache, and computing its multiply-adds; both
-rates are of one core and are sides of the same turns.
+rates are of one core and are measured in the same run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.case import (
 )
 from benchmarks.cases.precision import read_bytes
 from benchmarks.checked_sessions import Operators, filled, open_checked
-from benchmarks.measure import Limits, Timing, milliseconds, square_product, take_turns
+from benchmarks.measure import Limits, Timing, measure_limits, milliseconds, take_turns
 from benchmarks.models import random_run
 from runtimes.contract.precision import Precision
 from runtimes.contract.sampling import Sampler
@@ -38,7 +38,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-stored", "int8", "int4")
 REPEATS = 3000  # tokens of each side
 WARM_UP = 20
 MOST_TOKENS = 10**9  # more than are ever generated
-PRODUCT = 256  # rows and columns of the matrices that are multiplied for the limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,8 @@ class Row(CaseRow):
     """One precision of the weights.
 
     onnxruntime: its run of one token; the other sides are whole calls of the session, which contain such a
-    run. num_bytes, multiply_adds: of the step. cache: the median rates of one core, of reading as many bytes
-    and of a product.
+    run. num_bytes, multiply_adds: of the step. cache: the rates of one core, of reading as many bytes again
+    and again, and of a large product.
     """
 
     precision: Precision
@@ -83,26 +82,23 @@ class Row(CaseRow):
 def run(job: Job) -> Iterator[Row]:
     """A row for each precision, after a comparison with PyTorch or with the same weights in fp32."""
     repeats = job.repeats(REPEATS)
+    computing = measure_limits(1).multiply_adds
     source = random_run(job)
     for precision in PRECISIONS:
         job.progress(f"{precision}: exporting, then timing {repeats} tokens of each side")
         artefact = export(source, job.folder / precision, precision=precision)
         session = open_checked(artefact, threads=job.threads, operators=job.operators)
-        num_bytes = read_bytes(session.spec, artefact / (FUSED if job.operators == "fused" else GRAPH))
-        numbers = np.ones(num_bytes, np.int8)
-        limits = {"reading": numbers.max, "computing": square_product(PRODUCT, 1)}
-        calls = sides(session) | limits
+        calls = sides(session)
         for call in calls.values():
             milliseconds(call, repeats=0, warmup=WARM_UP)
-        timings = take_turns(calls, repeats=repeats, turns=repeats, warmup=1, rest=False)
-        reading, computing = (timings.pop(name).median / 1e3 for name in limits)
+        num_bytes = read_bytes(session.spec, artefact / (FUSED if job.operators == "fused" else GRAPH))
         yield Row(
             precision=precision,
             parameters=session.spec.model.parameters,
-            **timings,
+            **take_turns(calls, repeats=repeats, turns=repeats, warmup=0, rest=False),
             num_bytes=num_bytes,
             multiply_adds=needed_multiply_adds(job.config.model, job.rule, 1),
-            cache=Limits(read_bytes=num_bytes / reading, multiply_adds=PRODUCT**3 / computing),
+            cache=Limits(read_bytes=cache_rate(num_bytes), multiply_adds=computing),
             operators=job.operators,
         )
 
@@ -124,6 +120,12 @@ def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
         "score": lambda: session.score(token, token, memories["score"]),
         "generate": lambda: next(pieces),
     }
+
+
+def cache_rate(num_bytes: int) -> float:
+    """Bytes per second at which one core reads so many bytes again and again."""
+    numbers = np.ones(num_bytes, np.int8)
+    return num_bytes / min(milliseconds(numbers.max, repeats=200)) * 1e3
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:
