@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from runtimes.base.errors import first_line
 from runtimes.contract.spec import Spec
@@ -37,17 +36,22 @@ def noted_guards() -> Iterator[list[Guard]]:
 
     found: list[Guard] = []
     log = getattr(ShapeEnv, "_log_guard", None)
+    if log is None:  # it is not public; without it, errors do not name the line
+        yield found
+        return
 
     def note(env: Any, prefix: str, condition: Any, *others: Any, **named: Any) -> None:
         if code := code_of(traceback.extract_stack()[:-1]):
             sources = env.var_to_sources
             sizes = {each: sources[each][0].name for each in condition.free_symbols if each in sources}
             found.append(Guard(condition, code, sizes))
-        if log is not None:
-            log(env, prefix, condition, *others, **named)
+        log(env, prefix, condition, *others, **named)
 
-    with mock.patch.object(ShapeEnv, "_log_guard", note, create=True):
+    ShapeEnv._log_guard = note  # type: ignore[method-assign, assignment]
+    try:
         yield found
+    finally:
+        ShapeEnv._log_guard = log  # type: ignore[method-assign]
 
 
 def code_of(frames: Sequence[traceback.FrameSummary]) -> str:
