@@ -98,6 +98,7 @@ PARTS = (
     Part(name="nvidia-smi", command=("nvidia-smi", SMI, "--format=csv"), minutes=1),
     Part(name="nvidia-smi-details", command=("nvidia-smi", "-q", "-d", SECTIONS), minutes=1),
     Part(name="devices", command=_python("xl_export", "devices"), minutes=2),
+    Part(name="try", command=_python("xl_export", "devices", "--try"), minutes=5),
     Part(
         name="tests",
         command=_python("pytest", "tests/gpu", *PYTEST),

@@ -65,6 +65,7 @@ def trials() -> Iterator[Trial]:
         return
     yield _trial("kernels", lambda: _kernels(_driver()))
     yield _trial("cuda", _bundled_model)
+    yield _trial("cuda, attention as one node", _node)
     flavours: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
     for flavour, package in flavours.items():
         if find_spec(package):
@@ -117,16 +118,32 @@ def _bundled_model() -> tuple[bool | None, str]:
     return report.passed, f"{folder.name}: {report.sentence}{'' if report.passed else mend}."
 
 
+def _node() -> tuple[bool | None, str]:
+    """A small model of random weights, whose attention is one kernel launch per layer."""
+    if not _can_export():
+        return None, "PyTorch exports the small model for it; export one elsewhere and run `xl-export check`."
+    from xl_export.demo.tiny import export_tiny
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = check(export_tiny(Path(folder), attention="plugin"), device="cuda")
+    mend = f"; export without --attention-as, and {REPORT}"
+    return report.passed, f"{report.sentence}{'' if report.passed else mend}."
+
+
+def _can_export() -> bool:
+    return all(find_spec(package) for package in ("torch", "onnx_ir", "safetensors"))
+
+
 def _engine(flavour: Flavour) -> tuple[bool | None, str]:
     """A small engine of random weights is built, checked and timed."""
-    if any(find_spec(package) is None for package in ("torch", "onnx_ir", "safetensors")):
+    if not _can_export():
         return None, "PyTorch exports the small model for it; export one elsewhere and run `xl-export build`."
     with needs("tensorrt,export", "tensorrt", "onnx", "tqdm", "torch"):
         from xl_export.demo.tiny import export_tiny
         from xl_export.tensorrt.build import build
         from xl_export.tensorrt.options import BuildOptions
     with tempfile.TemporaryDirectory() as folder:
-        artefact, engine = export_tiny(Path(folder)), Path(folder) / "engine"
+        artefact, engine = export_tiny(Path(folder), target="tensorrt"), Path(folder) / "engine"
         capability = ask_driver().gpus[0].compute_capability
         facts = build(
             artefact,
@@ -170,7 +187,7 @@ devices_command = extended(
         )
     ],
     try_devices,
-    "With --try the first NVIDIA GPU computes: the kernels of plugin engines, a model of examples/ on cuda "
-    "and, if TensorRT is installed, a small engine. Each trial prints one line, with what to do if it "
-    "failed. The exit code is 1 if one failed, otherwise 0.",
+    "With --try the first NVIDIA GPU computes: the kernels of plugin engines, a model of examples/ on cuda, "
+    "attention as one node and, if TensorRT is installed, a small engine. Each trial prints one line, with "
+    "what to do if it failed. The exit code is 1 if one failed, otherwise 0.",
 )

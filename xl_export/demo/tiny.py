@@ -1,8 +1,9 @@
-"""A small model of random weights, exported for TensorRT: to try a GPU, not to write text."""
+"""A small model of random weights: to try a GPU, not to write text."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from trainer.run.history import CONFIG, MODEL
 from xl_export.artefact.export import export
 
 
-def export_tiny(folder: Path) -> Path:
-    """The artefact, below a folder that exists."""
+def export_tiny(folder: Path, **options: Any) -> Path:
+    """The artefact, below a folder that exists. options: of `export`."""
     run = folder / "run"
     run.mkdir()
     # Heads are 16 wide: TensorRT-RTX has no fused attention for narrower ones.
@@ -30,4 +31,4 @@ def export_tiny(folder: Path) -> Path:
     write_json(run / CONFIG, to_json(config))
     save_vocab(run, ByteVocab())
     save_tensors(run / MODEL, LanguageModel(model).state_dict())
-    return export(run, folder / "artefact", target="tensorrt")
+    return export(run, folder / "artefact", **options)
