@@ -25,8 +25,7 @@ from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.open import describe
-from runtimes.sessions.segment_end import sees_segment_end
-from runtimes.tasks.describe import describe_lines
+from runtimes.tasks.describe import summary_lines
 from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
 from tests.schedule import DENSE, MOST_ROWS, Schedule
@@ -82,7 +81,7 @@ def test_a_folder_is_described_as_its_session_is(
     assert facts["model"]["vocab_size"] == session.vocab.size
     kinds = {"torch": "run", "engine": "engine", "ring-engine": "engine"}
     assert facts["kind"] == kinds.get(kind, "artefact")
-    assert f"computed by {session.computed_by}" in "\n".join(describe_lines(facts))
+    assert f"computed by {session.computed_by}" in "\n".join(summary_lines(facts, folders[kind]))
 
 
 def test_another_rule_gives_another_session_or_is_refused(session: Session, tokens: np.ndarray) -> None:

@@ -97,14 +97,16 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
     args = typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
-    # X | None and int | str are the only unions in use. A union with a Literal is a typing.Union, others are
-    # a types.UnionType.
+    # A union with a Literal is a typing.Union, others are a types.UnionType.
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
         if type(value) in args:  # one of several plain types
             return convert(type(value), value, where=where)
-        return convert(next(arg for arg in args if arg is not type(None)), value, where=where)
+        # Of several records, the one that has most of the keys.
+        keys = set(value) if isinstance(value, dict) else set[str]()
+        kinds = [arg for arg in args if arg is not type(None)]
+        return convert(max(kinds, key=lambda kind: len(keys & _field_names(kind))), value, where=where)
     if origin is typing.Literal:
         if value not in args:
             raise ConfigError(f"{where}: expected one of {', '.join(map(str, args))}, found {value!r:.40}.")
@@ -121,6 +123,10 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
     if hint in (int, str, bool) and type(value) is hint:
         return value
     raise ConfigError(f"{where}: expected {KINDS[origin or hint]}, found {_kind(value)}.")
+
+
+def _field_names(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
 
 
 def _kind(value: Any) -> str:

@@ -13,12 +13,12 @@ from runtimes.contract.checks import describe_streams
 from runtimes.contract.memory import holds_streams
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.open import describe
-from runtimes.tasks.describe import describe_lines, next_command, summary_lines
+from runtimes.tasks.describe import detail_lines, next_command, summary_lines
 
 
 @click.command("info")
 @folder_argument
-@click.option("--all", "all_", is_flag=True, help="Add every detail: hashes, training, tensors.")
+@click.option("--all", "all_", is_flag=True, help="Add every fact of --json: hashes, training, tensors.")
 @json_option
 def info_command(path: Path, all_: bool, as_json: bool) -> None:
     """Print what is at PATH, and what to do with it.
@@ -34,7 +34,7 @@ def info_command(path: Path, all_: bool, as_json: bool) -> None:
         facts = describe(path)
         if facts.get("fused_graph") and (sentence := fused_cpu.ignored()):
             facts["fused_kernel_ignored"] = sentence
-        details = describe_lines(facts) if all_ else []
+        details = detail_lines(facts) if all_ else []
         lines = [*summary_lines(facts, path), *details, f"next        {next_command(facts, path)}"]
     show(facts, lines, as_json=as_json)
 

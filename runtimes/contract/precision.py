@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,11 +109,6 @@ class OutputLoss:
     changed: float | None = None
     """Of an output of ids, instead: the share of them that are others."""
 
-    def __str__(self) -> str:
-        if self.changed is not None:
-            return f"{self.changed:.1%} other ids"
-        return f"{100 * self.rms:.2g}% RMS, {100 * self.largest:.2g}% at most"
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
@@ -132,17 +126,6 @@ class MeasuredStep:
     """The median of steps that are as short as the shortest of the reference."""
     fp32_seconds_per_step: float
 
-    def sentence(self, precision: Precision, memory: MemoryPrecision, *, stream: tuple[int, int]) -> str:
-        """What the preset costs and gains. stream: as in `sentence`."""
-        losses = "; ".join(f"{name} {loss}" for name, loss in self.outputs.items())
-        streams = "" if memory == "fp32" else f"{per_stream(*stream)}; "
-        return (
-            f"{named(precision, memory)}, relative differences from fp32: {losses}; "
-            f"{self.num_bytes / 1e6:,.2f} MB for {self.fp32_num_bytes / 1e6:,.2f}; {streams}"
-            f"{1e3 * self.seconds_per_step:.2f} ms a step for {1e3 * self.fp32_seconds_per_step:.2f}; "
-            f"{self.tokens:,} tokens of random inputs"
-        )
-
 
 def unmeasured(precision: Precision) -> str:
     """What is not known of a quantised artefact that was exported without a text, as a part of a sentence."""
@@ -150,12 +133,6 @@ def unmeasured(precision: Precision) -> str:
         f"what {precision} loses was never measured and has no bound; "
         "export it again with --text FILE to measure it"
     )
-
-
-def memory_precision_of(dtypes: Iterable[str]) -> MemoryPrecision:
-    """The precision of a memory whose tensors have these types."""
-    found = set(dtypes)
-    return next((name for name in ("int8", "fp16") if MEMORY_TYPES[name] in found), "fp32")
 
 
 def named(precision: Precision, memory: MemoryPrecision) -> str:

@@ -111,9 +111,7 @@ class Spec:
     tolerance: float = 0.0
     mean_tolerance: float = 0.0
     # What the precisions cost; None for fp32, and where no text was given to measure on.
-    measured: Measured | None = None
-    # The same for a step that is no language model.
-    measured_step: MeasuredStep | None = None
+    measured: Measured | MeasuredStep | None = None
     # One sentence on why the model may be of no use, as a run that was never validated.
     concern: str | None = None
     opset: int
@@ -168,8 +166,6 @@ class Spec:
     @property
     def state_dtype(self) -> MemoryType:
         """The type of the memory tensors; those of bytes have scales, which are float32."""
-        if self.target == "tensorrt" and self.precision != "fp32":
-            return "float16"
         return MEMORY_TYPES[self.memory_precision]
 
     @property
@@ -243,7 +239,7 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "measured_step"):
+        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every"):
             if not document[name]:
                 del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}

@@ -48,7 +48,6 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "precision": spec.precision,
         "memory_precision": spec.memory_precision,
         "measured": None if spec.measured is None else to_json(spec.measured),
-        "measured_step": None if spec.measured_step is None else to_json(spec.measured_step),
         "tolerance": spec.tolerance,
         "mean_tolerance": spec.mean_tolerance,
         "opset": spec.opset,

@@ -138,7 +138,7 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         against=_against(spec),
         computed_by=session.computed_by,
         kernel=session.kernel,
-        note=unmeasured(spec.precision) if quantised and not (spec.measured or spec.measured_step) else None,
+        note=unmeasured(spec.precision) if quantised and not spec.measured else None,
         paths=len(session.paths.possible) - len(missing) if session.paths else 1,
         missing=missing,
     )

@@ -83,7 +83,7 @@ def precisions_for(
             f"a precision of the memory was given, {memory_precision}, and a graph for TensorRT has memory "
             "in fp16, or in fp32 with weights in fp32; leave it out."
         )
-    return precision or "fp16", "fp32"  # the target implies an fp16 memory, so no spec repeats it
+    return precision or "fp16", "fp32" if precision == "fp32" else "fp16"
 
 
 def refuse_needless_text(text: Path | None, spec: Spec) -> None:
@@ -182,7 +182,7 @@ def _write_step(spec: Spec, folder: Path, write_graphs: WriteGraphs, original: S
         if spec.answers == "stored-weights":
             stored = _over_stored_weights(exact, Path(name), folder)
         save_reference(folder, check_lowered_step(low, stored, reference, measured))
-    return dataclasses.replace(spec, measured_step=measured)
+    return dataclasses.replace(spec, measured=measured)
 
 
 def _in_fp32(spec: Spec) -> Spec:

@@ -17,9 +17,9 @@ from runtimes.cli.options import json_option, show
 from runtimes.contract.engine import Attention
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import (
+    Measured,
     MemoryPrecision,
     Precision,
-    memory_precision_of,
     named,
     per_stream,
     sentence,
@@ -269,8 +269,8 @@ def export_command(
         verdict = "is written, but its check FAILED on this machine"
     lines = [f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}"]
     stream = spec.bytes_per_stream, spec.fp32_bytes_per_stream
-    stored = memory_precision_of([spec.state_dtype])
-    if spec.measured is not None:
+    stored = spec.memory_precision
+    if isinstance(spec.measured, Measured):
         lines.append(sentence(spec.precision, stored, spec.measured, stream=stream))
     elif spec.lossy:
         name = named(spec.precision, stored) + (f" ({per_stream(*stream)})" if stored != "fp32" else "")

@@ -22,7 +22,7 @@ from runtimes.contract.engine import (
 )
 from runtimes.contract.spec import BUILD
 from runtimes.sessions.open import describe
-from runtimes.tasks.describe import describe_lines
+from runtimes.tasks.describe import detail_lines, summary_lines
 from tests.fake_gpu import make_engine
 from tests.sealing import identity
 
@@ -131,7 +131,8 @@ def test_mutated_facts_are_read_or_refused(engine: Path) -> None:
             )
         (engine / BUILD).write_bytes(data)
         try:
-            describe_lines(describe(engine))
+            facts = describe(engine)
+            print(*summary_lines(facts, engine), *detail_lines(facts))
         except ArtefactError as error:
             refused.append(str(error))
     assert len(refused) > MUTATIONS * 0.8

@@ -12,7 +12,6 @@ from runtimes import Memory, open_session
 from runtimes.contract.precision import MemoryPrecision
 from runtimes.contract.tensors import Form
 from runtimes.sessions.open import describe
-from runtimes.tasks.describe import describe_lines
 from tests.architectures import ARCHITECTURES
 from tests.streams import rows
 from xl_export.artefact.export import export
@@ -53,12 +52,6 @@ def test_info_prints_the_bytes_that_a_session_holds(
     for at in range(0, 40, 8):
         _, memory = session.step(rows(tokens, BATCH, 40)[:, at : at + 8], memory)
     assert held(memory) == held(memory.copy()) == BATCH * facts["bytes_per_stream"]
-    running = held(memory, memory.binding._spare)
-    assert running == BATCH * facts["running_bytes_per_stream"]
-    whole = facts["fp32_bytes_per_stream"]
+    assert held(memory, memory.binding._spare) == BATCH * facts["running_bytes_per_stream"]
     if kind == "transformer-xl":
-        assert held(open_session(artefacts[form]).start(1)) == whole
-    line = next(line for line in describe_lines(facts) if line.startswith("memory "))
-    assert f"{facts['bytes_per_stream']:,} bytes per stream" in line
-    assert ("while a session runs" in line) == (running > BATCH * facts["bytes_per_stream"])
-    assert (f" for {whole:,} in fp32" in line) == (precision != "fp32")
+        assert held(open_session(artefacts[form]).start(1)) == facts["fp32_bytes_per_stream"]

@@ -52,17 +52,14 @@ def test_info_shows_vocabulary_and_training(kind: str, chain: Callable[..., Any]
     expected |= {} if kind == "ids" else {"library": "tokenizers"}
     for folder in (made.run, made.artefact):
         assert json_of(xl("info", folder, "--json"))["vocabulary"] == expected
-        result = xl("info", folder, "--all")
-        library = " of tokenizers" if kind == "subword" else ""
-        assert f"vocabulary  {kind}{library}, {expected['size']} tokens\n" in result.stdout
-        assert f"end of document {special['end_of_document']}" in result.stdout
+        shown = xl("info", folder, "--all").stdout
+        assert f"vocabulary.special.end_of_document {special['end_of_document']}\n" in shown
     facts = json_of(xl("info", made.run, "--json"))
     training = facts["training"]
     assert (training["step"], training["steps"], training["data"]) == (4, 4, str(made.dataset))
     assert training["best"]["step"] == 4
     assert training["recipe"]["learning_rate"] == 0.004
     assert facts["concern"] is None
-    assert "training    step 4 of 4, best validation" in xl("info", made.run, "--all").stdout
 
 
 def test_a_run_keeps_its_tokenizer(chain: Callable[..., Any], tmp_path: Path, text: str) -> None:
@@ -116,9 +113,7 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     state = tmp_path / "run" / "training.safetensors"
     state.write_bytes(state.read_bytes()[:100])  # neither `info` nor `export` needs it
     concern = "how this run was trained is unknown, because its training.safetensors is missing or damaged"
-    described = xl("info", tmp_path / "run", "--all").stdout
-    assert "training    unknown\n" in described
-    assert f"warning     {concern}" in described
+    assert f"warning     {concern}" in xl("info", tmp_path / "run", "--all").stdout
     exported = xl("export", tmp_path / "run", "--out", tmp_path / "artefact", "--force")
     assert exported.exit_code == 0, exported.output
     assert f"Warning: {concern}" in exported.stderr

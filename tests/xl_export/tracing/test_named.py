@@ -17,7 +17,7 @@ from torch import nn
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory, score_texts
 from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.cli.info import info_command
-from runtimes.contract.precision import Precision
+from runtimes.contract.precision import MeasuredStep, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
@@ -395,8 +395,8 @@ def test_a_lower_precision_of_a_named_step_states_its_loss(
     precision: Precision, largest: float, module_artefact: Callable[[str], Path]
 ) -> None:
     artefact = module_artefact(f"wide in {precision}")
-    measured = load_spec(artefact).measured_step
-    assert measured is not None
+    measured = load_spec(artefact).measured
+    assert isinstance(measured, MeasuredStep)
     assert 0 < measured.outputs["value"].rms < measured.outputs["value"].largest < largest
     assert measured.outputs["best"].changed is not None
     graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
@@ -405,7 +405,7 @@ def test_a_lower_precision_of_a_named_step_states_its_loss(
     report = check(artefact)
     assert (report.passed, report.outputs) == (True, ("value",))  # a rounding may change any id
     text = CliRunner().invoke(info_command, [str(artefact), "--all"], catch_exceptions=False).output
-    assert "relative differences from fp32: value " in text
+    assert f"measured.outputs.value.rms {measured.outputs['value'].rms}\n" in text
     session, draw = open_session(artefact), np.random.default_rng(0)
     inputs = {"x": draw.standard_normal((2, 50, 40), np.float32), "previous": draw.integers(50, size=(2, 50))}
     memory = session.start(2)
