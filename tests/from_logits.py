@@ -14,6 +14,7 @@ class FromLogits:
     """`predict`, `score` and `paths` of a session that has a `step`."""
 
     paths = None
+    pads_right = True
 
     def predict(
         self: Session, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None

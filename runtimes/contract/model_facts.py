@@ -9,6 +9,7 @@ from runtimes.base.errors import ConfigError
 
 MAX_SIZE = 1 << 24  # of any one dimension; an absurd size becomes a sentence and not an allocation
 MAX_LAYERS = 4096
+FROM_SEGMENT_END = "-from-segment-end"
 SELECTIVE_FROM = 8192  # tokens; the graph of a larger vocabulary computes only the requested logits
 
 Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
@@ -20,7 +21,8 @@ class ModelFacts:
     """The kind of a model, its sizes, and the number of its parameters."""
 
     # Positions and sublayers are named as in `trainer.model.config.ModelConfig`, and `own` for a traced
-    # module that this project did not define.
+    # module that this project did not define. Positions that count from the last token of a segment end in
+    # FROM_SEGMENT_END.
     positions: str
     sublayers: AnySublayers
     layers: int

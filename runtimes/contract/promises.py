@@ -46,19 +46,3 @@ def refuse_unpromised(without: Collection[Promise], positions: np.ndarray, segme
             f"({PROMISES['cuts']}): a step begins at a multiple of {segment} tokens; feed whole segments of "
             f"{segment}, and a shorter one only at the end of a stream."
         )
-
-
-def refuse_apart(without: Collection[Promise], fixed_rows: int | None) -> None:
-    """Raises StreamError for an artefact that does not promise that its rows can advance apart."""
-    if fixed_rows is not None:
-        raise StreamError(
-            f"this artefact was traced for exactly {fixed_rows} rows, which advance by the same number of "
-            "tokens in each step; trace it without `rows`."
-        )
-    for promise in without:
-        if promise in ("unequal", "rows"):
-            raise StreamError(
-                f"this artefact does not keep the promise `{promise}` ({PROMISES[promise]}), so its rows "
-                "cannot advance by different numbers of tokens; give each stream a memory of its own, or "
-                "trace a module that keeps it."
-            )

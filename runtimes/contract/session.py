@@ -50,6 +50,10 @@ class Session(Protocol):
     """The memory rule that the session computes under."""
     state: tuple[TensorSpec, ...]
     """The memory tensors; "batch" is their named axis."""
+    pads_right: bool
+    """Whether tokens change no answer to the tokens before them in their segment, so that a row may end in
+    padding. They do if positions count from the end of the segment.
+    """
     sampler: Sampler
     """The sampling settings that the model recommends; `generate` uses them by default."""
     before_run: Callable[[], object] | None

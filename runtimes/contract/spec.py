@@ -31,7 +31,7 @@ from runtimes.base.sealed import (
     write_sealed,
 )
 from runtimes.contract.memory import MAX_BATCH
-from runtimes.contract.model_facts import ModelFacts
+from runtimes.contract.model_facts import FROM_SEGMENT_END, ModelFacts
 from runtimes.contract.precision import (
     MEMORY_IN_BYTES,
     MEMORY_TYPES,
@@ -43,7 +43,7 @@ from runtimes.contract.precision import (
     MemoryType,
     Precision,
 )
-from runtimes.contract.promises import Promise
+from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import (
     FORM_FACTS,
@@ -191,10 +191,27 @@ class Spec:
         return self.circular and self.target != "web"
 
     @property
-    def rows_apart(self) -> bool:
-        """Whether the rows of one step can advance by different numbers of tokens."""
-        promised = not {"unequal", "rows"} & set(self.without)
-        return self.circular and promised and self.fixed_rows is None
+    def pads_right(self) -> bool:
+        """Whether the tokens of a step change no answer to the tokens before them: see `Session`."""
+        if self.model.positions == "own":
+            return self.rule.mask == "same-length" and "cuts" not in self.without
+        return not self.model.positions.endswith(FROM_SEGMENT_END)
+
+    @cached_property
+    def lengths_fault(self) -> str | None:
+        """Why the rows of one step cannot have different numbers of tokens, as a part of a sentence; None if
+        they can.
+        """
+        if not self.circular:
+            return f"in {self.form} memory, unlike a ring, all rows of a step advance by as many tokens"
+        if self.fixed_rows is not None:
+            return f"this artefact was traced for exactly {self.fixed_rows} rows that advance together"
+        for promise in self.without:
+            if promise in ("unequal", "rows"):
+                return f"this artefact does not keep the promise `{promise}` ({PROMISES[promise]})"
+        if self.model.positions.endswith(FROM_SEGMENT_END):
+            return "the positions of this model count from the end of the segment, and padding changes them"
+        return None
 
     @property
     def compared_outputs(self) -> tuple[str, ...]:

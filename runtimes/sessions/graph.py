@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, DivergedError, StreamError
+from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.logits import log_probability
 from runtimes.contract.checks import (
     as_array,
@@ -29,14 +29,13 @@ from runtimes.contract.checks import (
     value_range,
 )
 from runtimes.contract.memory import MAX_POSITION, Held, Memory, refuse_no_memory
-from runtimes.contract.promises import refuse_apart, refuse_unpromised
+from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec, refuse_no_language_model
 from runtimes.contract.tensors import POSITIONS, TensorSpec, row_bytes
 from runtimes.contract.vocabulary import Vocab
-from runtimes.sessions.segment_end import sees_segment_end
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
 Arrays = dict[str, np.ndarray]
@@ -60,8 +59,8 @@ class GraphSession(ABC):
         self._vocab = vocab  # None unless the step is a language model's
         self.identity = identity
         self.process = os.getpid()
-        self._counts_from_end: bool | None = None  # None until it was tried
         self.rule: MemoryRule = spec.rule
+        self.pads_right = spec.pads_right
         self.sampler = Sampler()
         # Read for each token.
         self._selective = spec.model.selective
@@ -231,7 +230,10 @@ class GraphSession(ABC):
             inputs = checked_inputs(self, self.spec, given, memory)
         refuse_after_fork(self.process)
         if lengths is not None:
-            self._refuse_lengths(memory.batch)
+            if fault := self.spec.lengths_fault:
+                raise StreamError(
+                    f"lengths were given, and {fault}; leave lengths out, or give each stream its own memory."
+                )
             lengths = checked_lengths(lengths, inputs["input_ids"])
             # Padding after a row's tokens needs no input of its own. A token sees nothing that comes after
             # it. The ring has room for a whole segment next to a whole memory, so the padding uses no slot
@@ -278,30 +280,6 @@ class GraphSession(ABC):
                 for name in timed & outputs.keys():
                     step.outputs[name][:, piece] = outputs[name]
                 at += count
-
-    def _refuse_lengths(self, rows: int) -> None:
-        """Raises StreamError if the rows of a step can only advance together."""
-        if not self.spec.circular:
-            raise StreamError(
-                f"lengths were given, and in {self.spec.form} memory all rows of a step advance by the same "
-                "number of tokens; leave lengths out, or open an artefact with ring memory (`xl-export "
-                "export RUN --memory ring`), or the run."
-            )
-        refuse_apart(self.spec.without, self.spec.fixed_rows)
-        if self._counts_from_end is None:
-            self._counts_from_end = sees_segment_end(self, rows=rows)
-            if self._counts_from_end is None:
-                raise DivergedError(
-                    f"the model {self.identity:.12} gives log-probabilities that are not finite; its "
-                    "training has diverged or its weights are damaged: take an earlier checkpoint, or train, "
-                    "import or export it again."
-                )
-        if self._counts_from_end:
-            raise StreamError(
-                "lengths were given, and the positions of this model count from the end of the segment, "
-                "where padding would change them; leave lengths out, or open the run that it was exported "
-                "from."
-            )
 
 
 class Step:

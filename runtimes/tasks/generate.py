@@ -16,7 +16,6 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
 from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
-from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.sample import Draw, Penalties, penalties_of
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
@@ -87,7 +86,8 @@ def generate(
             what=f"a step of {len(rows)} prompts",
             mend="give fewer prompts at once",
         )
-    together = memory is not None and len(rows) > 1 and not _rows_advance_apart(session, len(rows))
+    several = memory is not None and len(rows) > 1
+    together = several and session.spec is not None and session.spec.lengths_fault is not None
     if stop and together:
         raise StreamError(
             "rows that continue existing memory must end together in this form of memory; give stop strings "
@@ -156,16 +156,6 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     listed: list[Any] = list(prompts)
     integers = bool(listed) and all(isinstance(item, int | np.integer) for item in listed)
     return [listed] if integers else listed
-
-
-def _rows_advance_apart(session: Session, rows: int) -> bool:
-    """Whether a step takes a number of tokens for each row.
-
-    Runs do. So do artefacts with ring memory, unless their positions count from the end of the segment.
-    """
-    if session.spec is None:
-        return True
-    return session.spec.rows_apart and sees_segment_end(session, rows=rows) is False
 
 
 def _no_text(token: int) -> str:

@@ -21,7 +21,7 @@ from runtimes.base.errors import DivergedError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
-from runtimes.sessions.segment_end import sees_segment_end
+from runtimes.tasks.evaluate import not_finite
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 
 WINDOW = 1 << 16  # tokens
@@ -136,7 +136,6 @@ class _Scorer:
         self._progress = progress
         self._memories: dict[int, Memory] = {}
         self._done = 0
-        self._padding: bool | None = None  # None until it was tried
 
     def log_probs(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """The log-probabilities [tokens] of each row."""
@@ -159,12 +158,9 @@ class _Scorer:
         """Batches that may be padded where padding changes no score."""
         if not lengths:
             return []
-        if self._padding is None:
-            rows = min(self._limits.rows, len(lengths))
-            self._padding = sees_segment_end(self.session, rows=rows) is False
         # Under the full mask a stream must be cut where it is cut when it is fed alone, so a context may not
         # be padded on the left.
-        padding = self._padding and not (contexts and self.session.rule.mask == "full")
+        padding = self.session.pads_right and not (contexts and self.session.rule.mask == "full")
         return make_batches(lengths, self._limits, padding=padding)
 
     def _fed(self, contexts: Sequence[Context]) -> Memory:

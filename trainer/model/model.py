@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from runtimes.contract.model_facts import ModelFacts
+from runtimes.contract.model_facts import FROM_SEGMENT_END, ModelFacts
 from runtimes.contract.rule import MemoryRule
 from trainer.model.attention import AttentionFunction, Terms, relative_attention
 from trainer.model.config import ModelConfig
@@ -323,7 +323,7 @@ class LanguageModel(nn.Module):
         """The part of the configuration that an artefact carries."""
         c = self.config
         return ModelFacts(
-            positions=c.positions,
+            positions=c.positions + FROM_SEGMENT_END * c.from_segment_end,
             sublayers=c.sublayers,
             layers=c.layers,
             heads=c.heads,

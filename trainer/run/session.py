@@ -87,6 +87,7 @@ class TorchSession:
         self.model = model
         self.vocab = vocab
         self.rule = rule
+        self.pads_right = not model.config.from_segment_end
         self.sampler = Sampler()
         self.identity = identity
         self._process = os.getpid()

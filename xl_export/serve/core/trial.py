@@ -8,7 +8,6 @@ import numpy as np
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import DeviceTensor, Memory
-from runtimes.contract.promises import refuse_apart
 from runtimes.contract.session import Session
 from xl_export.serve.core.pieces import piece_after
 from xl_export.serve.core.running import Rows
@@ -24,26 +23,26 @@ STEPS = 3  # what a step writes to the memory shows in the logits of the steps a
 
 
 def refuse_unserved(session: Session) -> None:
-    """Raises StreamError for a session whose rows cannot advance apart and in place on the CPU."""
+    """Raises StreamError for a session whose rows cannot advance by themselves, in place on the CPU."""
     spec = session.spec
     if spec is not None:
         if not spec.circular:
             raise StreamError(
-                f"the artefact has {spec.form} memory, in which streams cannot be served apart from each "
-                "other; export it with `--memory ring`."
+                f"the artefact has {spec.form} memory, in which streams cannot advance one by "
+                "one; export it with `--memory ring`."
             )
-        refuse_apart(spec.without, spec.fixed_rows)
+        if fault := spec.lengths_fault:
+            raise StreamError(
+                f"{fault}, and a server advances each stream by itself; serve another artefact, or the run."
+            )
     memory = session.start(2)
     token = np.zeros((2, 1), np.int64)
     session.predict(token, memory)
     if any(isinstance(array, DeviceTensor) for array in memory.tensors.values()):
         raise StreamError(
-            "the session keeps its memory on a device, and rows cannot be served apart there; open the "
+            "the session keeps its memory on a device, and rows cannot advance one by one there; open the "
             "artefact with --device cpu."
         )
-    # The session refuses this itself if the model's positions count from the end of a segment.
-    if session.rule.segment > 1:
-        session.predict(np.zeros((2, 2), np.int64), memory, lengths=np.array([2, 1]))
 
 
 def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -> str | None:
