@@ -12,7 +12,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.generate import sampling_options
 from runtimes.cli.options import folder_argument, json_option, show
 from runtimes.contract.sampling import SETTINGS, Sampler, read_sampling, write_sampling
-from runtimes.sessions.open import class_for
+from runtimes.sessions.open import opener_of
 
 
 @click.command("set")
@@ -29,7 +29,7 @@ def set_command(path: Path, reset: bool, as_json: bool, **sampling: Any) -> None
     """
     if not reset and all(value is None for value in sampling.values()):
         raise UserError("nothing to set was given; give a setting such as --temperature 0.8, or --reset.")
-    class_for(path)  # refuses a folder that holds no model
+    opener_of(path)  # refuses a folder that holds no model
     with fields_as_options(*SETTINGS):
         sampler = (Sampler() if reset else read_sampling(path)).replaced(**sampling)
     write_sampling(path, sampler)

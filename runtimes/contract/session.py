@@ -147,8 +147,8 @@ def is_language_model(session: Session) -> bool:
     return session.spec is None or session.spec.language_model
 
 
-class SessionClass(Protocol):
-    """What `runtimes/sessions/open.py` uses of a session class: it opens a folder and describes one."""
+class Opener(Protocol):
+    """A session class, or a module with these functions: it opens a kind of folder and describes one."""
 
     def open(self, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
         """A session over the verified content of `folder`; raises ConfigError for a device that cannot

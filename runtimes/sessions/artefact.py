@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from runtimes.base.errors import MissingPackageError, UserError
 from runtimes.base.progress import say_once
@@ -16,46 +15,40 @@ from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
 BEST = Device("cuda")  # engines take minutes to build, so they are built only on request
 
 
-class ArtefactOpener:
-    """What `runtimes/sessions/open.py` needs of an artefact; see `runtimes.contract.session.SessionClass`."""
+def open(folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
+    """The session over an artefact whose every hash was verified.
 
-    @classmethod
-    def open(cls, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
-        """The session over an artefact whose every hash was verified.
-
-        With `auto` it is the first GPU if ONNX Runtime has CUDA and reproduces the reference's answers to
-        some tokens; otherwise it is the CPU, and a warning says why, once. Raises ConfigError for a device
-        that cannot compute artefacts, and MissingPackageError or ArtefactError for one that cannot do so
-        here.
-        """
-        refuse_for_artefact(device, folder)
-        with read_artefact(folder) as (spec, contents):
-            if device == CPU or (device == AUTO and not _has_cuda()):
-                # A package for GPUs is installed and is not used: that must not pass silently.
-                if device == AUTO and (fault := fault_of_both()):
-                    say_once(f"computing on the CPU, because {fault}")
-                return OrtSession.of(folder, spec, contents, threads=threads)
-        from runtimes.sessions.ort_gpu.session import OrtGpuSession  # not on the CPU, which opens sooner
-        from runtimes.sessions.ort_gpu.trial import refuse_wrong_answers
-
-        if device != AUTO:
-            return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
-        if fault := PROVIDERS[BEST.kind].fault(load_onnxruntime()):
-            say_once(f"computing on the CPU, because {fault}")
+    With `auto` it is the first GPU if ONNX Runtime has CUDA and reproduces the reference's answers to
+    some tokens; otherwise it is the CPU, and a warning says why, once. Raises ConfigError for a device
+    that cannot compute artefacts, and MissingPackageError or ArtefactError for one that cannot do so
+    here.
+    """
+    refuse_for_artefact(device, folder)
+    with read_artefact(folder) as (spec, contents):
+        if device == CPU or (device == AUTO and not _has_cuda()):
+            # A package for GPUs is installed and is not used: that must not pass silently.
+            if device == AUTO and (fault := fault_of_both()):
+                say_once(f"computing on the CPU, because {fault}")
             return OrtSession.of(folder, spec, contents, threads=threads)
-        try:
-            session = OrtGpuSession.of(folder, spec, contents, device=BEST, threads=threads)
-            refuse_wrong_answers(session, folder, spec)
-        except UserError as error:
-            say_once(f"computing on the CPU, because {BEST} was tried and cannot be used: {error}")
-            return OrtSession.of(folder, spec, contents, threads=threads)
-        say_once(f"computing with {session.computed_by}")
-        return session
+    from runtimes.sessions.ort_gpu.session import OrtGpuSession  # not on the CPU, which opens sooner
+    from runtimes.sessions.ort_gpu.trial import refuse_wrong_answers
 
-    @classmethod
-    def describe(cls, folder: Path) -> dict[str, Any]:
-        """The facts of the artefact in a folder, as it runs on the CPU; needs no ONNX Runtime."""
-        return OrtSession.describe(folder)
+    if device != AUTO:
+        return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
+    if fault := PROVIDERS[BEST.kind].fault(load_onnxruntime()):
+        say_once(f"computing on the CPU, because {fault}")
+        return OrtSession.of(folder, spec, contents, threads=threads)
+    try:
+        session = OrtGpuSession.of(folder, spec, contents, device=BEST, threads=threads)
+        refuse_wrong_answers(session, folder, spec)
+    except UserError as error:
+        say_once(f"computing on the CPU, because {BEST} was tried and cannot be used: {error}")
+        return OrtSession.of(folder, spec, contents, threads=threads)
+    say_once(f"computing with {session.computed_by}")
+    return session
+
+
+describe = OrtSession.describe  # as it runs on the CPU
 
 
 def _has_cuda() -> bool:

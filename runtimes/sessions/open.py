@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.device import Device
 from runtimes.contract.sampling import read_sampling
-from runtimes.contract.session import Session, SessionClass
+from runtimes.contract.session import Opener, Session
 from runtimes.contract.spec import BUILD, SPEC
 
-# The file that marks a folder's kind, and the class for it. A class is named here and imported only when it
-# is needed.
-SESSIONS = {
-    BUILD: ("runtimes.sessions.tensorrt.session", "TrtSession"),  # before SPEC, which an engine has too
-    SPEC: ("runtimes.sessions.artefact", "ArtefactOpener"),
-    "config.json": ("trainer.run.session", "TorchSession"),
+# The file that marks a folder's kind, and the class or module that opens it, which is imported when it is
+# needed.
+OPENERS = {
+    BUILD: "runtimes.sessions.tensorrt.session:TrtSession",  # before SPEC, which an engine has too
+    SPEC: "runtimes.sessions.artefact",
+    "config.json": "trainer.run.session:TorchSession",
 }
 
 MAX_THREADS = 1024
@@ -43,47 +43,38 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
         raise StreamError(f"threads is {threads!r:.40}; expected a whole number from 1 to {MAX_THREADS}.")
     folder = Path(path)
     chosen = Device.parse(device)
-    session_class = class_for(folder)
+    opener = opener_of(folder)
     sampler = read_sampling(folder)
-    session = session_class.open(folder, threads=threads, device=chosen)
+    session = opener.open(folder, threads=threads, device=chosen)
     session.sampler = sampler
     return session
 
 
 def describe(path: Path | str) -> dict[str, Any]:
-    """The facts of an artefact, an engine or a run, as `info` prints them (see `SessionClass.describe`).
+    """The facts of an artefact, an engine or a run, as `info` prints them (see `Opener.describe`).
 
     Artefacts and engines are described from their verified files, so this needs none of ONNX Runtime,
     TensorRT and PyTorch.
     """
     folder = Path(path)
-    facts = class_for(folder).describe(folder)
+    facts = opener_of(folder).describe(folder)
     return facts | {"sampling": to_json(read_sampling(folder))}
 
 
-def class_for(folder: Path) -> SessionClass:
-    """The class that opens the model in a folder; raises UserError for a folder that holds none."""
+def opener_of(folder: Path) -> Opener:
+    """What opens the model in a folder; raises UserError for a folder that holds none."""
     refuse_no_folder(folder, give="a run, an artefact or an engine")
-    for marker, (module, name) in SESSIONS.items():
+    for marker, opener in OPENERS.items():
         if (folder / marker).is_file():
             prepare_libraries()  # before the module loads PyTorch or ONNX Runtime
-            try:
-                return cast(SessionClass, getattr(import_module(module), name))
-            except ModuleNotFoundError as error:
-                if not module.startswith(f"{error.name}"):
-                    raise
-                package = module.partition(".")[0]
-                raise MissingPackageError(
-                    f"Python does not find the package {package} of xl-export; rename a file or folder of "
-                    f"the name {package} that lies beside your script or in the working folder."
-                ) from error
+            return cast(Opener, resolve_name(opener))
     refuse_dataset(folder, give="a run, an artefact or an engine")
     if (folder / "config.pbtxt").is_file() or any(folder.glob("*/config.pbtxt")):
         raise ArtefactError(
             f"{folder} is a model repository for Triton Inference Server, which loads it; give the artefact "
             "or the engine that it was written from."
         )
-    if inside := sorted({path.parent for marker in SESSIONS for path in folder.glob(f"*/{marker}")}):
+    if inside := sorted({path.parent for marker in OPENERS for path in folder.glob(f"*/{marker}")}):
         raise ArtefactError(
             f"{folder} is no run, artefact or engine; {inside[0]} in it looks like one, so give that."
         )
