@@ -19,7 +19,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import atomic_file, read_json
-from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp
+from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp, output_differences
 from runtimes.base.records import from_json, to_json
 from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
@@ -65,14 +65,17 @@ class StoredArray:
 def replay_step(
     session: Session, inputs: Mapping[str, np.ndarray], segments: Iterable[int], restarts: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The outputs of a step over chained segments, in the shapes of `StepReference`."""
+    """The outputs of a step over chained segments, in the shapes of `StepReference`.
+
+    restarts: of these segments, and perhaps of more.
+    """
     assert session.spec is not None, "only artefacts have references"
     fed, returned = session.spec.signature
     constants = {tensor.name for tensor in fed if "tokens" not in tensor.shape}
     pieces: dict[str, list[np.ndarray]] = {tensor.name: [] for tensor in returned}
     memory = session.start(restarts.shape[1])
     at = 0
-    for length, restart in zip(segments, restarts, strict=True):
+    for length, restart in zip(segments, restarts, strict=False):
         memory.positions[restart] = 0
         tokens = at + np.arange(length)
         feed = {n: x if n in constants else x[:, tokens % x.shape[1]] for n, x in inputs.items()}
@@ -82,6 +85,22 @@ def replay_step(
             pieces[tensor.name].append(output if "tokens" in tensor.shape else output[:, None])
         at += length
     return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}
+
+
+def step_differences(session: Session, reference: StepReference, segments: Iterable[int]) -> np.ndarray:
+    """How far the outputs of a session are from a reference, as one list of numbers.
+
+    segments: the lengths of all segments of the reference, or of the first ones.
+    """
+    assert session.spec is not None, "only artefacts have references"
+    outputs = replay_step(session, reference.inputs, segments, reference.restarts)
+    found = []
+    for name in session.spec.compared_outputs:
+        right = reference.outputs[name]
+        mine = outputs[name]
+        scale = session.spec.scale_of(right)
+        found.append(output_differences(mine, right[:, : mine.shape[1]], scale=scale).ravel())
+    return np.concatenate(found)
 
 
 def replay(

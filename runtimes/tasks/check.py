@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
-from runtimes.base.logits import differences, output_differences
+from runtimes.base.logits import differences
 from runtimes.contract.device import Device
 from runtimes.contract.precision import PRESETS, QUANTISED, unmeasured
 from runtimes.contract.reference import (
@@ -24,7 +24,7 @@ from runtimes.contract.reference import (
     load_reference,
     load_step_reference,
     replay,
-    replay_step,
+    step_differences,
 )
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
@@ -113,14 +113,16 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         reference = load_reference(folder, spec)
         tokens = reference.log_probs.size
         replays = list(_replays(session, reference))
-        apart = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
+        found = np.concatenate([differences(mine, theirs).ravel() for mine, theirs in replays])
     else:
-        apart, tokens = _differences_of_step(session, folder, spec)
+        of_step = load_step_reference(folder, spec)
+        tokens = int(of_step.segments.sum()) * of_step.restarts.shape[1]
+        found = step_differences(session, of_step, of_step.segments.tolist())
         outputs = spec.compared_outputs
     seconds = time.perf_counter() - began
     # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
-    worst = float(apart.max())
-    mean = float(apart.mean())
+    worst = float(found.max())
+    mean = float(found.mean())
     missing = session.paths.missing if session.paths else ()
     most, most_mean = spec.tolerance, spec.mean_tolerance
     if chosen.tf32:  # as many bits as float16 has
@@ -142,18 +144,6 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         paths=len(session.paths.possible) - len(missing) if session.paths else 1,
         missing=missing,
     )
-
-
-def _differences_of_step(session: Session, folder: Path, spec: Spec) -> tuple[np.ndarray, int]:
-    """How far each output is from the reference, and the number of tokens that were fed."""
-    reference = load_step_reference(folder, spec)
-    answers = replay_step(session, reference.inputs, reference.segments.tolist(), reference.restarts)
-    apart = [
-        output_differences(answers[name], right, scale=spec.scale_of(right)).ravel()
-        for name, right in reference.outputs.items()
-        if name in spec.compared_outputs
-    ]
-    return np.concatenate(apart), int(reference.segments.sum()) * reference.restarts.shape[1]
 
 
 def _against(spec: Spec) -> str:

@@ -125,10 +125,11 @@ def measure_step(
 def _loss(mine: np.ndarray, exact: np.ndarray) -> OutputLoss:
     if exact.dtype.kind == "i":
         return OutputLoss(changed=float((mine != exact).mean()))
-    apart = mine.astype(np.float64) - exact
+    difference = mine.astype(np.float64) - exact
     scale = max(float(np.sqrt(np.square(exact, dtype=np.float64).mean())), np.finfo(np.float32).tiny)
     return OutputLoss(
-        largest=float(np.abs(apart).max()) / scale, rms=float(np.sqrt(np.square(apart).mean())) / scale
+        largest=float(np.abs(difference).max()) / scale,
+        rms=float(np.sqrt(np.square(difference).mean())) / scale,
     )
 
 

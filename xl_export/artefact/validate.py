@@ -15,7 +15,7 @@ from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import are_log_probs, differences, log_sum_exp, output_differences
 from runtimes.contract.memory import FAR
 from runtimes.contract.precision import PRESETS, MeasuredStep, named
-from runtimes.contract.reference import Reference, StepReference, replay, replay_step
+from runtimes.contract.reference import Reference, StepReference, replay, replay_step, step_differences
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
@@ -278,14 +278,9 @@ def check_lowered_step(
             stored, reference.inputs, _shown(lengths, "answers of the stored weights"), reference.restarts
         )
         reference = dataclasses.replace(reference, outputs=outputs)
-    mine = replay_step(lowered, reference.inputs, _shown(lengths, f"answers in {name}"), reference.restarts)
-    apart = [
-        output_differences(mine[x], right, scale=spec.scale_of(right)).ravel()
-        for x, right in reference.outputs.items()
-        if x in spec.compared_outputs
-    ]
+    found = step_differences(lowered, reference, _shown(lengths, f"answers in {name}"))
     other = "PyTorch" if stored is None else "the stored weights in fp32"
-    if sentence := _beyond(spec, np.concatenate(apart), f"in {name} the outputs differ from {other}", ""):
+    if sentence := _beyond(spec, found, f"in {name} the outputs differ from {other}", ""):
         _refuse_or_warn(sentence, spec)
     return reference
 
