@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -130,19 +130,6 @@ class Vocab(Protocol):
     def to_json(self) -> dict[str, Any]:
         """The content of `vocab.json`."""
         ...
-
-    @property
-    def files(self) -> Mapping[str, bytes]:
-        """The content of other files that belong next to `vocab.json`, by name."""
-        ...
-
-
-class NoFiles:
-    """A vocabulary that is whole in its `vocab.json`."""
-
-    @property
-    def files(self) -> Mapping[str, bytes]:
-        return {}
 
 
 def decode(vocab: Vocab, tokens: Iterable[int]) -> str:

@@ -34,10 +34,10 @@ TRANSFORMERS_NAMES = {
 
 
 def save_vocab(folder: Path, vocab: Vocab) -> None:
-    """Writes `vocab.json` and the files that belong next to it."""
-    for name, content in vocab.files.items():
-        with atomic_file(folder / name) as temporary:
-            temporary.write_bytes(content)
+    """Writes `vocab.json`, and the library's file that belongs next to it."""
+    if isinstance(vocab, SubwordVocab):
+        with atomic_file(folder / FILES[vocab.library]) as temporary:
+            temporary.write_bytes(vocab.content)
     write_json(folder / VOCAB, vocab.to_json())
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary.base import (
     Decoder,
-    NoFiles,
     SpecialTokens,
     VocabKind,
     WholeTokens,
@@ -18,7 +17,7 @@ from runtimes.contract.vocabulary.base import (
 )
 
 
-class IdsVocab(NoFiles):
+class IdsVocab:
     """The tokens 0 to size - 1, which have a meaning only for the user's own program.
 
     names: a name for each token, without white space; by default its number. A text is a sequence of names

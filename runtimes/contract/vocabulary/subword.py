@@ -10,7 +10,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -101,11 +101,7 @@ class SubwordVocab:
 
     @cached_property
     def _engine(self) -> Engine:
-        return _engines()[self.library](self.content)
-
-    @property
-    def files(self) -> Mapping[str, bytes]:
-        return {FILES[self.library]: self.content}
+        return _Tokenizers(self.content) if self.library == "tokenizers" else _SentencePiece(self.content)
 
     def id_of(self, token: str) -> int | None:
         """The library's id of a token, such as `</s>`; None if it has no such token."""
@@ -330,10 +326,6 @@ class _SentencePiece:
         if not self._processor.is_byte(token):
             return None
         return bytes.fromhex(self._processor.id_to_piece(token)[3:5])
-
-
-def _engines() -> dict[Library, Callable[[bytes], Engine]]:
-    return {"tokenizers": _Tokenizers, "sentencepiece": _SentencePiece}
 
 
 def _byte_characters() -> dict[str, int]:

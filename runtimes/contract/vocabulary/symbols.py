@@ -11,7 +11,6 @@ from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary.base import (
     ByteDecoder,
     Decoder,
-    NoFiles,
     SpecialTokens,
     VocabKind,
     WholeTokens,
@@ -30,7 +29,7 @@ def _shown(byte: int) -> str:
     return f"{byte} ({chr(byte)!r})" if 32 < byte < 127 else f"{byte}"
 
 
-class ByteVocab(NoFiles):
+class ByteVocab:
     """Each byte is a token. Decoding returns a UTF-8 character when its last byte has come.
 
     values: the byte of each token, all 256 by default. skipped: bytes that encoding leaves out, because the
@@ -78,7 +77,7 @@ class ByteVocab(NoFiles):
         return {"kind": self.kind, **chosen, **({"skipped": self.skipped} if self.skipped else {})}
 
 
-class CharVocab(NoFiles):
+class CharVocab:
     """Each Unicode character is a token. A character that training did not see is refused."""
 
     kind: VocabKind = "char"

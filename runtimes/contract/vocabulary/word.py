@@ -11,7 +11,6 @@ import numpy as np
 from runtimes.base.errors import TextError
 from runtimes.contract.vocabulary.base import (
     Decoder,
-    NoFiles,
     SpecialTokens,
     VocabKind,
     WholeTokens,
@@ -25,7 +24,7 @@ END_OF_LINE = "<eos>"
 WORD_OPTIONS = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE, "start_of_line": None, "lower_case": False}
 
 
-class WordVocab(NoFiles):
+class WordVocab:
     """Each word between white space is a token.
 
     A word outside the vocabulary becomes `unknown`, a newline `end_of_line`.

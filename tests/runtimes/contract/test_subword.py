@@ -108,8 +108,8 @@ def test_a_saved_vocabulary_is_verified_when_loaded(file: Path, tmp_path: Path) 
     assert again.to_json() == vocab.to_json()
     assert again.special == vocab.special
     assert again.encode(TEXT).tolist() == vocab.encode(TEXT).tolist()
-    (name,) = vocab.files
-    (tmp_path / name).write_bytes(vocab.files[name] + b" ")
+    name = module.FILES[vocab.library]
+    (tmp_path / name).write_bytes(vocab.content + b" ")
     with pytest.raises(ArtefactError, match=r"was altered: its SHA-256 is not the one in vocab\.json"):
         load_vocab(tmp_path / "vocab.json")
     (tmp_path / name).unlink()

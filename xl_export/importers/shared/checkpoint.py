@@ -99,7 +99,7 @@ class Checkpoint:
         """
         if self.run is not None:
             return self.run
-        kind = self.vocab.kind if self.vocab.kind in VOCAB_KINDS and not self.vocab.files else VOCAB
+        kind = self.vocab.kind if self.vocab.kind in VOCAB_KINDS and self.vocab.kind != "subword" else VOCAB
         return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=kind)
 
 
