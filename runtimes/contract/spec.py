@@ -52,7 +52,6 @@ from runtimes.contract.tensors import (
     Shapes,
     Signature,
     TensorSpec,
-    bytes_saved,
     language_model_tensors,
     refuse_signature,
     row_bytes,
@@ -299,13 +298,6 @@ class Spec:
         return POSITION_BYTES + row_bytes(
             state_tensors(self.model, self.rule, self.form, "float32", self.memory_shapes)
         )
-
-    @property
-    def bytes_saved(self) -> int:
-        """The bytes of memory that learned spans save each row, against heads that all remember `mem_len`
-        tokens.
-        """
-        return bytes_saved(self.model, self.rule, self.form, self.state_dtype)
 
 
 class NoLanguageModelError(StreamError):

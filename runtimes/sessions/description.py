@@ -44,7 +44,6 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "bytes_per_stream": spec.bytes_per_stream,
         "fp32_bytes_per_stream": spec.fp32_bytes_per_stream,
         "running_bytes_per_stream": spec.running_bytes_per_stream,
-        "bytes_saved_by_spans": spec.bytes_saved,
         "precision": spec.precision,
         "memory_precision": spec.memory_precision,
         "measured": None if spec.measured is None else to_json(spec.measured),

@@ -32,7 +32,7 @@ from runtimes.contract.spec import (
     read_spec,
     save_spec,
 )
-from runtimes.contract.tensors import OPTIONAL_WHEN, AnyForm, head_groups, state_tensors
+from runtimes.contract.tensors import OPTIONAL_WHEN, AnyForm, bytes_saved, head_groups, state_tensors
 from tests.sealing import sealed
 
 ROOT = Path(__file__).parents[3]
@@ -111,8 +111,8 @@ def test_memory_tensors_of_groups_have_their_own_names_and_lengths() -> None:
     spec = make_spec(model=SPANS, rule=LONG)
     assert spec.state == states
     assert spec.bytes_per_stream == 8 + 2 * 4 * 5 * (2 * 264 + 18 + 3 * 20)
-    assert spec.bytes_saved == 2 * 4 * 5 * (6 * 264 - 2 * 264 - 18 - 3 * 20)
-    assert make_spec().bytes_saved == 0
+    assert bytes_saved(SPANS, LONG, "ring") == 2 * 4 * 5 * (6 * 264 - 2 * 264 - 18 - 3 * 20)
+    assert bytes_saved(MODEL, LONG, "ring") == 0
 
 
 def test_heads_with_only_persistent_vectors_have_no_memory() -> None:
