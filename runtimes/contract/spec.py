@@ -330,20 +330,16 @@ def _names(tensors: Iterable[TensorSpec]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def refuse_ort_format(spec: Spec, folder: Path, *, what: str) -> None:
-    """Raises ConfigError for an artefact whose graph is only in ONNX Runtime's own format.
+def refuse_unless_one_onnx(spec: Spec, folder: Path, *, what: str) -> None:
+    """Raises ConfigError unless all steps of an artefact are one graph in an ONNX file.
 
-    what: what needs the graph as an ONNX file, in words.
+    what: what needs it so, in words.
     """
     if spec.storage == "ort":
         raise ConfigError(
             f"{folder} has its graph in {ORT_GRAPH}, and {what} needs {GRAPH}; export the run again without "
             "--ort."
         )
-
-
-def refuse_several_graphs(spec: Spec, folder: Path, *, what: str) -> None:
-    """Raises ConfigError for an artefact with several graphs of fixed sizes. what: what runs only one."""
     if spec.token_graphs:
         raise ConfigError(
             f"{folder} has {len(spec.token_graphs)} graphs of fixed sizes, and {what} runs one graph; export "

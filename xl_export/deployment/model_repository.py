@@ -20,7 +20,7 @@ import onnx_ir as ir
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
-from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_ort_format
+from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_unless_one_onnx
 from runtimes.contract.vocabulary import VOCAB_FILES
 from xl_export.deployment import server_model
 from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config, session_config
@@ -144,7 +144,7 @@ def refuse_engine(options: BuildOptions) -> None:
 
 def read_sequence_graph(artefact: Path, spec: Spec) -> SequenceGraph:
     """The step graph of an artefact as a graph for the server; its weights are read when it is saved."""
-    refuse_ort_format(spec, artefact, what="Triton Inference Server")
+    refuse_unless_one_onnx(spec, artefact, what="Triton Inference Server")
     return sequence_graph(ir.load(artefact / GRAPH), spec)
 
 

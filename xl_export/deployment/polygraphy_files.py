@@ -17,7 +17,7 @@ import numpy as np
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.memory import Memory
-from runtimes.contract.spec import GRAPH, load_language_model, refuse_ort_format
+from runtimes.contract.spec import GRAPH, load_language_model, refuse_unless_one_onnx
 from runtimes.sessions.onnx_runtime import OrtSession
 
 INPUTS = "inputs.json"
@@ -38,7 +38,7 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     """
     refuse_existing(out, force=force, marker=INPUTS, sources=[artefact])
     spec = load_language_model(artefact)
-    refuse_ort_format(spec, artefact, what="polygraphy")
+    refuse_unless_one_onnx(spec, artefact, what="polygraphy")
     session = OrtSession.open(artefact, kernel="standard")
     T = spec.rule.segment
     V = spec.model.vocab_size

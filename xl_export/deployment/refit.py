@@ -28,7 +28,7 @@ from runtimes.contract.engine import (
     side_files,
 )
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import BUILD, GRAPH, Spec, load_spec, refuse_ort_format
+from runtimes.contract.spec import BUILD, GRAPH, Spec, load_spec, refuse_unless_one_onnx
 from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -52,7 +52,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     refuse_existing(out, force=force, marker=BUILD, sources=[engine, artefact])
     facts, before = load_engine(engine)
     spec = load_spec(artefact)
-    refuse_ort_format(spec, artefact, what="a refit")
+    refuse_unless_one_onnx(spec, artefact, what="a refit")
     refuse_other_steps(before, spec, engine, artefact)
     refuse_foreign(spec, artefact / GRAPH, read_bytes(artefact / GRAPH))
     if facts.flavour == "rtx" and not facts.refit:

@@ -29,7 +29,7 @@ from runtimes.contract.engine import (
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import BUILD, GRAPH, Spec, load_language_model, refuse_ort_format
+from runtimes.contract.spec import BUILD, GRAPH, Spec, load_language_model, refuse_unless_one_onnx
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
@@ -159,7 +159,7 @@ def refuse_artefact(spec: Spec, artefact: Path) -> None:
     """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have, and
     ArtefactError as `refuse_foreign` does: TensorRT would read any file that a graph names.
     """
-    refuse_ort_format(spec, artefact, what="TensorRT")
+    refuse_unless_one_onnx(spec, artefact, what="TensorRT")
     refuse_foreign(spec, artefact / GRAPH, read_bytes(artefact / GRAPH))
     reason = None
     if spec.circular and not spec.linear_ring:

@@ -22,8 +22,7 @@ from runtimes.contract.spec import (
     VOCAB,
     Spec,
     load_language_model,
-    refuse_ort_format,
-    refuse_several_graphs,
+    refuse_unless_one_onnx,
 )
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
@@ -131,8 +130,7 @@ def _servable(artefact: Path) -> Spec:
             f"{artefact} is an engine, which only a GPU of NVIDIA runs; give the artefact it was built from."
         )
     spec = load_language_model(artefact)
-    refuse_ort_format(spec, artefact, what="the page")
-    refuse_several_graphs(spec, artefact, what="the page")
+    refuse_unless_one_onnx(spec, artefact, what="the page")
     if spec.target == "tensorrt":
         raise ArtefactError(
             f"{artefact} has a graph for tensorrt, which no browser runs; export the run again without "

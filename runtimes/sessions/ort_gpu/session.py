@@ -19,7 +19,7 @@ from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
 from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.session import Paths
-from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_ort_format, refuse_several_graphs
+from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_unless_one_onnx
 from runtimes.contract.tensors import POSITIONS
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions import fused_cpu
@@ -130,8 +130,7 @@ class OrtGpuSession(GraphSession):
         Raises MissingPackageError if the provider of the device is not installed or cannot start here, and
         ArtefactError if the graph cannot be loaded, or a node would run elsewhere.
         """
-        refuse_ort_format(spec, folder, what=f"the device {device}")
-        refuse_several_graphs(spec, folder, what=f"the device {device}")
+        refuse_unless_one_onnx(spec, folder, what=f"the device {device}")
         library = None
         if device.kind == "cuda" and CUDA_GRAPH in spec.files:
             library = fused_cpu.built()
