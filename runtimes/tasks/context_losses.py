@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtimes.base.errors import DivergedError, StreamError, TextError
+from runtimes.base.errors import StreamError, TextError
 from runtimes.base.machine import memory_bytes
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from runtimes.tasks.evaluate import not_finite
 from runtimes.tasks.sweep import refuse_if_too_large
 
 MAX_ROWS = 64  # windows side by side; more are hardly faster
@@ -66,10 +67,9 @@ def context_losses(
         nats[at : at + rows], memory = _last_losses(
             session, windows, np.asarray(tokens[batch], np.int64), memory
         )
-    if not np.isfinite(nats).all():
-        raise DivergedError(
-            f"the model {session.identity:.12} gives losses that are not finite; train or export it again."
-        )
+    if (wrong := np.flatnonzero(~np.isfinite(nats))).size:
+        at = positions[wrong[0]]
+        raise not_finite(session, -nats[wrong[0]], tokens[at], f"token {at:,} of the text")
     return nats
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -162,29 +162,23 @@ def nats_of_lanes(
         log_probs, memory = session.score(inputs_BN[:, piece], targets_BN[:, piece], memory)
         nats_BN[:, piece] = -log_probs
         if not np.isfinite(log_probs).all():
-            _refuse_infinite(session, nats_BN, targets_BN, starts)
+            lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
+            where = f"token {starts[lane] + column + 1:,} of the text"
+            raise not_finite(session, -nats_BN[lane, column], targets_BN[lane, column], where)
         progress(min(piece.stop * lanes, starts[-1] - before))
     token_nats: np.ndarray = nats_BN[targets_BN >= 0]
     return token_nats
 
 
-def _refuse_infinite(
-    session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: Sequence[int]
-) -> NoReturn:
-    """Raises DivergedError for the first loss that is not finite: a NaN, or infinity for a token of
-    probability zero.
-    """
-    lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
-    token = targets_BN[lane, column]
-    position = starts[lane] + column + 1
-    if np.isnan(nats_BN[lane, column]):
-        raise DivergedError(
-            f"the model {session.identity:.12} gives token {position:,} of the text a loss that is not a "
-            "number; its training has diverged or its weights are damaged: take an earlier checkpoint, or "
-            "train, import or export it again."
+def not_finite(session: Session, log_prob: float, token: int, where: str) -> DivergedError:
+    """The error for a log-probability that is a NaN, or minus infinity for a token of probability zero."""
+    begin = f"the model {session.identity:.12} gives {where}"
+    if np.isnan(log_prob):
+        return DivergedError(
+            f"{begin} a log-probability that is not a number; its training has diverged or its weights are "
+            "damaged: take an earlier checkpoint, or train, import or export it again."
         )
-    raise DivergedError(
-        f"the model {session.identity:.12} gives token {position:,} of the text (id {token}) the "
-        "probability zero, which costs infinitely much; score a text without that token, or a model whose "
-        "logits are finite."
+    return DivergedError(
+        f"{begin} (id {token}) the probability zero, whose logarithm is infinite; leave that token out, or "
+        "take a model whose logits are finite."
     )

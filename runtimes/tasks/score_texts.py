@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import DivergedError, UserError
+from runtimes.base.errors import UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
@@ -107,7 +107,9 @@ def _score_windows(reader: Reader, scorer: _Scorer, *, keep: bool) -> Iterator[T
         rows, error = reader.next_window()
         for row, log_probs in zip(rows, scorer.log_probs(rows), strict=True):
             if not np.isfinite(log_probs).all():
-                _refuse_infinite(scorer.session, row, log_probs)
+                at = int(np.flatnonzero(~np.isfinite(log_probs))[0])
+                where = f"token {at + 1} to predict of {row.place}"
+                raise not_finite(scorer.session, log_probs[at], row.targets[at], where)
             yield TextScore(
                 number=row.number,
                 id=row.number if row.source.id is None else row.source.id,
@@ -228,21 +230,6 @@ class _Scorer:
         if rows not in self._memories:
             self._memories[rows] = self.session.start(rows)
         return self._memories[rows]
-
-
-def _refuse_infinite(session: Session, row: Row, log_probs: np.ndarray) -> None:
-    """Raises DivergedError for the first log-probability that is not finite."""
-    at = int(np.flatnonzero(~np.isfinite(log_probs))[0])
-    token = f"{row.place}: the model {session.identity:.12} gives token {at + 1} of those to predict"
-    if np.isnan(log_probs[at]):
-        raise DivergedError(
-            f"{token} a log-probability that is not a number; its training has diverged or its weights are "
-            "damaged: take an earlier checkpoint, or train, import or export it again."
-        )
-    raise DivergedError(
-        f"{token} (id {row.targets[at]}) the probability zero, whose logarithm is infinite; leave that token "
-        "out, or take a model whose logits are finite."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,11 @@ def test_a_diverged_checkpoint_ends_in_one_sentence(
     save_file(tensors, broken / "model.safetensors")
     losses = () if "4,16" in options else ("--losses", tmp_path / "losses.csv")
     result = xl("eval", broken, "--text", text_file, *options, *losses)
-    refused(result, "gives token 1 of the text a loss that is not a number", "take an earlier checkpoint")
+    refused(
+        result,
+        "gives token 1 of the text a log-probability that is not a number",
+        "take an earlier checkpoint",
+    )
     assert "nan" not in result.stdout
     assert not (tmp_path / "losses.csv").exists()
 
