@@ -114,7 +114,7 @@ def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
     for _ in range(session.rule.slots):
         next(pieces)
     return {
-        "onnxruntime": lambda: session._session.run_with_iobinding(bound),
+        "onnxruntime": lambda: memories["onnxruntime"].binding.session.run_with_iobinding(bound),
         "predict": lambda: session.predict(token, memories["predict"]),
         "step": lambda: session.step(token, memories["step"]),
         "score": lambda: session.score(token, token, memories["score"]),

@@ -85,13 +85,10 @@ class OrtSession(GraphSession):
             weights = (WEIGHTS,) if spec.storage == "external" else ()
             names = {graph.name, *spec.token_graphs.values(), *weights}
             contents = {name: read_bytes(graph.with_name(name)) for name in names}
-        self._session = self._load(graph, contents, threads, library)
-        #: By the number of tokens, if there are several graphs.
+        #: By the number of tokens; of one graph, by None.
         self._sessions = {
-            count: self._session
-            if name == graph.name
-            else self._load(graph.with_name(name), contents, threads, None, tokens=count)
-            for count, name in spec.token_graphs.items()
+            count: self._load(graph.with_name(name), contents, threads, tokens=count)
+            for count, name in (spec.token_graphs or {None: graph.name}).items()
         }
 
     @property
@@ -145,8 +142,6 @@ class OrtSession(GraphSession):
         """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else spec.graph_file)
-        for name in {graph.name, *spec.token_graphs.values()}:
-            refuse_foreign(spec, folder / name, contents[name])
         return cls(
             spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
         )
@@ -159,9 +154,7 @@ class OrtSession(GraphSession):
     def run(self, inputs: Arrays, outputs: Arrays, memory: Memory) -> None:
         binding = memory.binding
         if not isinstance(binding, _Binding) or binding.inputs is not inputs:
-            session = self._session
-            if self._sessions:
-                session = self._sessions[inputs[POSITIONS].shape[1]]
+            session = self._sessions[inputs[POSITIONS].shape[1] if self._token_counts else None]
             if not isinstance(binding, _Binding) or not binding.serves(session, memory):
                 memory.binding = binding = _Binding(session, self._ort, self.spec, memory)
             binding.bind(inputs, outputs)
@@ -176,20 +169,14 @@ class OrtSession(GraphSession):
         binding.advance(memory)
 
     def _load(
-        self,
-        graph: Path,
-        contents: Mapping[str, Content],
-        threads: int | None,
-        library: Path | None,
-        *,
-        tokens: int | None = None,
+        self, graph: Path, contents: Mapping[str, Content], threads: int | None, *, tokens: int | None
     ) -> Any:
         """ONNX Runtime's session over the bytes of a graph and of its weights. tokens: see `load_graph`."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
         options.add_session_config_entry(WITHOUT_COPY, "1")
-        if library:
-            self._register(options, library)
+        if self._library:
+            self._register(options, self._library)
         if tokens == 1 and self.spec.precision == "fp32":
             options.add_session_config_entry(AS_STORED, "1")
         try:
@@ -311,13 +298,15 @@ def load_graph(
     providers: Mapping[str, Any],
     *,
     tokens: int | None = None,
+    compiled: bool = False,
 ) -> Any:
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
-    The graph was written by this process, or has passed `refuse_foreign`. options, providers: of the session;
-    `options` is changed. tokens: of a graph of fixed sizes that is not for whole segments. Raises
-    ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime raises.
+    options, providers: of the session; `options` is changed. tokens: of a graph of fixed sizes that is not
+    for whole segments. compiled: see `refuse_foreign_graph`. Raises ArtefactError for a graph that refers to
+    other files or is not the spec's, and whatever ONNX Runtime raises.
     """
+    refuse_foreign(spec, graph, contents[graph.name], compiled=compiled)
     options.add_session_config_entry(SPIN, str(MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
     options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")

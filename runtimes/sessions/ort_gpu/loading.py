@@ -15,7 +15,7 @@ from runtimes.base.machine import available_cpus
 from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
 from runtimes.contract.spec import Spec
-from runtimes.sessions.onnx_runtime import load_graph, refuse_foreign
+from runtimes.sessions.onnx_runtime import load_graph
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_of
 from runtimes.sessions.ort_gpu.providers import Provider
@@ -141,8 +141,7 @@ class Loader:
             for name, value in entries.items():
                 options.add_session_config_entry(name, value)
         providers = self.provider.attach(self.ort, options, chosen, self.device)
-        refuse_foreign(self.spec, self.graph, contents[self.graph.name], compiled=compiled)
-        return load_graph(self.ort, self.spec, self.graph, contents, options, providers)
+        return load_graph(self.ort, self.spec, self.graph, contents, options, providers, compiled=compiled)
 
     def _refuse_unless_started(self, session: Any) -> None:
         """Raises MissingPackageError if ONNX Runtime left the provider out, which it does silently."""

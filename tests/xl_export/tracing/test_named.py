@@ -330,7 +330,7 @@ def test_a_step_runs_the_largest_graphs_that_fit(
     assert check(artefact).passed
     session = OrtSession.open(artefact)
     counts: list[int] = []
-    session.before_run = lambda: counts.append(T if memory.binding.session is session._session else 1)
+    session.before_run = lambda: counts.append(T if memory.binding.session is session._sessions[T] else 1)
     inputs = observed(1, 5 * T)
     right = by_hand(modules.Policy(), inputs, [T] * 5)
     memory = session.start(1)
