@@ -1,9 +1,9 @@
 """Compiles the fused operator into wheels, and puts the page of `xl-export web` into them. Everything else
 about the package is in pyproject.toml.
 
-A wheel holds one library for each variant of its architecture, and their hashes; the choice among them is
-made on the device (`runtimes/sessions/fused_cpu/library.py`). They are plain libraries that ONNX Runtime
-loads, not modules of Python, so one wheel serves all versions of Python.
+A wheel holds one library for each variant of its architecture; the choice among them is made on the device
+(`runtimes/sessions/fused_cpu/library.py`). They are plain libraries that ONNX Runtime loads, not modules of
+Python, so one wheel serves all versions of Python.
 
 Without a compiler the package is installed without them. XL_EXPORT_FUSED_KERNEL=required makes that an error,
 as for a release, and XL_EXPORT_FUSED_KERNEL=none compiles nothing. An editable installation never holds them:
@@ -13,7 +13,6 @@ its sources change, and `xl-export fused-kernel` compiles those.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import runpy
 import shlex
@@ -36,19 +35,13 @@ MACHINE = sysconfig.get_platform().rpartition("-")[2]
 
 
 class BuildLibraries(build_ext):
-    """Compiles the variants side by side and records the hash of each."""
+    """Compiles the variants side by side."""
 
     def run(self) -> None:
         if self.editable_mode or self.inplace or WANTED == "none":
             return
         self.parallel = os.cpu_count()
         super().run()
-        built = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
-        hashes = {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in built if path.is_file()
-        }
-        if hashes:
-            (built[0].parent / KERNEL["HASHES"]).write_text(json.dumps(hashes, indent=2) + "\n")
 
     def build_extension(self, ext: Extension) -> None:
         """Compiles one variant, or copies what the same command made of the same sources before."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import re
 import shutil
@@ -20,7 +18,7 @@ import pytest
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, VOCAB, load_spec
 from runtimes.contract.vocabulary import load_vocab
-from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS, features
+from runtimes.sessions.fused_cpu.variants import VARIANTS, features
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.runtimes.sessions.both_kernels import refuse_other_memory
 from tests.source_tree import copy_source
@@ -94,13 +92,11 @@ def test_the_page_of_xl_export_web_is_in_it(wheel: Path) -> None:
     assert wanted <= packed
 
 
-def test_each_library_has_its_hash_and_no_instruction_of_another(libraries: Path) -> None:
-    hashes = json.loads((libraries / HASHES).read_text())
-    assert set(hashes) == {variant.file for variant in VARIANTS[platform.machine()]}
+def test_each_library_has_no_instruction_of_another(libraries: Path) -> None:
     for variant in VARIANTS[platform.machine()]:
-        library = libraries / variant.file
-        assert hashlib.sha256(library.read_bytes()).hexdigest() == hashes[variant.file]
-        code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+        code = subprocess.run(
+            ["objdump", "-d", libraries / variant.file], capture_output=True, text=True, check=True
+        ).stdout
         if platform.machine() == "x86_64":
             assert bool(re.search(r"%ymm", code)) is ("avx" in variant.features), variant.name
             assert bool(re.search(r"%zmm", code)) is ("avx512f" in variant.features), variant.name

@@ -8,14 +8,13 @@ its architecture (`variants.py`), an editable installation none, nor one that wa
 without a compiler.
 
 Loading a library executes it. A library is therefore used only if no other user but root can have written
-it (`trust.py`), and only if its content has the hash that was recorded when it was made.
+it (`trust.py`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
 import platform
 import shlex
@@ -26,12 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import MissingPackageError, UserError, first_line
-from runtimes.base.files import sha256, writing
+from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.base.files import flush, writing
 from runtimes.sessions.fused_cpu.trust import fault
 from runtimes.sessions.fused_cpu.variants import (
     FLAGS,
-    HASHES,
     NATIVE,
     SOURCES,
     VARIANTS,
@@ -41,7 +39,7 @@ from runtimes.sessions.fused_cpu.variants import (
 
 FOLDER = Path(__file__).parent
 LIBRARIES = FOLDER / "libraries"  # of the package
-DIGITS = 16  # of a hash that are part of a file name
+DIGITS = 16  # of the hash in a file name
 MEND = (
     "let only your user own and write it, or name a folder of your own in XDG_CACHE_HOME, and run `xl-export "
     "fused-kernel`"
@@ -52,39 +50,23 @@ def built() -> Path | None:
     """The library that sessions load: the one compiled on this machine, or else the package's best one for
     this processor.
 
-    None if there is neither, if a file was altered, or if another user may have written it.
+    None if there is neither, or if another user may have written it.
     """
     return compiled() or packaged()
 
 
 def compiled() -> Path | None:
     """The library in the cache for this processor and these sources; None as for `built`."""
-    return next(
-        (
-            library
-            for library in _libraries()
-            if _fault(library) is None and library.stem.endswith(sha256(library)[:DIGITS])
-        ),
-        None,
-    )
+    library = _library()
+    return library if library and library.exists() and _fault(library) is None else None
 
 
 def packaged() -> Path | None:
     """The package's best library for this processor; None if it has none, or if another user may have
     written it.
-
-    A library whose content does not have the hash that the package recorded is left out.
     """
     folder = LIBRARIES.resolve()
-    try:
-        recorded = json.loads((folder / HASHES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        recorded = None
-    recorded = recorded if isinstance(recorded, dict) else {}
-    for path in _served(folder):
-        if not fault(path, folder=folder) and sha256(path) == recorded.get(path.name):
-            return path
-    return None
+    return next((path for path in _served(folder) if not fault(path, folder=folder)), None)
 
 
 def _served(folder: Path) -> list[Path]:
@@ -135,12 +117,12 @@ def _loaded(library: Path) -> ctypes.CDLL:
 def ignored() -> str | None:
     """A warning: why a library in the cache or in the package is not loaded, and how to fix it.
 
-    None if the better one is used, if there is none, or if it is only damaged.
+    None if the better one is used, or if there is none.
     """
-    if compiled():
-        return None
-    if found := next(filter(None, map(_fault, _libraries())), None):
-        return f"the fused operator in the cache is not loaded: {found}; {MEND}."
+    library = _library()
+    if library and library.exists():
+        found = _fault(library)
+        return f"the fused operator in the cache is not loaded: {found}; {MEND}." if found else None
     folder = LIBRARIES.resolve()
     faults = (fault(path, folder=folder) for path in _served(folder))
     if packaged() or not (found := next(filter(None, faults), None)):
@@ -159,13 +141,13 @@ def build() -> Path:
     """
     if library := compiled():
         return library
-    cache = cache_folder()
-    unused = _libraries()
-    if cache is None:
+    library = _library()
+    if library is None:
         raise UserError(
             "there is no home folder for the fused operator; name a folder in the variable XDG_CACHE_HOME."
         )
-    compiler = _compiler()
+    cache = library.parent
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
     with writing(cache):
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)
@@ -175,23 +157,9 @@ def build() -> Path:
             temporary = Path(folder) / "fused.so"
             _compile(compiler, temporary)
             temporary.chmod(0o700)  # the umask may let the group write
-            library = cache / f"fused-{_key()}-{sha256(temporary)[:DIGITS]}.so"
+            flush(temporary)  # loading a library that is cut short ends the process
             os.replace(temporary, library)
-        for other in set(unused) - {library}:
-            other.unlink(missing_ok=True)
     return library
-
-
-def _compiler() -> list[str]:
-    """The words of the variable CXX, or g++."""
-    given = os.environ.get("CXX", "g++")
-    try:
-        return shlex.split(given) or ["g++"]
-    except ValueError as error:  # a quotation mark that is not closed
-        raise UserError(
-            f"the variable CXX is {given!r:.80}, which is no command ({first_line(error)}); name GCC 9 or "
-            "newer."
-        ) from error
 
 
 def _compile(compiler: list[str], library: Path) -> None:
@@ -213,18 +181,12 @@ def _compile(compiler: list[str], library: Path) -> None:
             f"{compiler[0]} could not compile the fused operator ({message:.200}); "
             "name GCC 9 or newer in the variable CXX."
         )
-    if not library.is_file():
-        raise UserError(f"{compiler[0]} wrote no library; name GCC 9 or newer in the variable CXX.")
 
 
-def _libraries() -> list[Path]:
-    """The files in the cache for this processor and these sources, damaged ones included.
-
-    A file is named `fused-KEY-HASH.so`, where HASH is the beginning of its own SHA-256: loading a damaged
-    library can end the process, so a file whose name does not fit its content is never loaded.
-    """
+def _library() -> Path | None:
+    """Where the cache has the library for this processor and these sources, whether it is there or not."""
     cache = cache_folder()
-    return [] if cache is None else sorted(cache.glob(f"fused-{_key()}-*.so"))
+    return None if cache is None else cache / f"fused-{_key()}.so"
 
 
 def cache_folder() -> Path | None:

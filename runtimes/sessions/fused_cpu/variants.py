@@ -33,7 +33,6 @@ SOURCES = (
 # masked scores are minus infinity, and a NaN in the memory must reach the answer.
 FLAGS = ("-std=c++17", "-O2", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-w")
 NATIVE = ("-march=native",)
-HASHES = "hashes.json"  # of the package's libraries, next to them
 CPUINFO = Path("/proc/cpuinfo")
 AT_HWCAP = 16  # the entry of the auxiliary vector that holds the features below
 ARM_FEATURES = {"asimd": 1}  # bits, from Linux's asm/hwcap.h

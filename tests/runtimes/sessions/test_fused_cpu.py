@@ -256,30 +256,6 @@ def test_it_is_refused_where_it_cannot_be(
     assert list((tmp_path / "xl-export").iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"no library", None])
-def test_a_damaged_library_is_never_loaded_and_is_built_again(
-    damage: bytes | None,
-    library: Path,
-    artefacts: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """Loading one that is cut short ends the process."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    copy = tmp_path / "xl-export" / library.name
-    copy.parent.mkdir()
-    copy.write_bytes(library.read_bytes()[:9000] if damage is None else damage)
-    assert fused_cpu.built() is None
-    assert open_session(artefacts["ring"]).kernel == "standard"
-    monkeypatch.setattr(
-        "runtimes.sessions.fused_cpu.library._compile",
-        lambda compiler, to: to.write_bytes(library.read_bytes() + b"another build"),
-    )
-    again = fused_cpu.build()
-    assert fused_cpu.built() == again != copy
-    assert list(copy.parent.iterdir()) == [again]
-
-
 def test_a_user_without_a_home_runs_the_standard_operators(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

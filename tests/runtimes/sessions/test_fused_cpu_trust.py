@@ -11,7 +11,7 @@ from runtimes.base.errors import UserError
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.fused_cpu import trust
 from runtimes.sessions.open import open_session
-from tests.commands import json_of, refused, xl
+from tests.commands import json_of, xl
 
 
 @pytest.fixture
@@ -113,11 +113,3 @@ def test_a_relative_cache_folder_is_ignored(
     assert fused_cpu.built() is None
     with pytest.raises(UserError, match="name a folder in the variable XDG_CACHE_HOME"):
         fused_cpu.build()
-
-
-@pytest.mark.parametrize("given", ['"', "g++ 'a"])
-def test_a_compiler_with_an_open_quotation_mark_is_one_sentence(
-    given: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", given)
-    refused(xl("fused-kernel"), "CXX", repr(given), "name GCC 9")
