@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.machine import DRIVER_VERSION
 from runtimes.base.sealed import FileFacts, read_sealed, verify_file, write_sealed
 from runtimes.contract.spec import ANSWERS, BUILD, REFERENCE, SPEC, VOCAB, Spec, read_spec
 from runtimes.contract.vocabulary import VOCAB_FILES
@@ -30,8 +29,6 @@ Hardware = Literal["same-gpu", "same-capability", "ampere-plus"]
 PACKAGES: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)
-CUDA_VERSION = re.compile(r"\d{1,3}\.\d{1,2}", re.ASCII)
-WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # a word from the file that is printed as it is
 
 
 def refuse_unordered(what: str, sizes: tuple[int, ...]) -> None:
@@ -173,16 +170,11 @@ def _read(path: Path) -> EngineFacts:
     again = "build the engine again with `xl-export build`"
     facts = read_sealed(EngineFacts, path, schema=SCHEMA, what="engine", again=again)
     names = [profile.name for profile in facts.profiles]
-    capabilities = facts.compute_capabilities
-    printable = bool(capabilities) and all(CAPABILITY.fullmatch(capability) for capability in capabilities)
-    printable = printable and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
-    printable = printable and all(CUDA_VERSION.fullmatch(x) for x in (facts.driver_cuda,) if x)
-    printable = printable and (
-        not facts.driver_version or bool(DRIVER_VERSION.fullmatch(facts.driver_version))
-    )
-    if facts.schema != SCHEMA or names != ["segment", "token"] or not printable:
+    capabilities = facts.compute_capabilities  # a user may run the command that has them
+    sound = bool(capabilities) and all(map(CAPABILITY.fullmatch, capabilities))
+    if facts.schema != SCHEMA or names != ["segment", "token"] or not sound:
         raise ArtefactError(
-            f"{path} was altered: its schema, profiles, versions or layers are none of an engine; {again}."
+            f"{path} was altered: its schema, profiles or capabilities are none of an engine; {again}."
         )
     return facts
 
@@ -243,16 +235,12 @@ def rebuild_command(folder: Path, facts: EngineFacts, *, here: Gpu | None = None
         f"--token-batch {_colons(token.batch)}",
         f"--tokens {segment.tokens[1]}",
     ]
-    words += (
-        [f"--hardware {facts.hardware}"]
-        if facts.flavour == "tensorrt" and facts.hardware != "same-gpu"
-        else []
-    )
-    words += [
-        name
-        for name, wanted in (("--version-compatible", facts.version_compatible), ("--refit", facts.refit))
-        if wanted
-    ]
+    if facts.flavour == "tensorrt" and facts.hardware != "same-gpu":
+        words.append(f"--hardware {facts.hardware}")
+    if facts.version_compatible:
+        words.append("--version-compatible")
+    if facts.refit:
+        words.append("--refit")
     return f"`{' '.join([*words, '--force'])}`"
 
 
