@@ -79,10 +79,8 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
         yield
     except (ImportError, OSError) as error:  # OSError: PyTorch, if a library that it needs is missing
         if (package := absent(error)) in packages:
-            without_pytorch = WITH_PYTORCH & set(extras.split(",")) and not _is_installed("torch")
-            if without_pytorch and "torch" in packages:
-                package = "torch"  # the largest missing package, even if another is imported first
-            smaller = OF_CPUS if without_pytorch and sys.platform == "linux" else ""
+            brings_pytorch = WITH_PYTORCH & set(extras.split(",")) and not _is_installed("torch")
+            smaller = OF_CPUS if brings_pytorch and sys.platform == "linux" else ""
             raise MissingPackageError(
                 f"{package} is not installed and this step needs it; {command}{smaller}."
             ) from error
