@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtimes.base.errors import MissingPackageError, UserError
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, MissingPackageError, UserError
+from runtimes.base.logits import differences
 from runtimes.base.progress import say_once
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
+from runtimes.contract.reference import load_reference, load_step_reference, replay, step_differences
 from runtimes.contract.session import Session
+from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
 from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
 
+TRIED_TOKENS = 24  # of each row of the reference
+SINGLE_TOKENS = 8  # enough for a CUDA graph in both directions
 BEST = Device("cuda")  # engines take minutes to build, so they are built only on request
 
 
@@ -31,7 +38,6 @@ def open(folder: Path, *, threads: int | None = None, device: Device = AUTO) -> 
                 say_once(f"computing on the CPU, because {fault}")
             return OrtSession.of(folder, spec, contents, threads=threads)
     from runtimes.sessions.ort_gpu.session import OrtGpuSession  # not on the CPU, which opens sooner
-    from runtimes.sessions.ort_gpu.trial import refuse_wrong_answers
 
     if device != AUTO:
         return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
@@ -57,3 +63,45 @@ def _has_cuda() -> bool:
     except MissingPackageError:  # `OrtSession` says what to install
         return False
     return PROVIDERS[BEST.kind].name in ort.get_available_providers()
+
+
+def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
+    """Raises ArtefactError unless a session reproduces the artefact's reference for some tokens.
+
+    The first segments are fed as in the reference; then, if the mask allows it, the first tokens one by
+    one, as in generation.
+    """
+    if not spec.language_model:
+        outputs = load_step_reference(folder, spec)
+        _refuse_beyond(session, spec, step_differences(session, outputs, _first(outputs.segments)), "")
+        return
+    reference = load_reference(folder, spec)
+    segments = _first(reference.segments)
+    trials = [(segments, reference.restarts[: len(segments)])]
+    if (
+        spec.rule.mask == "same-length" and "cuts" not in spec.without and not spec.fixed_rows
+    ):  # under the other mask answers depend on how tokens are cut
+        singles = [1] * min(SINGLE_TOKENS, segments[0])  # a row may restart after the first segment
+        restarts = np.zeros((len(singles), len(reference.tokens)), bool)
+        restarts[0] = reference.restarts[0]
+        trials.append((singles, restarts))
+    for lengths, restarts in trials:
+        fed = sum(lengths)
+        log_probs, _ = replay(session, reference.tokens[:, : fed + 1], lengths, restarts)
+        _refuse_beyond(session, spec, differences(log_probs, reference.log_probs[:, :fed]), " nats")
+
+
+def _first(segments: np.ndarray) -> list[int]:
+    """The first segments of a reference, so many that they have `TRIED_TOKENS` tokens or more."""
+    count = int(np.searchsorted(np.cumsum(segments), TRIED_TOKENS)) + 1
+    first: list[int] = segments[:count].tolist()
+    return first
+
+
+def _refuse_beyond(session: Session, spec: Spec, found: np.ndarray, unit: str) -> None:
+    difference = float(found.max())
+    if not difference <= spec.tolerance:  # nor for a NaN
+        raise ArtefactError(
+            f"{session.computed_by} differs from the reference by {difference:.2g}{unit} (tolerance "
+            f"{spec.tolerance:g}); `xl-export check --device` shows more."
+        )

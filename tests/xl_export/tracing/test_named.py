@@ -21,8 +21,8 @@ from runtimes.contract.precision import MeasuredStep, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, load_spec, read_spec
+from runtimes.sessions.artefact import refuse_wrong_answers
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.sessions.ort_gpu.trial import refuse_wrong_answers
 from tests import host_gpu
 from tests.sealing import sealed
 from tests.steps import observed
