@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from runtimes.base.startup import load_onnxruntime
+from runtimes.cli import devices
+from runtimes.cli.devices import DeviceReport, hints, list_devices
 from runtimes.contract.device import OF_ARTEFACTS
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
-from runtimes.tasks import devices
-from runtimes.tasks.devices import DeviceReport, hints, list_devices
 from tests import fake_gpu
 
 ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
@@ -117,18 +116,3 @@ def test_engines_need_a_driver_and_conflicting_packages_are_named(
     )
     (hint,) = hints()
     assert "onnxruntime and onnxruntime-gpu are both installed" in hint
-
-
-def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.testing import CliRunner
-
-    from runtimes.cli.devices import devices_command
-
-    described(monkeypatch, ABSENT, "CUDAExecutionProvider")
-    lines = CliRunner().invoke(devices_command).stdout.splitlines()
-    ended = CliRunner().invoke(devices_command, ["--json"])
-    assert ended.exit_code == 0, ended.output
-    reports = json.loads(ended.stdout)["devices"]
-    assert len(reports) == len(list_devices())
-    for report in reports:
-        assert any(report["sentence"] in line and report["device"] in line for line in lines)
