@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from runtimes.base.errors import UserError, fields_as_options
-from runtimes.base.files import refuse_replacing, refuse_unwritable
+from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
 from runtimes.base.progress import Progress
 from runtimes.cli.options import (
     device_option,
@@ -25,10 +28,9 @@ from runtimes.contract.device import Device
 from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import ReadText, TextSize, predicted_size, read_text, unknown_share
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import Score, evaluate
-from runtimes.tasks.losses_file import SUFFIXES, write_losses
 from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep
 
 text_option = click.option(
@@ -128,7 +130,7 @@ def score_text(
     segments = parse_values(segment, "--segment", least=1) if segment else None
     clamp_lens = parse_values(clamp_len, "--clamp-len") if clamp_len else None
     if losses:
-        refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
+        refuse_unwritable(losses, option="--losses", suffixes=(".npz", ".csv"))
         refuse_replacing(losses, option="--losses", force=force)
     own = open_session(path, threads=threads, device=device)
     if losses and losses.suffix == ".csv":
@@ -161,6 +163,33 @@ def score_text(
         document, lines = _result(score, own.vocab, read)
     document |= {"computed_by": own.computed_by, "kernel": own.kernel}
     show(document, [*lines, _line("computed by", own.computed_by)], as_json=as_json)
+
+
+def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> None:
+    """Writes the loss of every token of `tokens` [N] after the first, with the settings, atomically.
+
+    `.npz` holds nats float32 [N - 1], tokens int64 [N - 1] and settings, a JSON text. `.csv` has a first line
+    of `# ` and the settings as JSON. Its columns are position (of the token in the text), token (its id),
+    text (what the token adds to the decoded text) and nats. The text is a JSON string, so that no symbol can
+    break a line, a cell or a spreadsheet.
+    """
+    settings = json.dumps(score.to_json())
+    if path.suffix == ".npz":
+        nats = score.token_nats.astype(np.float32)
+        targets = np.asarray(tokens[1:], np.int64)
+        with atomic_file(path) as temporary, open(temporary, "wb") as binary:
+            np.savez(binary, nats=nats, tokens=targets, settings=np.array(settings))
+        return
+    texts = token_texts(vocab, tokens)
+    # UTF-8 cannot hold half a surrogate pair; it becomes the escape that JSON has for it.
+    escaped = {"encoding": "utf-8", "errors": "backslashreplace"}
+    with atomic_file(path) as temporary, open(temporary, "w", newline="", **escaped) as stream:
+        stream.write(f"# {settings}\n")
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(("position", "token", "text", "nats"))
+        for position, nats in enumerate(score.token_nats, start=1):
+            text = json.dumps(texts[position], ensure_ascii=False)
+            rows.writerow((position, int(tokens[position]), text, f"{nats:.6f}"))
 
 
 def _progress(session: Session, segment: int, total: int) -> Progress:

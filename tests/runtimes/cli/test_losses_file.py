@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from runtimes.base.files import read_npz
+from runtimes.cli.eval import write_losses
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab
 from runtimes.tasks.evaluate import Score
-from runtimes.tasks.losses_file import write_losses
 
 NASTY = ['"', ",", "\n", "\r", "=", "\x00", "é", "\u2028", "#", "\ud800", "a"]
 
