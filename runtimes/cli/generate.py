@@ -15,9 +15,8 @@ from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_unwritable
 from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
-from runtimes.cli.lines import FORMATS, Format
+from runtimes.cli.lines import FORMATS, Format, read_prompts
 from runtimes.cli.options import device_option, folder_argument, threads_option
-from runtimes.cli.prompts import read_prompts
 from runtimes.contract.checks import load_memory
 from runtimes.contract.device import Device
 from runtimes.contract.memory import holds_streams, save_memory
@@ -179,17 +178,13 @@ def generate_command(
         raise UserError(f"--beams draws nothing at random; leave out --{unused[0].replace('_', '-')}.")
     if beams is None and _is_given("length_penalty"):
         raise UserError("--length-penalty is for --beams; leave it out, or give --beams.")
-    if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
-        raise UserError(
-            f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists."
-        )
-    if save_to and save_to.exists() and not holds_streams(save_to):
-        raise UserError(
-            f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
-            "--save-memory, or delete it first."
-        )
     if save_to:
         refuse_unwritable(save_to, option="--save-memory")
+        if save_to.exists() and not holds_streams(save_to):
+            raise UserError(
+                f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
+                "--save-memory, or delete it first."
+            )
     with fields_as_options(*SETTINGS):
         Sampler().replaced(**sampling)  # refused before the model is opened
     if as_json and show_ids:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -114,12 +113,6 @@ class Group(Subgroup):
         try:
             with terminals_protected():
                 return super().main(*args, **kwargs)
-        except OSError as error:  # from printing a help text
-            print(
-                f"Error: standard output cannot be written ({error.strerror}); give another place.",
-                file=sys.stderr,
-            )
-            sys.exit(2)
         finally:
             stop_insisting()
 
@@ -190,39 +183,24 @@ def _name(option: click.Parameter) -> str:
 
 
 def _no_number(error: click.BadParameter) -> str | None:
-    """One sentence for a number that is none or out of its range; None for any other parameter.
-
-    click says neither what was given in all cases nor a range in words.
+    """One sentence for a number that is none or out of its range, for which click's own depends on the kind;
+    None for any other parameter.
     """
     option = error.param
-    if option is None or not isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+    given, is_number, _ = error.message.partition(" is not ")
+    if option is None or not is_number:
         return None
-    given = _given(error)
-    if given is None:
+    kind = option.type
+    if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return None
-    return f"{_name(option)} is {given}; expected {_expected(option.type)}."
-
-
-def _given(error: click.BadParameter) -> str | None:
-    """What click's message says was given: a word in quotes, or a number that is out of range."""
-    word, between, _ = error.message.partition(" is not ")
-    return word[:80] if between else None
-
-
-def _expected(kind: click.ParamType) -> str:
-    """The numbers that an option takes, in words."""
-    whole = isinstance(kind, click.types.IntParamType)
+    expected = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
     least = getattr(kind, "min", None)
     most = getattr(kind, "max", None)
-    above, below = (getattr(kind, name, False) for name in ("min_open", "max_open"))
-    bounds = [f"{'more than' if above else 'at least'} {least}"] if least is not None else []
-    bounds += [f"{'less than' if below else 'at most'} {most}"] if most is not None else []
-    if least is not None and most is not None and not (above or below):
-        bounds = [f"from {least} to {most}"]
-    of = "of " if bounds and not bounds[0].startswith("from") else ""
-    return " ".join(
-        ["a whole number" if whole else "a number", *([of + " and ".join(bounds)] if bounds else [])]
-    )
+    if most is not None:
+        expected += f" from {least} to {most}"
+    elif least is not None:
+        expected += f" {'above' if getattr(kind, 'min_open', False) else 'of at least'} {least}"
+    return f"{_name(option)} is {given:.80}; expected {expected}."
 
 
 def _meant(given: str, known: list[str]) -> str:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
-from runtimes.base.files import open_file, reading
 from runtimes.base.progress import Progress
 from runtimes.base.text import byte_lines
-from runtimes.cli.lines import FORMATS, Format, read_texts
+from runtimes.cli.lines import FORMATS, Format, opened, read_texts
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.contract.device import Device
 from runtimes.contract.vocabulary import Vocab, token_texts
@@ -95,10 +92,10 @@ def score_command(
     standard error.
     """
     session = open_session(path, threads=threads, device=device)
-    name = "" if str(source) == "-" else str(source)
     totals = Totals(session.vocab)
     began = time.perf_counter()
-    with _opened(source) as (stream, size):
+    with opened(source) as (stream, name):
+        size = source.stat().st_size if name else 0
         shown = Progress("scoring", size, "bytes")
         scores = score_texts(
             session,
@@ -170,18 +167,6 @@ class Totals:
             return math.exp(-self.log_prob / self.tokens)
         except OverflowError:
             return math.inf
-
-
-@contextlib.contextmanager
-def _opened(source: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """The input and its size in bytes; 0 for standard input, which has none."""
-    if str(source) == "-":
-        yield sys.stdin.buffer, 0
-        return
-    with reading(source):
-        stream = open_file(source)
-    with stream:
-        yield stream, source.stat().st_size
 
 
 def line_of(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: bool) -> str:

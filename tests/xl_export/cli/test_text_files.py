@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import trainer
 from runtimes.base.errors import UserError
-from runtimes.cli.prompts import read_prompts
+from runtimes.cli.lines import read_prompts
 from runtimes.contract.tokens import read_text, read_tokens
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, WordVocab, vocab_from_file
 from tests.commands import json_of, refused, xl
