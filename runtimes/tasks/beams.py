@@ -72,8 +72,11 @@ def beam_search(
     found: list[Continuation] = []
 
     def keep(ids: list[int], total: float, ended: Reason) -> None:
+        decoder = session.vocab.decoder()
+        decoder.prime(fed.tolist())  # so that a word after the prompt begins with a blank
+        text = "".join(map(decoder, ids[:-1] if ended == "end" else ids)) + decoder.rest()
         score = total / len(ids) ** length_penalty
-        found.append(_continuation(session, fed, ids, total, score, ended))
+        found.append(Continuation(text=text, ids=ids, log_prob=total, score=score, ended=ended))
 
     for count in range(1, max_tokens + 1):
         logits = logits.astype(np.float64)
@@ -151,12 +154,3 @@ def _best(totals: np.ndarray, count: int) -> np.ndarray:
 
 def _best_first(found: list[Continuation]) -> list[Continuation]:
     return sorted(found, key=lambda each: -each.score)
-
-
-def _continuation(
-    session: Session, prompt: np.ndarray, ids: list[int], total: float, score: float, ended: Reason
-) -> Continuation:
-    decoder = session.vocab.decoder()
-    decoder.prime(prompt.tolist())  # so that a word after the prompt begins with a blank
-    text = "".join(map(decoder, ids[:-1] if ended == "end" else ids)) + decoder.rest()
-    return Continuation(text=text, ids=ids, log_prob=total, score=score, ended=ended)
