@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import runtimes
-from runtimes import open_session
-from runtimes.base.errors import MissingPackageError
 
 ROOT = Path(runtimes.__file__).parent
 MODULES = sorted(
@@ -64,17 +59,3 @@ def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
     assert not loaded & heavy
     # Of the trainer only the names that options can have; they need nothing else.
     assert {name for name in loaded if name.startswith("trainer.")} == {"trainer.run", "trainer.run.choices"}
-
-
-@pytest.mark.parametrize("missing", ["onnxruntime", "torch"])
-def test_a_missing_package_is_named_with_what_to_install(
-    missing: str, run: Path, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    artefact = missing == "onnxruntime"
-    with pytest.raises(MissingPackageError) as caught:
-        open_session(artefacts["ring"] if artefact else run)
-    said = str(caught.value)
-    assert f"pip install '.[{'cpu' if artefact else 'train'}]'" in said
-    assert ("whl/cpu" in said) == (missing == "torch" and sys.platform == "linux")
-    assert "\n" not in said

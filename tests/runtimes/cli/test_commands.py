@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from runtimes.contract.spec import ANSWERS, REFERENCE, VOCAB, WEIGHTS
-from runtimes.sessions.ort_gpu import providers
-from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks import generate as generation
 from tests.commands import json_of, refused, xl
 from tests.runtimes.tasks.references import read_reference, write_reference
@@ -37,42 +35,10 @@ def test_check_passes_and_prints_its_figures(artefacts: dict[str, Path]) -> None
     figures = json_of(xl("check", artefacts["ring"], "--json", "--threads", 1))
     shown = xl("check", artefacts["ring"]).stdout
     assert shown.startswith("passed: ")
-    keys = {
-        "passed",
-        "max_difference",
-        "tolerance",
-        "mean_difference",
-        "mean_tolerance",
-        "tokens",
-        "seconds",
-        "against",
-        "paths",
-        "missing",
-        "outputs",
-    }
-    assert set(figures) == keys | {"computed_by", "kernel", "note"}
     assert "computed by: ONNX Runtime, standard operators\n" in shown
     assert figures["passed"] is True
     assert figures["max_difference"] <= figures["tolerance"] == 1e-4
     assert figures["tokens"] > 100
-
-
-@pytest.mark.parametrize("command", ["check", "eval", "score", "generate", "recl"])
-def test_every_computing_command_accepts_a_device(
-    command: str, artefacts: dict[str, Path], text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ort = pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(13, 0)))
-    needed = {
-        "eval": ("--text", text_file),
-        "score": ("--input", text_file),
-        "generate": ("--prompt", "The "),
-        "recl": ("--text", text_file, "--lengths", "1,2"),
-    }
-    given = (command, artefacts["ring"], *needed.get(command, ()))
-    refused(xl(*given, "--device", "gpu"), "device is 'gpu'; cuda was probably meant")
-    refused(xl(*given, "--device", "cuda"), "device is cuda and ONNX Runtime cannot use it", "without CUDA")
 
 
 def test_check_of_a_wrong_artefact_fails_with_exit_code_1(
@@ -91,29 +57,11 @@ def test_check_of_a_wrong_artefact_fails_with_exit_code_1(
 @pytest.mark.parametrize("kind", KINDS)
 def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path], text_file: Path) -> None:
     figures = json_of(xl("eval", folders[kind], "--text", text_file, "--lanes", 3, "--segment", 5, "--json"))
-    assert figures.pop("kernel") == (None if kind == "torch" else "standard")
-    assert figures.pop("computed_by") == (
-        "PyTorch" if kind == "torch" else "ONNX Runtime, standard operators"
-    )
-    assert (figures["characters"], figures.pop("bytes")) == (899, 899)
-    assert figures.pop("bits_per_character") == pytest.approx(figures["bits_per_token"])
-    assert figures.pop("bits_per_byte") == pytest.approx(figures["bits_per_token"])
-    assert figures.pop("characters") == 899
-    assert set(figures) == {
-        "tokens",
-        "nats",
-        "nats_per_token",
-        "bits_per_token",
-        "perplexity",
-        "tokens_per_second",
-        "lanes",
-        "segment",
-        "memory_carried",
-        "mem_len",
-        "mask",
-        "clamp_len",
-        "initial_memory",
-    }
+    assert figures["kernel"] == (None if kind == "torch" else "standard")
+    assert figures["computed_by"] == ("PyTorch" if kind == "torch" else "ONNX Runtime, standard operators")
+    assert (figures["characters"], figures["bytes"]) == (899, 899)
+    assert figures["bits_per_character"] == pytest.approx(figures["bits_per_token"])
+    assert figures["bits_per_byte"] == pytest.approx(figures["bits_per_token"])
     assert figures["tokens"] == 899
     assert figures["bits_per_token"] == pytest.approx(figures["nats"] / 899 / np.log(2))
     assert (figures["lanes"], figures["segment"], figures["mem_len"], figures["memory_carried"]) == (
@@ -154,20 +102,6 @@ def test_generate_continues_a_saved_stream(artefacts: dict[str, Path], tmp_path:
     assert first + rest == whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_info_describes_model_rule_and_tensors(kind: str, folders: dict[str, Path]) -> None:
-    facts = json_of(xl("info", folders[kind], "--json"))
-    assert facts["model"]["vocab_size"] > 50
-    assert facts["rule"]["mem_len"] == 16
-    if kind == "torch":
-        assert facts["kind"] == "run"
-        return
-    assert facts["memory_form"] == kind
-    assert facts["bytes_per_stream"] == 8 + 4 * sum(int(np.prod(t["shape"][1:])) for t in facts["inputs"][2:])
-    assert facts["files"][WEIGHTS]["num_bytes"] == (folders[kind] / WEIGHTS).stat().st_size
-    assert facts["outputs"][0]["name"] == "logits"
-
-
 def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_file: Path) -> None:
     data = (artefact / WEIGHTS).read_bytes()
     (artefact / WEIGHTS).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -175,22 +109,6 @@ def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_fi
         refused(xl(command[0], artefact, *command[1:]), "weights.bin was altered", "export")
     (artefact / VOCAB).unlink()
     refused(xl("check", artefact), "missing")
-
-
-def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
-    saved = tmp_path / "memory.safetensors"
-    assert (
-        xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", saved).exit_code
-        == 0
-    )
-    refused(
-        xl("generate", artefacts["shift"], "--prompt", "a", "--load-memory", saved), "the memory of artefact"
-    )
-    refused(
-        xl("generate", artefacts["ring"], "--prompt", "a", "--prompt", "b", "--load-memory", saved),
-        "2 prompts",
-        "1 streams",
-    )
 
 
 def test_a_full_output_device_ends_in_one_sentence(artefacts: dict[str, Path]) -> None:

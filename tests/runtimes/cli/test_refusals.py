@@ -140,7 +140,7 @@ TABLE: dict[str, list[Row]] = {
         ((*PROMPT, "--stop", ""), ("stop string is empty",)),
         ((*PROMPT, "--temperature", "nan"), ("Error: --temperature is nan",)),
         ((*PROMPT, "--top-p", 0), ("Error: --top-p is 0",)),
-        ((*PROMPT, "--save-memory", "/dev/null/memory.npz"), ("cannot be a file to save memory in",)),
+        ((*PROMPT, "--save-memory", "/dev/null/memory.npz"), ("could not be written",)),
         ((*PROMPT, "--load-memory", "absent.npz"), ("absent.npz could not be read",)),
         *(
             ((*PROMPT, *options), ("leave",))
@@ -153,6 +153,15 @@ TABLE: dict[str, list[Row]] = {
                 ("--best-of", "2", "--save-memory", "new"),
             )
         ),
+    ],
+    "device": [
+        ((*command, "--device", "gpu"), ("device is 'gpu'; cuda was probably meant",))
+        for command in (
+            ("check", "RING"),
+            (*EVAL, "some.txt"),
+            PROMPT,
+            ("score", "RING", "--input", "some.txt"),
+        )
     ],
     "score": [
         (("score", "RING", "--input", "none.txt"), ("none.txt could not be read",)),

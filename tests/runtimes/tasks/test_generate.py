@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from runtimes.contract.vocabulary import CharVocab, IdsVocab, SpecialTokens, Voc
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
 from tests.from_logits import FromLogits
-from tests.nightly import every
 
 GREEDY = Sampler(temperature=0.0)
 SAMPLED = Sampler(temperature=0.8, top_k=20, top_p=0.95)
@@ -68,15 +66,6 @@ def recite(text: str, stop: Sequence[str], vocab: Vocab | None = None) -> list[s
     return [piece.text for piece in pieces]
 
 
-def test_the_text_depends_on_the_seed(session: Session) -> None:
-    first, second, other = (
-        texts(list(generate(session, PROMPTS[1], max_tokens=12, sampler=SAMPLED, seed=seed)), 1)
-        for seed in (7, 7, 8)
-    )
-    assert first == second
-    assert first != other
-
-
 @pytest.mark.parametrize("sampler", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_rows_of_a_batch_generate_what_they_generate_alone(session: Session, sampler: Sampler) -> None:
     options: dict[str, Any] = {"max_tokens": 20, "sampler": sampler, "seed": 3}
@@ -84,47 +73,6 @@ def test_rows_of_a_batch_generate_what_they_generate_alone(session: Session, sam
     for row, prompt in enumerate(PROMPTS):  # what is drawn in a row depends on its number
         alone = list(generate(session, [PROMPTS[0]] * row + [prompt], **options))
         assert ids(together, row) == ids(alone, row), prompt
-
-
-@pytest.mark.parametrize(
-    ("initial_memory", "form"), every(3, itertools.product(("zeros", "masked"), ("shift", "ring", "hidden")))
-)
-def test_padding_is_invisible_whatever_the_initial_memory(
-    initial_memory: str, form: str, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    from runtimes.sessions.open import open_session
-    from xl_export.artefact.export import export
-
-    run = make_run(rule=MemoryRule(mem_len=16, segment=8, initial_memory=initial_memory))  # type: ignore[arg-type]
-    session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
-    together = list(generate(session, PROMPTS, max_tokens=20, sampler=GREEDY))
-    for row, prompt in enumerate(PROMPTS):
-        assert ids(together, row) == ids(list(generate(session, prompt, max_tokens=20, sampler=GREEDY))), (
-            prompt
-        )
-
-
-def test_greedy_generation_is_step_by_step_argmax(session: Session) -> None:
-    tokens = session.vocab.encode(PROMPTS[1]).tolist()
-    memory = session.start(1)
-    for token in tokens:
-        logits, memory = session.step(np.array([[token]]), memory)
-    expected = []
-    for _ in range(20):
-        expected.append(int(logits[0, -1].argmax()))
-        logits, memory = session.step(np.array([[expected[-1]]]), memory)
-    assert ids(list(generate(session, PROMPTS[1], max_tokens=20, sampler=GREEDY))) == expected
-
-
-def test_generating_20_tokens_and_then_continuing_is_generating_at_once(session: Session) -> None:
-    at_once = ids(list(generate(session, PROMPTS[1], max_tokens=45, sampler=GREEDY)))
-    memory = session.start(1)
-    first = ids(list(generate(session, PROMPTS[1], max_tokens=20, sampler=GREEDY, memory=memory)))
-    assert memory.positions.tolist() == [len(PROMPTS[1]) + 20]
-    bridge = session.vocab.decoder()(at_once[20])  # the next token, given as the prompt of the continuation
-    second = ids(list(generate(session, bridge, max_tokens=24, sampler=GREEDY, memory=memory)))
-    assert [*first, at_once[20], *second] == at_once
-    assert memory.positions.tolist() == [len(PROMPTS[1]) + 45]
 
 
 def test_no_step_follows_the_last_token_without_memory() -> None:

@@ -61,20 +61,6 @@ def test_a_run_under_another_rule_equals_reopening_it(run: Path, tokens: np.ndar
     assert own.with_rule(own.rule) is own
 
 
-def test_the_rule_of_an_artefact_is_fixed(artefacts: dict[str, Path]) -> None:
-    own = open_session(artefacts["ring"])
-    assert own.with_rule(own.rule) is own
-    cases = [
-        ({"mem_lens": (4,)}, "--mem-len is 4.*exported with 16"),
-        ({"clamp_lens": (4,)}, "--clamp-len is 4.*exported with none"),
-    ]
-    for given, message in cases:
-        with pytest.raises(StreamError, match=f"{message}.*export again"):
-            own.with_rule(sweep(own.rule, **given)[0][0])  # type: ignore[arg-type]
-    with pytest.raises(StreamError, match="segment is 9; this artefact takes 1 to 8"):
-        own.with_rule(sweep(own.rule, segments=(9,))[0][0])
-
-
 def test_a_step_that_this_machine_cannot_hold_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(run)
     refuse_if_too_large(session, rows=2, segment=8)
