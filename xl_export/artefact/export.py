@@ -98,18 +98,11 @@ def export(
     if exporter not in get_args(Exporter):
         raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
     precision, memory_precision = precisions_for(target, precision, memory_precision)
+    refuse_together(exporter, target, attention)
     trained = load_run(run)
     refuse_other_storage(storage, target, trained.model.facts().parameters, precision)
     chosen = rule or trained.config.evaluation
-    reason = None
-    if target == "web" and exporter == "trace":
-        raise ConfigError(
-            "--target web writes the graph with operators of WebGPU, and --exporter trace takes PyTorch's "
-            "own; leave one of them out."
-        )
-    if target == "tensorrt":
-        reason = needs_shift(chosen, trained.config.model, exporter)
-    form = form_for(target, memory, needs_shift=reason)
+    form = form_for(target, memory, chosen, trained.config.model, exporter)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run, trained.config)
     spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
@@ -172,22 +165,40 @@ def export(
     return out
 
 
-def form_for(target: Target, memory: Form | None, *, needs_shift: str | None = None) -> Form:
-    """Returns the form of memory for a target; raises ConfigError if the two do not fit.
+def refuse_together(exporter: Exporter, target: Target, attention: Attention | None) -> None:
+    """Raises ConfigError for an exporter, a target and a kind of attention that do not fit together."""
+    if exporter == "trace" and target == "web":
+        raise ConfigError(
+            "--target web writes the graph with operators of WebGPU, and --exporter trace takes PyTorch's "
+            "own; leave one of them out."
+        )
+    if exporter == "trace" and attention:
+        raise ConfigError(
+            "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
+            "attention; leave one of them out."
+        )
+    if attention and target == "web":
+        raise ConfigError("--attention-as is not for --target web; leave one of them out.")
+    if attention == "native" and target == "onnxruntime":
+        raise ConfigError("--attention-as operators is for --target tensorrt; leave it out, or give both.")
 
-    needs_shift: why an engine of this model cannot have a ring; None if it can.
-    """
+
+def form_for(
+    target: Target, memory: Form | None, rule: MemoryRule, model: ModelConfig, exporter: Exporter
+) -> Form:
+    """Returns the form of memory for a target; raises ConfigError if the two do not fit."""
+    reason = needs_shift(rule, model, exporter) if target == "tensorrt" else None
     if target == "tensorrt" and memory == "hidden":
         raise ConfigError(
             "--memory is hidden, and engines have ring or shift memory; leave out --memory or --target "
             "tensorrt."
         )
-    if needs_shift and memory == "ring":
+    if reason and memory == "ring":
         raise ConfigError(
-            f"--memory is ring, and an engine cuts a segment at the end of the ring, but {needs_shift}; "
+            f"--memory is ring, and an engine cuts a segment at the end of the ring, but {reason}; "
             "leave out --memory, which is then shift."
         )
-    return memory or ("shift" if needs_shift else "ring")
+    return memory or ("shift" if reason else "ring")
 
 
 def needs_shift(rule: MemoryRule, model: ModelConfig, exporter: Exporter) -> str | None:
@@ -201,9 +212,7 @@ def needs_shift(rule: MemoryRule, model: ModelConfig, exporter: Exporter) -> str
         return "the positions of this model count from the end of the segment"
     if exporter == "trace":
         return "--exporter trace writes across the end"
-    if rule.mem_len == 0:
-        return "the model has no memory"
-    return None
+    return "the model has no memory" if rule.mem_len == 0 else None
 
 
 def make_spec(

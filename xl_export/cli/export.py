@@ -214,15 +214,6 @@ def export_command(
         from xl_export.artefact.validate import FailingCheckWarning
         from xl_export.deployment.model_repository import model_folder, write_model, write_session
     attention = ATTENTION_AS[attention_as] if attention_as else None
-    if attention and target == "web":
-        raise UserError("--attention-as is not for --target web; leave one of them out.")
-    if attention == "native" and target == "onnxruntime":
-        raise UserError("--attention-as operators is for --target tensorrt; leave it out, or give both.")
-    if attention and exporter == "trace":
-        raise UserError(
-            "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
-            "attention; leave one of them out."
-        )
     if single_file and ort:
         raise UserError("--ort writes one file already, step.ort; leave out --single-file.")
     session = triton_backend == "python"

@@ -19,7 +19,7 @@ from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.module import fresh_log
 from tests.architectures import ARCHITECTURES
 from trainer.run.checkpoint import load_run
-from xl_export.artefact.export import form_for, make_spec, needs_shift
+from xl_export.artefact.export import form_for, make_spec
 from xl_export.artefact.write import finite_arrays
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.build import configure, optimization_profile, serialize
@@ -70,7 +70,7 @@ def graphs(
             runs[name] = load_run(make_run(**{"head_dim": 16, **ARCHITECTURES[name]}))
         run = runs[name]
         rule = run.config.evaluation
-        chosen = form_for("tensorrt", form, needs_shift=needs_shift(rule, run.config.model, "graph"))
+        chosen = form_for("tensorrt", form, rule, run.config.model, "graph")
         spec = make_spec(run, rule, chosen, "tensorrt", "fp16", "fp32")
         folder = tmp_path_factory.mktemp("graph")
         # type: ignore[arg-type]
