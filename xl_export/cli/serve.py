@@ -196,7 +196,7 @@ def serve_command(
         from xl_export.serve.http.base.server import Log, Server, Source
         from xl_export.serve.http.serving import Address, run
     from runtimes.contract.session import is_language_model
-    from xl_export.serve.core.settings import EngineSettings
+    from xl_export.serve.core.admission import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings
 
     if flush_streams and state is None:

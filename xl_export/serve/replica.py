@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from runtimes.contract.session import Session, is_language_model
+from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.body import decoded, misfit, too_large

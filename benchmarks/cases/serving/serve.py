@@ -49,7 +49,7 @@ from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import evaluate
 from runtimes.tasks.generate import generate
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.admission import EngineSettings
 
 REPEATS = 5
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Log, Server, Source

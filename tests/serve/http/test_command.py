@@ -22,7 +22,7 @@ from click.testing import Result
 from runtimes.contract.spec import BUILD
 from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http import serving
 from xl_export.serve.http.base import server as opening

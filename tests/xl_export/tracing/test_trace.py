@@ -20,7 +20,7 @@ from runtimes.contract.spec import GRAPH, WEIGHTS, load_spec
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
-from xl_export.serve.core.trial import refuse_unserved
+from xl_export.serve.core.engine import refuse_unserved
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 TEXT = b"Each artefact of a module runs as every other artefact does."

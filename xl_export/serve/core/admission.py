@@ -6,12 +6,32 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from runtimes.base.errors import UserError
-from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Task
 
 NO_BYTES = "the streams of the tasks that wait fill the memory that is kept for them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The sizes of an engine, all at least 1."""
+
+    #: R, how many streams advance at once.
+    rows: int = 32
+    #: The most tasks that wait for a row; more are refused before any work, and bulk and single tenants may
+    #: have a part of it (see `Admission`).
+    queue: int = 1024
+    #: The most tokens of prompts that are fed in one iteration, padding included; at least one piece is
+    #: always fed.
+    prompt_tokens: int = 128
+    #: After so many answers that its client has not accepted, a task pauses and gives its row to others.
+    unread: int = 256
+    #: The most bytes of the states with which tasks begin; likewise of the rows that were copied because a
+    #: client accepts no answers (half of them for one tenant), and of those that were preempted. One state or
+    #: copy is always admitted.
+    state_bytes: int = 4 << 30
 
 
 class Busy(UserError):  # noqa: N818

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
+from runtimes.base.logits import log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.admission import Quota
+from runtimes.contract.vocabulary.base import Decoder
+from runtimes.contract.vocabulary.growing_text import GrowingText
+from runtimes.tasks.sample import Draw, penalties_of
+from xl_export.serve.core.admission import EngineSettings, Quota
 from xl_export.serve.core.cache import PrefixCache
-from xl_export.serve.core.pieces import Piece, chosen_pieces, step_of, take_in
-from xl_export.serve.core.running import Queue, Rows, Running
-from xl_export.serve.core.sampling import RowSampler
-from xl_export.serve.core.settings import QUEUED, EngineSettings, Histogram
+from xl_export.serve.core.running import Account, Queue, Rows, Running
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import (
     NO_ROOM,
@@ -27,6 +31,7 @@ from xl_export.serve.core.task import (
     Drawn,
     Ended,
     Fed,
+    Likeliest,
     Reason,
     Task,
     fault_line,
@@ -34,6 +39,37 @@ from xl_export.serve.core.task import (
 )
 
 LOG = logging.getLogger(__name__)
+QUEUED = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
+Verb = Literal["predict", "score", "step"]
+UNKNOWN = -1  # the id of a likeliest token at a place whose logits are not known
+
+
+class Histogram:
+    """How often a value fell between two bounds. One thread adds to it, and any may read it."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Notes a value, or several that are equal."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def add(self, other: Histogram) -> None:
+        """Adds the values of another one with the same bounds."""
+        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Bound and how many values are at most that."""
+        total = 0
+        found = []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
 
 
 class Scheduler:
@@ -445,3 +481,243 @@ class Scheduler:
     def may_resume(self, run: Running) -> bool:
         """Whether the client of a paused run has accepted enough; called on any thread."""
         return run.sent - run.taken <= self._settings.unread // 2
+
+
+# Pieces of tasks' own tokens: how they are cut, which are fed, and what a step returns for them. A row's
+# numbers are bitwise the same in every batch of the same padded width, and differ by rounding between widths.
+# So the cut depends only on the task, and its answers are the same under any load.
+
+
+def piece_after(fed: int, count: int, segment: int) -> tuple[int, int]:
+    """How many of a task's `count` tokens come next when `fed` of them were fed, and the width in which they
+    are fed.
+
+    Pieces are whole segments; the rest is one piece, padded on the right to the next power of two, so that
+    few widths occur. fed: a multiple of the segment that is less than `count`.
+    """
+    length = min(segment, count - fed)
+    return length, min(segment, 1 << (length - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The next tokens of one run."""
+
+    run: Running
+    #: Of the tokens.
+    length: int
+    #: In which they are fed.
+    width: int
+    #: Of the session.
+    verb: Verb
+
+    def goes_with(self, other: Piece) -> bool:
+        """Whether the other piece is stepped together with this one, which is of the row before."""
+        return other.run.row == self.run.row + 1 and (other.width, other.verb) == (self.width, self.verb)
+
+
+def chosen_pieces(session: Session, runs: Sequence[Running], budget: int) -> list[list[Piece]]:
+    """The pieces of one iteration, in groups that are stepped together.
+
+    At least one piece is chosen, and then more while their widths fit into the budget: people before bulk,
+    tenants who were served less before others, and of one tenant's runs the one that has waited longest.
+    """
+    if len(runs) > 1:
+        runs = sorted(runs, key=lambda run: (run.task.bulk, run.account.served, run.last_piece, run.order))
+    chosen: list[Piece] = []
+    for run in runs:
+        length, width = piece_after(run.fed, len(run.task.tokens), session.rule.segment)
+        if chosen and width > budget:
+            break
+        budget -= width
+        chosen.append(Piece(run=run, length=length, width=width, verb=_verb(session, run, length)))
+    chosen.sort(key=lambda piece: piece.run.row)
+    groups: list[list[Piece]] = []
+    for piece in chosen:
+        if groups and groups[-1][-1].goes_with(piece):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _verb(session: Session, run: Running, length: int) -> Verb:
+    """What is asked of the session for a piece; it depends only on the task, as the cut does.
+
+    Logits of all places are asked for if they are wanted, or if the session computes them anyway.
+    """
+    task = run.task
+    if not task.score:
+        return "predict"
+    selective = session.spec is None or session.spec.model.selective
+    wanted = length == run.prompt_left and (task.drawing is not None or task.keep)
+    return "step" if task.top or wanted or not selective else "score"
+
+
+def step_of(session: Session, pieces: Sequence[Piece], memory: Memory) -> np.ndarray:
+    """The session's answer to a group of pieces: logits [N, V] or [N, T, V], or log-probabilities [N, T]."""
+    width = pieces[0].width
+    verb = pieces[0].verb
+    tokens = np.zeros((len(pieces), width), np.int64)
+    targets = np.full((len(pieces), width), -1, np.int64)
+    for row, piece in enumerate(pieces):
+        own = piece.run.task.tokens
+        first = piece.run.fed
+        last = piece.run.fed + piece.length
+        tokens[row, : piece.length] = own[first:last]
+        after = own[first + 1 : last + 1]
+        targets[row, : len(after)] = after
+    lengths = np.array([piece.length for piece in pieces])
+    given = None if (lengths == width).all() else lengths
+    if verb == "score":
+        return session.score(tokens, targets, memory, lengths=given)[0]
+    if verb == "step":
+        return session.step(tokens, memory, lengths=given)[0]
+    return session.predict(tokens, memory, lengths=given)[0]
+
+
+def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
+    """Notes the session's answer to a piece in its run; None if the model's answer is not a number."""
+    run = piece.run
+    task = piece.run.task
+    length = piece.length
+    fed = task.tokens[run.fed : run.fed + length]
+    log_probs: np.ndarray | None = None
+    likely: Likeliest | None = None
+    if task.score:
+        log_probs = np.full(length, np.nan, np.float32)
+        if run.known is not None:
+            log_probs[0] = run.known
+        elif run.logits is not None:
+            log_probs[0] = log_probs_of(run.logits[None], fed[:1])[0]
+        if task.top:
+            likely = _likeliest(run.logits, answer[: length - 1], task.top)
+    run.known = None
+    last = None
+    if piece.verb == "predict":
+        last = answer
+    elif piece.verb == "step":
+        assert log_probs is not None
+        log_probs[1:] = log_probs_of(answer[: length - 1], fed[1:])
+        last = np.array(answer[length - 1])  # a copy: the others are not kept
+    else:
+        assert log_probs is not None
+        log_probs[1:] = answer[: length - 1]
+        run.known = float(answer[length - 1]) if length < run.prompt_left else None
+    run.logits = last
+    run.fed += length
+    spoiled = log_probs is not None and np.isnan(log_probs[1:]).any()
+    if spoiled or (last is not None and not np.isfinite(last.max())):
+        return None
+    return Fed(count=length, log_probs=log_probs, likeliest=likely)
+
+
+def _likeliest(before: np.ndarray | None, logits: np.ndarray, count: int) -> Likeliest:
+    """The likeliest tokens at each place of a piece; the first place is after `before`, if that is
+    known.
+    """
+    count = min(count, logits.shape[-1])
+    if before is not None:
+        return likeliest(np.concatenate([before[None], logits]), count)
+    rest = likeliest(logits, count)
+    return Likeliest(
+        ids=np.concatenate([np.full((1, count), UNKNOWN), rest.ids]),
+        log_probs=np.concatenate([np.full((1, count), np.nan, np.float32), rest.log_probs]),
+    )
+
+
+# The next token of each row.
+
+
+class RowSampler:
+    """Samples a token for each of some runs. It is made once for as long as the runs stay the same.
+
+    runs: in the order of the rows. size: of the vocabulary. end: the token that ends a document.
+    """
+
+    def __init__(self, runs: list[Running], size: int, end: int | None) -> None:
+        self.runs = runs
+        #: What a token needs of its run: the run, how it notes a drawn token, its text, `GrowingText.plain`
+        #: of that, the token that ends it (-1 if none does), and the most tokens.
+        self.places: list[tuple[Running, Callable[[int], None], GrowingText, Decoder | None, int, int]] = []
+        #: Whether a stream of them is kept.
+        self.keeps = False
+        #: int64 [N, 1], those that were drawn last.
+        self.tokens = np.empty((0, 1), np.int64)
+        #: The rows whose log-probabilities are wanted.
+        self.scored: list[int] = []
+        #: The rows whose likeliest tokens are wanted, with their number.
+        self.tops: list[tuple[int, int]] = []
+        accounts: Counter[Account] = Counter()
+        samplers = []
+        penalties = []
+        self._uniform = []
+        for row, run in enumerate(runs):
+            task = run.task
+            drawing = task.drawing
+            text = run.text
+            assert drawing is not None, "every run draws"
+            assert text is not None
+            ends_at = end if drawing.ends and end is not None else -1
+            self.places.append((run, run.drawn.append, text, text.plain, ends_at, drawing.max_tokens))
+            self.keeps |= task.keep
+            if task.score or task.top:
+                self.scored.append(row)
+            if task.top:
+                self.tops.append((row, task.top))
+            if run.penalties is None:  # a run that was drawn from before keeps its counts
+                prompt = task.tokens if drawing.prompt is None else drawing.prompt
+                run.penalties = penalties_of(drawing.sampler, size, prompt, drawing.bias)
+            accounts[run.account] += 1
+            samplers.append(drawing.sampler)
+            penalties.append(run.penalties)
+            self._uniform.append(run.uniform)
+        #: How many of the runs each tenant has.
+        self.accounts = list(accounts.items())
+        self._draw = Draw(samplers, size, penalties)
+
+    def sample(self, logits: np.ndarray) -> list[int]:
+        """The token of each row of logits float32 [N, V]; -1 if a row has no finite maximum."""
+        uniform = () if self._draw.greedy else [next_number() for next_number in self._uniform]
+        tokens = self._draw.tokens(logits, uniform)
+        self.tokens = tokens[:, None]
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+    def log_probs(
+        self, logits: np.ndarray, tokens: Sequence[int]
+    ) -> tuple[dict[int, float], dict[int, Likeliest]]:
+        """log p of the drawn tokens, and the likeliest ones, by the rows that want them."""
+        wanted = self.scored
+        if not wanted:
+            return {}, {}
+        found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
+        likely = {row: likeliest(logits[row][None], top) for row, top in self.tops}
+        return dict(zip(wanted, found, strict=True)), likely
+
+
+def log_probs_of(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """log p float32 [N] of tokens int64 [N] from logits [N, V]."""
+    chosen = np.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    found: np.ndarray = (chosen - log_sum_exp(logits)).astype(np.float32)
+    return found
+
+
+def likeliest(logits: np.ndarray, count: int) -> Likeliest:
+    """The `count` likeliest tokens at N places, from logits [N, V]; of equals the smaller id first."""
+    ids = _largest(logits, min(count, logits.shape[1]))
+    log_probs = np.take_along_axis(logits, ids, axis=1) - log_sum_exp(logits)[:, None]
+    return Likeliest(ids=ids, log_probs=log_probs.astype(np.float32))
+
+
+def _largest(logits: np.ndarray, count: int) -> np.ndarray:
+    """The ids int64 [N, count] of the largest logits, in descending order."""
+    size = logits.shape[1]
+    if 4 * count < size:
+        edge = np.partition(logits, size - count, axis=1)[:, size - count, None]
+        rows, ids = (logits >= edge).nonzero()
+        if len(ids) == count * len(logits) and (np.bincount(rows, minlength=len(logits)) == count).all():
+            ids = ids.reshape(-1, count)
+            order = np.argsort(-np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable")
+            return np.take_along_axis(ids, order, axis=1)
+    return np.argsort(-logits, axis=1, kind="stable")[:, :count]

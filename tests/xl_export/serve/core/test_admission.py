@@ -10,9 +10,8 @@ import pytest
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver
-from xl_export.serve.core.admission import Admission, Busy, TooManyError
+from xl_export.serve.core.admission import Admission, Busy, EngineSettings, TooManyError
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Drawing, Task
 
 

@@ -16,11 +16,10 @@ from runtimes.contract.session import Session
 from tests.architectures import ARCHITECTURES
 from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
 from xl_export.artefact.export import export
-from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.core.engine import Engine, dependence_of_rows
 from xl_export.serve.core.running import Rows
-from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
-from xl_export.serve.core.trial import dependence_of_rows
 
 
 class Held:

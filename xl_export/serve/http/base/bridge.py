@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.settings import QUEUED, Histogram
+from xl_export.serve.core.scheduler import QUEUED, Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
 
 Pass = Callable[[Drawn], bool]

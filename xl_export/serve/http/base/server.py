@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import msgspec
+import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.machine import available_cpus
@@ -28,12 +29,10 @@ from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
-from xl_export.serve.core.admission import Busy, Quota, StoppedError
+from xl_export.serve.core.admission import Busy, EngineSettings, Quota, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery
-from xl_export.serve.core.trial import SMALL, has_short_steps
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
@@ -48,6 +47,11 @@ from xl_export.serve.streams.unserved import UnservedStreams
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 CLOSING = 2.0  # seconds that a store has after its engine; a server ends within five
+SHORT = 1e-3  # seconds of a step; see `has_short_steps`
+TIMED = 20  # steps
+# Bytes of an artefact. A step reads all weights, and one thread reads 32 MB in about a millisecond; so the
+# steps of a larger one are not short, and it is not opened a second time for a trial.
+SMALL = 32 << 20
 MOST_REPLACED = 2  # versions of one model that were replaced and still serve what began before
 
 
@@ -231,6 +235,25 @@ def _is_small(path: Path) -> bool:
     """Whether a folder is an artefact of so few bytes that its steps may be short."""
     files = [file for name in (GRAPH, ORT_GRAPH, WEIGHTS) if (file := path / name).is_file()]
     return _is_artefact(path) and sum(file.stat().st_size for file in files) < SMALL
+
+
+def has_short_steps(session: Session) -> bool:
+    """Whether a step of one stream takes less than a millisecond with the threads of this session.
+
+    Threads of ONNX Runtime wait for their next work without sleeping. If steps are short, they do so most
+    of the time, and if they have all CPUs, the event loop waits for one of them for several milliseconds.
+
+    The fastest of some steps over a full memory decides, so that other programs do not.
+    """
+    memory = session.start(1)
+    token = np.zeros((1, 1), np.int64)
+    seconds = []
+    memory.positions[:] = session.rule.mem_len
+    for _ in range(TIMED):
+        began = time.perf_counter()
+        session.predict(token, memory)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds) < SHORT
 
 
 def _serving_device(path: Path, device: Device | str) -> Device:

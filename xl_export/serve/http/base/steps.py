@@ -17,8 +17,7 @@ from runtimes.base.machine import available_cpus
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import MAX_AXES, row_bytes
-from xl_export.serve.core.admission import Admission, StoppedError
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.admission import Admission, EngineSettings, StoppedError
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.workers import Workers
 from xl_export.serve.streams.files import StepInputs
