@@ -11,6 +11,7 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.coroutines import in_thread
+from xl_export.serve.core.admission import Admission, EngineSettings
 from xl_export.serve.core.task import Drawn, Ended, Task
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
@@ -28,9 +29,7 @@ class Engine:
     def __init__(self) -> None:
         self.told = 0
         self.tasks: list[Task] = []
-
-    def reserve(self, tasks: int, *, tenant: str, states: int) -> Any:
-        return SimpleNamespace(release=lambda: None)
+        self.admission = Admission(EngineSettings())
 
     def submit(self, task: Task, reserved: Any = None) -> None:
         self.tasks.append(task)

@@ -174,7 +174,7 @@ def test_requests_that_never_fit_are_refused_without_retry(small: Running) -> No
 def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
     # All places are reserved, because a task gives its place back when it pauses for a moment.
-    with small.server.models["m"].engine.reserve(6), connection(small) as late:
+    with small.server.models["m"].engine.admission.reserve(6), connection(small) as late:
         late.sendall(head(b"", length=1 << 21))  # nothing of the body is sent
         answer = wait_for(late, b"}}")
         assert answer.startswith(b"HTTP/1.1 429")
@@ -196,7 +196,7 @@ def test_a_connection_outlives_a_refusal_that_came_before_the_body(small: Runnin
     assert comes_true(lambda: is_idle(small))
     body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
     with connection(small) as late:
-        with small.server.models["m"].engine.reserve(6):
+        with small.server.models["m"].engine.admission.reserve(6):
             late.sendall(head(b"", length=len(body)))
             assert wait_for(late, b"}}").startswith(b"HTTP/1.1 429")
         late.sendall(body)
@@ -224,7 +224,7 @@ def test_the_head_of_the_next_request_cuts_no_answer(small: Running) -> None:
 
 def test_the_rest_of_a_refused_body_may_not_crawl(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
-    with small.server.models["m"].engine.reserve(6), connection(small) as crawling:
+    with small.server.models["m"].engine.admission.reserve(6), connection(small) as crawling:
         crawling.sendall(head(b"", length=100))
         assert wait_for(crawling, b"}}").startswith(b"HTTP/1.1 429")
         for _ in range(2):

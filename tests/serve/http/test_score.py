@@ -68,12 +68,12 @@ def test_the_states_of_contexts_are_kept_within_their_memory(
     with running(sources(("tiny", artefacts["ring"]))) as server:
         expected = server.post("/v1/score", {"texts": texts}).json()["data"]
         engine = server.server.models["tiny"].engine
-        one = engine._admission._state_bytes
+        one = engine.admission._state_bytes
         assert max(held) > 4 * one
     held.clear()
     with running(sources(("tiny", artefacts["ring"]), state_bytes=3 * one)) as server:
         assert server.post("/v1/score", {"texts": texts}).json()["data"] == expected
-        admission = server.server.models["tiny"].engine._admission
+        admission = server.server.models["tiny"].engine.admission
         assert (max(held), admission._bytes) == (4 * one, 0)  # a fourth was asked for, and had to wait
         body = {"prompt": ["a", "b", "c", "d"], "n": 2, "max_tokens": 3}
         refused = server.post("/v1/completions", body)

@@ -136,10 +136,13 @@ class Admission:
         self._places: Counter[tuple[str, bool]] = Counter()
         self._bytes = 0
         self._lock = threading.RLock()
+        #: Whether the engine stops, or has died, and nothing more is admitted.
+        self.closed = False
 
     def reserve(self, tasks: int, tenant: str = "", *, bulk: bool = False, states: int = 0) -> Reservation:
         """Reserves places for tasks of one tenant and class, and memory for states that a request will make
-        and keep. Raises Busy if there is not so much now, and UserError if there never is.
+        and keep: `Engine.submit` then succeeds under any load. Raises as `refuse`, Busy if there is not so
+        much memory now, and UserError if there never is.
         """
         settings = self._settings
         num_bytes = states * self._state_bytes
@@ -156,7 +159,11 @@ class Admission:
         return Reservation(self, tenant, bulk, places=tasks, num_bytes=num_bytes)
 
     def refuse(self, count: int, tenant: str = "", *, bulk: bool = False) -> None:
-        """Raises Busy if there are not so many places now, and TooManyError if there never are."""
+        """Raises Busy if there are not so many places now, TooManyError if there never are, and StoppedError
+        once the engine stops.
+        """
+        if self.closed:
+            raise StoppedError
         rows = self._settings.rows
         queue = self._settings.queue
         most = queue // 2 if bulk else queue

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from runtimes.base.errors import StreamError, UserError
+from runtimes.base.errors import StreamError
 from runtimes.contract.memory import DeviceTensor, Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Admission, EngineSettings, Reservation, StoppedError
@@ -52,7 +52,8 @@ class Engine:
         self._deliver = deliver
         #: The thread's own; others may read its figures.
         self.scheduler = Scheduler(session, settings, cache)
-        self._admission = Admission(
+        #: Has the places of tasks and the memory for their states; other threads ask it.
+        self.admission = Admission(
             settings,
             state_bytes=self.scheduler.row_bytes + 4 * session.vocab.size,  # a row and its logits
             paused=lambda: [run.task for run in list(self.scheduler.paused)],
@@ -65,7 +66,7 @@ class Engine:
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
         self._submitted: dict[Task, Running] = {}
-        self._stopping = self._sleeping = False
+        self._sleeping = False
         #: Of the engine's thread, outside of steps of the session and without waiting for work.
         self.other_seconds = 0.0
         self._undelivered: Delivery = []  # of the last iteration
@@ -75,41 +76,21 @@ class Engine:
         """Starts the thread."""
         self._thread.start()
 
-    def reserve(self, tasks: int, *, tenant: str = "", bulk: bool = False, states: int = 0) -> Reservation:
-        """Places for tasks of one tenant and class, and memory for states that a request makes and keeps;
-        `submit` then succeeds under any load. Any thread. Use it in a `with` block.
-
-        Raises Busy if there is not so much now, TooManyError or UserError if there never is, and StoppedError
-        if the engine stops. See `Admission`.
-        """
-        if self._stopping:
-            raise StoppedError
-        return self._admission.reserve(tasks, tenant, bulk=bulk, states=states)
-
-    def refuse_more(self, *, tenant: str = "", bulk: bool = False) -> None:
-        """Raises what `reserve(1)` would raise now, and reserves nothing; any thread."""
-        if self._stopping:
-            raise StoppedError
-        self._admission.refuse(1, tenant, bulk=bulk)
-
     def submit(self, task: Task, reserved: Reservation | None = None) -> None:
         """Queues a task for a row; any thread. Its answers are delivered, the last one an Ended.
 
         reserved: provides the place of the task and the memory of its state, if it has them left. Raises what
-        `reserve(1)` raises, which has cost no work. What the task asks for was checked when its request was
-        read.
+        `Admission.admit` raises, which has cost no work. What the task asks for was checked when its request
+        was read.
         """
-        if self._stopping:
-            raise StoppedError
-        place = self._admission.admit(task, reserved)
+        place = self.admission.admit(task, reserved)
         try:
             run = Running(task, self._session)
             run.place = place
             with self._changed:
-                if self._stopping:
+                if self.admission.closed:  # since it was admitted
                     raise StoppedError
-                if task in self._submitted:
-                    raise UserError("the task was submitted before; make a new one.")
+                assert task not in self._submitted, "a task is submitted once"
                 self._submitted[task] = run
                 self._entering += 1
                 self._command("enter", run)
@@ -140,7 +121,7 @@ class Engine:
         interrupted, and answers that are left are delivered when it is over.
         """
         with self._changed:
-            self._stopping = True
+            self.admission.closed = True
             self._changed.notify()
         if self._thread.ident is None:  # never started: nothing runs that could end the tasks
             self._run()
@@ -215,7 +196,7 @@ class Engine:
             self._session.before_run = None
             self._flush()
             with self._changed:
-                self._stopping = True
+                self.admission.closed = True
                 left = list(self._submitted)
             self._undelivered = [(task, [Ended(reason="failed", error=LOST)]) for task in left]
             self._flush()
@@ -224,17 +205,17 @@ class Engine:
         """Waits for work and does one iteration; whether it was the last."""
         scheduler = self.scheduler
         commands: list[Command] = []
-        stopping = self._stopping
+        stopping = self.admission.closed
         if self._commands or stopping or not scheduler.has_work:
             self._flush()
             with self._changed:
-                while not (self._commands or self._stopping or scheduler.has_work):
+                while not (self._commands or self.admission.closed or scheduler.has_work):
                     self._sleeping = True
                     self._changed.wait()
                     self._sleeping = False
                 commands = self._commands
                 self._commands = []
-                stopping = self._stopping
+                stopping = self.admission.closed
         began = time.perf_counter()
         before = scheduler.model_seconds
         try:

@@ -74,26 +74,24 @@ def test_more_than_there_ever_are_is_refused_for_good(tenant: str, bulk: bool, m
 
 def test_reserved_places_are_there_whoever_comes_in_between(session: Session) -> None:
     engine = Engine(session, EngineSettings(rows=2, queue=2), deliver=lambda delivery: None)
-    with engine.reserve(3) as places:
+    with engine.admission.reserve(3) as places:
         engine.submit(task())
-        for refused in (lambda: engine.submit(task()), lambda: engine.reserve(1), engine.refuse_more):
+        for refused in (lambda: engine.submit(task()), lambda: engine.admission.refuse(1)):
             with pytest.raises(Busy, match=r"^2 tasks wait already.*ask again in"):
                 refused()
-        engine.submit(one := task(), places)
-        with pytest.raises(UserError, match="submitted before"):
-            engine.submit(one, places)  # and its place is free again
-    engine.reserve(2).release()
+        engine.submit(task(), places)
+    engine.admission.reserve(2).release()
     with pytest.raises(Busy):
-        engine.reserve(3)
-    with engine.reserve(2) as places:
+        engine.admission.reserve(3)
+    with engine.admission.reserve(2) as places:
         engine.submit(task(), places)
         engine.submit(task(), places)
         with pytest.raises(Busy):
             engine.submit(task(), places)  # none is left
     engine.stop(within=60)
-    assert not engine._admission._places
+    assert not engine.admission._places
     with pytest.raises(UserError, match="accepts no more tasks"):
-        engine.reserve(1)
+        engine.admission.reserve(1)
 
 
 def test_the_bytes_of_states_are_bounded(session: Session) -> None:
@@ -103,22 +101,22 @@ def test_the_bytes_of_states_are_bounded(session: Session) -> None:
     one, other = (driver.ended(each).state for each in tasks)
     engine = Engine(session, EngineSettings(state_bytes=2 * one.num_bytes), deliver=lambda delivery: None)
     engine.submit(task(state=one))
-    memory = engine.reserve(0, states=1)
-    with engine.reserve(1) as places:
+    memory = engine.admission.reserve(0, states=1)
+    with engine.admission.reserve(1) as places:
         for ask in (
             lambda: engine.submit(task(state=other)),
             lambda: engine.submit(task(state=other), places),
-            lambda: engine.reserve(0, states=1),
+            lambda: engine.admission.reserve(0, states=1),
         ):
             with pytest.raises(Busy, match="fill the memory"):
                 ask()
     engine.submit(task(state=other), memory)  # which is covered
     with pytest.raises(UserError, match=r"3 prompts with several choices .* send fewer prompts"):
-        engine.reserve(0, states=3)
+        engine.admission.reserve(0, states=3)
     engine.stop(within=60)
     memory.release()
     memory.release()
-    admission = engine._admission
+    admission = engine.admission
     assert (admission._bytes, admission._places) == (0, {})
 
 

@@ -40,7 +40,7 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
     engine.submit(last := Task(tokens=np.arange(3)))
     assert reasons(clients, last) == ["length"]
     engine.stop(within=60)
-    assert not engine._admission._places
+    assert not engine.admission._places
 
 
 def test_a_stream_that_cannot_be_copied_fails_alone(

@@ -154,9 +154,9 @@ class Inbox:
 
     def reserve(self, tasks: int, tenant: str, *, states: int = 0) -> Reservation:
         """Places for tasks that this request will submit, and memory for states that it will keep, until it
-        is released or the inbox is left. Raises what `Engine.reserve` raises.
+        is released or the inbox is left. Raises what `Admission.reserve` raises.
         """
-        reservation = self._engine.reserve(tasks, tenant=tenant, states=states)
+        reservation = self._engine.admission.reserve(tasks, tenant, states=states)
         self._reserved.append(reservation)
         return reservation
 

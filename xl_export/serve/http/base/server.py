@@ -468,7 +468,7 @@ class Server:
         full: UserError | None = None
         for model in self.models.values():
             try:
-                return model.engine.refuse_more(tenant=tenant, bulk=bulk)
+                return model.engine.admission.refuse(1, tenant, bulk=bulk)
             except (Busy, StoppedError) as refusal:
                 full = refusal
         raise full or RefusedError("no model is served here.", status=503)

@@ -17,7 +17,7 @@ from runtimes.base.machine import available_cpus
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import MAX_AXES, row_bytes
-from xl_export.serve.core.admission import Admission, EngineSettings, StoppedError
+from xl_export.serve.core.admission import Admission, EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.workers import Workers
 from xl_export.serve.streams.files import StepInputs
@@ -65,26 +65,24 @@ class StepEngine:
         self._session = session
         #: Memories that no step uses now. What a session keeps with a memory makes the next step in it cheap.
         self._idle: list[Memory] = []
-        self._admission = Admission(settings, state_bytes=row_bytes(session.state))
+        #: Counts the steps that run or wait.
+        self.admission = Admission(settings, state_bytes=row_bytes(session.state))
         self._running = 0
         self._steps = 0
         self._tokens = 0
         self._seconds = 0.0
-        #: Whether it computes steps; False once it is stopped.
-        self.alive = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it computes steps; False once it is stopped."""
+        return not self.admission.closed
 
     def start(self) -> None:
         """Does nothing: it has no thread of its own."""
 
     def stop(self, *, within: float) -> None:
         """Refuses further steps; those that run come to their end."""
-        self.alive = False
-
-    def refuse_more(self, *, tenant: str = "", bulk: bool = False) -> None:
-        """Raises Busy if a tenant may not have one more step now, and StoppedError after `stop`."""
-        if not self.alive:
-            raise StoppedError
-        self._admission.refuse(1, tenant, bulk=bulk)
+        self.admission.closed = True
 
     async def step(
         self, inputs: Mapping[str, Any], state: StreamState, tenant: str
@@ -92,11 +90,9 @@ class StepEngine:
         """Outputs by name, the stream after the step, and what was fed; `state` stays as it was.
 
         inputs: arrays or nested lists, with a batch of one. Raises StreamError for inputs that do not fit or
-        whose numbers overflow, and what `refuse_more` raises.
+        whose numbers overflow, and what `Admission.reserve` raises.
         """
-        if not self.alive:
-            raise StoppedError
-        with self._admission.reserve(1, tenant, states=1):
+        with self.admission.reserve(1, tenant, states=1):
             self._running += 1
             began = time.monotonic()
             try:
