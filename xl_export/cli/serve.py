@@ -197,7 +197,7 @@ def serve_command(
         from xl_export.serve.http.serving import Address, run
     from runtimes.contract.session import is_language_model
     from xl_export.serve.core.admission import EngineSettings
-    from xl_export.serve.streams.facts import StoreSettings
+    from xl_export.serve.streams.index import StoreSettings
 
     if flush_streams and state is None:
         raise ConfigError(

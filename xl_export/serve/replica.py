@@ -33,9 +33,8 @@ from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.shared import SharedStreams
-from xl_export.serve.streams.facts import BusyStreamError, NoStreamError
 from xl_export.serve.streams.files import MovedError
-from xl_export.serve.streams.index import Operation
+from xl_export.serve.streams.index import BusyStreamError, NoStreamError, Operation
 
 MOST_TOKENS = 1 << 16  # of a request
 BODY_BYTES = 1 << 22
@@ -125,7 +124,7 @@ class Replica:
         operation = self._begin(name)
         try:
             await asyncio.to_thread(self._streams.remove, operation)
-        except NoStreamError:
+        except (NoStreamError, FileNotFoundError):
             return False
         finally:
             operation.end()

@@ -13,9 +13,8 @@ import fsspec
 from runtimes.base.errors import UserError, first_line
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.files import SharedFile, is_local
-from xl_export.serve.streams.index import Operation, Stream, StreamIndex
+from xl_export.serve.streams.index import Operation, StoreSettings, Stream, StreamIndex
 from xl_export.serve.streams.snapshot import KEY_BYTES, KEY_FILE
 
 NAME = re.compile(r"[\w-]{1,128}", re.ASCII)

@@ -20,7 +20,7 @@ from tests.steps import observed
 from xl_export.serve.http import inference
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
-from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.index import StoreSettings
 
 Arrays = dict[str, np.ndarray]
 TYPES = {"float32": "FP32", "int64": "INT64"}

@@ -25,16 +25,16 @@ from runtimes import Session
 from runtimes.base.errors import UserError
 from tests.serve.streams.conftest import KEY, Advance, assert_same
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import (
+from xl_export.serve.streams.files import StreamFolder
+from xl_export.serve.streams.index import (
     BusyStreamError,
     ClosedStoreError,
     DamagedStreamError,
     NoStreamError,
+    Operation,
     StoreSettings,
     TooManyStreamsError,
 )
-from xl_export.serve.streams.files import StreamFolder
-from xl_export.serve.streams.index import Operation
 from xl_export.serve.streams.store import StreamStore
 
 Open = Callable[..., StreamStore]

@@ -19,7 +19,7 @@ from runtimes.base.errors import UserError
 from tests.serve.streams.conftest import KEY, Advance, assert_same
 from tests.serve.streams.test_store import current, read
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 
 # What changes something on a disk: the store is ended before and in the middle of each call of these.

@@ -24,8 +24,8 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.replica import Replica, UnavailableError
 from xl_export.serve.shared import SharedStreams
-from xl_export.serve.streams.facts import DamagedStreamError, NoStreamError
 from xl_export.serve.streams.files import SharedFile
+from xl_export.serve.streams.index import DamagedStreamError
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
@@ -233,7 +233,7 @@ def test_streams_that_never_existed_are_forgotten(session: runtimes.Session, tmp
     SharedStreams.prepare(str(tmp_path))
     streams = SharedStreams(str(tmp_path), session, ram_bytes=1 << 24)
     operation = streams.begin("nothing")
-    with pytest.raises(NoStreamError):
+    with pytest.raises(FileNotFoundError):
         streams.remove(operation)
     operation.end()
     assert streams.streams == {}

@@ -32,7 +32,6 @@ from runtimes.base.files import flush as flush_file
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import NoStreamError
 from xl_export.serve.streams.snapshot import SIGNATURE_AT, UNSIGNED, read_snapshot, write_snapshot
 
 FACTS = "facts.json"
@@ -331,12 +330,9 @@ class SharedFile:
         return file
 
     def delete(self) -> None:
-        """Removes the stream; raises NoStreamError if there is none."""
+        """Removes the stream; raises FileNotFoundError if there is none."""
         with self._alone():
-            try:
-                self._system.rm_file(self.path)
-            except FileNotFoundError as error:
-                raise NoStreamError(Path(self.path).stem) from error
+            self._system.rm_file(self.path)
 
     def _stored_version(self) -> bytes:
         try:

@@ -11,25 +11,95 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import (
-    BusyStreamError,
-    ClosedStoreError,
-    DamagedStreamError,
-    JournalError,
-    NoStreamError,
-    StoreSettings,
-    UnreadableError,
-)
 from xl_export.serve.streams.files import Appended, SharedFile, StreamFolder
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """The bounds of a store."""
+
+    #: Of the states that stay in RAM while they are idle.
+    ram_bytes: int = 1 << 30
+    #: The most streams of one tenant.
+    streams: int = 10_000
+    #: The most bytes of the streams of one tenant.
+    tenant_bytes: int = 1 << 36
+    #: Of the states of operations that run or wait for the disk.
+    unwritten_bytes: int = 4 << 30
+    #: How many appended tokens a stream may be ahead of its snapshot; so many are fed again after a kill.
+    replayed: int = 1024
+    #: Whether each new stream and each change of one is on the disk before it is answered, so that it also
+    #: survives a loss of power. That costs milliseconds for each append on most disks. Without it the system
+    #: writes appends within seconds, and a kill of the server loses none.
+    flush: bool = False
+
+
+class NoStreamError(UserError):
+    """There is no stream of that name, or it belongs to another tenant."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
+
+
+class DamagedStreamError(UserError):
+    """The files of the stream are damaged. The log says how: what is wrong names paths of the server."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the stream {name} is damaged on the server's disk and cannot go on; restore a snapshot of it, "
+            "or ask the operator of the server, whose log says what is wrong."
+        )
+
+
+class UnreadableError(UserError):
+    """The disk did not give the files of the stream, which may be whole; the log says why."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the server could not read the stream {name} from its disk; try again, or ask the operator of "
+            "the server, whose log says why."
+        )
+
+
+class BusyStreamError(UserError):
+    """Another operation is using the stream."""
+
+
+class ClosedStoreError(UserError):
+    """The server has ended."""
+
+
+class JournalError(UserError):
+    """A stream has no whole snapshot, and the model that could make one is not served."""
+
+    def __init__(self, name: str, appended: int) -> None:
+        super().__init__(
+            f"the last {appended:,} tokens of the stream {name} are not in its snapshot yet, and only its "
+            "own artefact can bring them there; serve that artefact again, and ask for the snapshot then."
+        )
+
+
+class FullStoreError(UserError):
+    """So many operations hold states that are not on the disk that no other one is let in now."""
+
+    def __init__(self, count: int, of_tenant: bool) -> None:
+        whose = " of this tenant" if of_tenant else ""
+        super().__init__(
+            f"{count:,} operations{whose} on streams run or wait for the disk, as many as this server has "
+            "memory for (--waiting-memory); send the request again after the seconds of Retry-After."
+        )
+
+
+class TooManyStreamsError(UserError):
+    """A tenant has as many streams, or bytes of them, as it may have."""
 
 
 @dataclass
@@ -50,54 +120,6 @@ class Stream:
     def position(self) -> int:
         """How many tokens it has been fed."""
         return self.files.position
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A folder that holds no whole stream. It is left as it is, and counts for its owner, until the operator
-    of the server removes it.
-    """
-
-    id: str
-    #: None if that cannot be read either.
-    owner: str | None
-
-    def concerns(self, owner: str) -> bool:
-        """Whether a tenant may know of it. If the owner is unknown, any tenant with its random name may."""
-        return self.owner in (None, owner)
-
-
-class ByOwner:
-    """The streams in the folder of an artefact, as their owners know them."""
-
-    path: Path
-    streams: dict[str, Stream]
-    damaged: dict[str, Damaged]
-
-    @property
-    def identity(self) -> str:
-        """The artefact: the first 32 digits of its identity."""
-        return self.path.name
-
-    def find(self, name: str, owner: str) -> Stream:
-        """The stream of an owner; raises NoStreamError, and DamagedStreamError."""
-        damaged = self.damaged.get(name)
-        if damaged is not None and damaged.concerns(owner):
-            raise DamagedStreamError(name)
-        stream = self.streams.get(name)
-        if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
-            raise NoStreamError(name)
-        return stream
-
-    def list(self, owner: str) -> list[Stream]:
-        """The streams of an owner, the oldest first."""
-        found = [stream for stream in list(self.streams.values()) if stream.owner == owner]
-        return sorted(found, key=lambda each: (each.created, each.id))
-
-    def count(self, owner: str) -> int:
-        """How many streams an owner has, also damaged ones."""
-        damaged = sum(each.owner == owner for each in list(self.damaged.values()))
-        return len(self.list(owner)) + damaged
 
 
 class StreamIndex:

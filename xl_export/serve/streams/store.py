@@ -10,30 +10,73 @@ from the disk when they are asked for.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from runtimes.base.files import writing
+from runtimes.base.errors import UserError
+from runtimes.base.files import read_json, writing
 from runtimes.base.lock import only_writer
 from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import (
+from xl_export.serve.streams.files import FACTS, StreamFolder, flush_folder, sweep
+from xl_export.serve.streams.index import (
     BusyStreamError,
+    ClosedStoreError,
+    DamagedStreamError,
     FullStoreError,
+    JournalError,
     NoStreamError,
+    Operation,
     StoreSettings,
+    Stream,
+    StreamIndex,
     TooManyStreamsError,
 )
-from xl_export.serve.streams.files import StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import ByOwner, Damaged, Operation, Stream, StreamIndex
 from xl_export.serve.streams.snapshot import read_snapshot
-from xl_export.serve.streams.unserved import UnservedStreams, stored
 
+LOG = logging.getLogger(__name__)
 IDENTITY = 32  # digits of the identity of an artefact that name the folder of its streams
+
+
+class ByOwner:
+    """The streams in the folder of an artefact, as their owners know them."""
+
+    path: Path
+    #: By name.
+    streams: dict[str, Stream]
+    #: The owners of folders that hold no whole stream, by name; None if that cannot be read either. They are
+    #: left as they are, and count for their owner, until the operator of the server removes them.
+    damaged: dict[str, str | None]
+
+    @property
+    def identity(self) -> str:
+        """The artefact: the first 32 digits of its identity."""
+        return self.path.name
+
+    def find(self, name: str, owner: str) -> Stream:
+        """The stream of an owner; raises NoStreamError, and DamagedStreamError."""
+        # If the owner of a damaged stream is unknown, any tenant with its random name may know of it.
+        if name in self.damaged and self.damaged[name] in (None, owner):
+            raise DamagedStreamError(name)
+        stream = self.streams.get(name)
+        if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
+            raise NoStreamError(name)
+        return stream
+
+    def list(self, owner: str) -> list[Stream]:
+        """The streams of an owner, the oldest first."""
+        found = [stream for stream in list(self.streams.values()) if stream.owner == owner]
+        return sorted(found, key=lambda each: (each.created, each.id))
+
+    def count(self, owner: str) -> int:
+        """How many streams an owner has, also damaged ones."""
+        return len(self.list(owner)) + list(self.damaged.values()).count(owner)
 
 
 class Upload(NamedTuple):
@@ -73,7 +116,6 @@ class StreamStore(ByOwner, StreamIndex):
             max(1, settings.unwritten_bytes // max(self.row_bytes, 1)), refusal=FullStoreError
         )
         self.path = folder / session.identity[:IDENTITY]
-        self.damaged: dict[str, Damaged] = {}
         self._making: dict[str, str] = {}  # the owners of streams that are being made, by their names
         self._stack = contextlib.ExitStack()
         with writing(self.path):
@@ -83,11 +125,7 @@ class StreamStore(ByOwner, StreamIndex):
                     flush_folder(each)
         self._stack.enter_context(only_writer(self.path, doing="keeping streams"))
         sweep(self.path)
-        for stream in stored(self.path, flush=settings.flush):
-            if isinstance(stream, Damaged):
-                self.damaged[stream.id] = stream
-            else:
-                self.streams[stream.id] = stream
+        self.streams, self.damaged = stored(self.path, flush=settings.flush)
 
     def create(self, owner: str, state: StreamState, name: str | None = None) -> Stream:
         """A new stream in this state, which is on the disk when this returns; uses the disk.
@@ -202,7 +240,7 @@ class StreamStore(ByOwner, StreamIndex):
 
     def unserved(self) -> UnservedStreams:
         """The streams of this store, which was closed."""
-        return UnservedStreams(self.path, [*self.streams.values(), *self.damaged.values()])
+        return UnservedStreams(self.path, self.streams, self.damaged)
 
     @property
     def _is_used(self) -> bool:
@@ -255,3 +293,97 @@ class StreamStore(ByOwner, StreamIndex):
                 self.in_ram(stream.id, stream.state)
         self.make_room()
         return stream
+
+
+class UnservedStreams(ByOwner):
+    """The streams of one artefact that is not served. All methods may be called from any thread.
+
+    A server keeps them, and no model of it can go on with them. They stay as they lie on the disk until a
+    server of their artefact takes them over again. Until then they are listed, count for their tenant, are
+    given as snapshots, and are deleted if their tenant asks for it.
+    """
+
+    def __init__(self, path: Path, streams: dict[str, Stream], damaged: dict[str, str | None]) -> None:
+        """path: the folder of the artefact's streams. streams, damaged: those in it."""
+        self.path = path
+        self.streams = {
+            each.id: Stream(each.id, each.owner, each.created, each.used, each.files)  # without their states
+            for each in streams.values()
+        }
+        self.damaged = damaged
+        #: Whether a store has taken the folder over.
+        self.closed = False
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def read(path: Path) -> UnservedStreams | None:
+        """The streams in a folder; None if another process is using them. Uses the disk."""
+        try:
+            with only_writer(path, doing="listing streams"):
+                return UnservedStreams(path, *stored(path))
+        except UserError:
+            return None
+
+    def held(self, owner: str) -> tuple[int, int]:
+        """How many streams an owner has here, also damaged ones, and the bytes of the others' snapshots."""
+        return self.count(owner), sum(stream.files.snapshot_bytes for stream in self.list(owner))
+
+    def open_snapshot(self, name: str, owner: str) -> BinaryIO:
+        """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
+        if it is not the whole stream.
+        """
+        files = self.find(name, owner).files
+        if files.appended:
+            raise JournalError(name, files.num_appended)
+        try:
+            return files.open_snapshot()
+        except OSError as error:  # another process has removed it
+            raise NoStreamError(name) from error
+
+    def delete(self, name: str, owner: str) -> None:
+        """Removes a stream for ever; uses the disk. Raises BusyStreamError while another process uses the
+        folder, and ClosedStoreError once a store has taken it over.
+        """
+        with self._lock, contextlib.ExitStack() as stack:
+            if self.closed:
+                raise ClosedStoreError("the artefact of the stream is being opened; ask again in a second.")
+            try:
+                stack.enter_context(only_writer(self.path, doing="deleting a stream"))
+            except UserError as error:
+                raise BusyStreamError(
+                    f"another process on the server's machine uses the stream {name}; ask again when it has "
+                    "ended."
+                ) from error
+            self.find(name, owner).files.delete()
+            del self.streams[name]
+
+    def close(self) -> None:
+        """Waits for what is being deleted; from now on nothing is."""
+        with self._lock:
+            self.closed = True
+
+
+def stored(path: Path, *, flush: bool = False) -> tuple[dict[str, Stream], dict[str, str | None]]:
+    """The streams in the folder of an artefact, and the owners of those that are damaged, which are logged.
+    Uses the disk; the caller is the only writer there.
+    """
+    streams = {}
+    damaged = {}
+    for each in sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."):
+        try:
+            folder, facts = StreamFolder.open(each, flush=flush)
+            created = float(facts["created"])
+            used = max(created, folder.written_at)
+            streams[each.name] = Stream(each.name, str(facts["owner"]), created, used, folder)
+        except (OSError, UserError, KeyError, TypeError, ValueError) as error:
+            LOG.error("the stored stream in %s is damaged: %s", each, error or type(error).__name__)
+            damaged[each.name] = _owner(each)
+    return streams, damaged
+
+
+def _owner(path: Path) -> str | None:
+    """The owner of a damaged stream, if the facts in its folder have it."""
+    try:
+        return str(read_json(path / FACTS)["owner"])
+    except (OSError, UserError, KeyError, TypeError):
+        return None

@@ -23,7 +23,7 @@ from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE
 from xl_export.serve.streams import files
-from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.index import StoreSettings
 
 
 class Slow:

@@ -17,7 +17,7 @@ from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.limits import too_many
-from xl_export.serve.streams.facts import FullStoreError
+from xl_export.serve.streams.index import FullStoreError
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from runtimes import Session
 from xl_export.serve.http.base.server import Stores
-from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 
 

@@ -14,8 +14,8 @@ from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
 from tests.serve.http.test_clients import comes_true
 from xl_export.artefact.export import export
-from xl_export.serve.streams.facts import StoreSettings
-from xl_export.serve.streams.unserved import UnservedStreams
+from xl_export.serve.streams.index import StoreSettings
+from xl_export.serve.streams.store import UnservedStreams
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from runtimes.base.errors import UserError
 from runtimes.contract.spec import NoLanguageModelError
 from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.task import Ended
-from xl_export.serve.streams.facts import (
+from xl_export.serve.streams.files import UnwritableError
+from xl_export.serve.streams.index import (
     BusyStreamError,
     ClosedStoreError,
     DamagedStreamError,
@@ -21,7 +22,6 @@ from xl_export.serve.streams.facts import (
     TooManyStreamsError,
     UnreadableError,
 )
-from xl_export.serve.streams.files import UnwritableError
 
 TYPES = {
     401: "authentication_error",

@@ -40,10 +40,9 @@ from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits, too_many
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import on_thread
-from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
-from xl_export.serve.streams.store import IDENTITY, StreamStore
-from xl_export.serve.streams.unserved import UnservedStreams
+from xl_export.serve.streams.store import IDENTITY, StreamStore, UnservedStreams
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 CLOSING = 2.0  # seconds that a store has after its engine; a server ends within five

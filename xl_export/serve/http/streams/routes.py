@@ -42,8 +42,7 @@ from xl_export.serve.http.streams.documents import (
 from xl_export.serve.http.streams.socket import conversation
 from xl_export.serve.http.streams.work import Document, OtherArtefactError, StreamWork, encoded, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
-from xl_export.serve.streams.store import StreamStore
-from xl_export.serve.streams.unserved import UnservedStreams
+from xl_export.serve.streams.store import StreamStore, UnservedStreams
 
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"

@@ -30,11 +30,9 @@ from xl_export.serve.http.streams.documents import (
     stream_document,
     tokens_of,
 )
-from xl_export.serve.streams.facts import NoStreamError
 from xl_export.serve.streams.files import StepInputs
-from xl_export.serve.streams.index import Operation, Stream
-from xl_export.serve.streams.store import StreamStore
-from xl_export.serve.streams.unserved import UnservedStreams
+from xl_export.serve.streams.index import NoStreamError, Operation, Stream
+from xl_export.serve.streams.store import StreamStore, UnservedStreams
 
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
