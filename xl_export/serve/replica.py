@@ -22,12 +22,11 @@ from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.body import decoded, misfit, too_large
+from xl_export.serve.http.base.limits import Limits, decoded, misfit, too_large
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import encoding, json_steps
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of

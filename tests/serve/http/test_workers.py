@@ -18,7 +18,7 @@ from runtimes.contract.vocabulary import SubwordVocab, subword
 from tests.coroutines import in_thread
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import comes_true
-from xl_export.serve.http.base import body, encoding, workers
+from xl_export.serve.http.base import encoding, limits, workers
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.workers import Steps, Workers, aside, finished
@@ -193,7 +193,7 @@ def test_large_work_never_runs_on_the_event_loop(
     for owner, function in (
         (own.server.models["tiny"].session.vocab, "encode"),
         (own.server.models["tiny"].session.vocab, "decoder"),
-        (body, "refuse_many_values"),
+        (limits, "refuse_many_values"),
         (encoding, "checked_ids"),
         (completions._Prompt, "score"),
         (completions.Completion, "_repeated"),
@@ -262,8 +262,8 @@ LIMITS = Limits(prompt_tokens=100_000, texts=10, choices=2)
     ids=["in a text", "behind quotes", "ids", "half an escape", "escaped quotes"],
 )
 def test_a_body_within_the_limit_of_values_is_decoded(content: str) -> None:
-    finished(body.refuse_many_values(content.encode(), LIMITS))
-    finished(body.refuse_many_values(content, LIMITS))
+    finished(limits.refuse_many_values(content.encode(), LIMITS))
+    finished(limits.refuse_many_values(content, LIMITS))
 
 
 @pytest.mark.parametrize(
@@ -277,4 +277,4 @@ def test_a_body_within_the_limit_of_values_is_decoded(content: str) -> None:
 )
 def test_a_body_of_too_many_values_is_refused(content: str) -> None:
     with pytest.raises(RefusedError, match="which no request needs here"):
-        finished(body.refuse_many_values(content.encode(), LIMITS))
+        finished(limits.refuse_many_values(content.encode(), LIMITS))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_ty
 import msgspec
 from starlette.responses import Response
 
-from xl_export.serve.http.base.body import Reads
+from xl_export.serve.http.base.limits import Reads
 
 Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Response | None]])
 TEXT = {"type": "string"}

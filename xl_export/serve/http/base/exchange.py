@@ -15,11 +15,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from xl_export.serve.http.base.body import Reads, decoded, too_large
 from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key, hashed
-from xl_export.serve.http.base.limits import BodyAccount
+from xl_export.serve.http.base.limits import BodyAccount, Reads, decoded, too_large
 from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.workers import Steps, aside
 

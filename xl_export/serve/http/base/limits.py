@@ -1,14 +1,36 @@
-"""What one client may ask of the server, and how much of it there may be at once."""
+"""Limits of what one client may ask, accounts of what all ask at once, and bodies decoded within them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeAlias, TypeVar, get_args
+
+import msgspec
 
 from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.workers import Steps
 
 SMALL_BODY = 1 << 16  # bytes of a request or a WebSocket that do not count among those of all
+FEW = 8  # fields that a message may list
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
+COUNTED = 1 << 17  # bytes of a body whose values are counted before they are made
+WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fraction of a millisecond
+FIELDS = 8  # values of one list or object, without token ids
+LONGEST_NAME = 60  # characters of a field's name that are shown or compared
+Body = TypeVar("Body")
+KINDS = {  # how messages name msgspec's types
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "a boolean",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +138,133 @@ def refuse_long_answer(limits: Limits, tokens: int, likeliest: int | None, param
             "in parts, or for a stream.",
             param=param,
         )
+
+
+# Reads a body that need not be JSON, from its bytes, the headers and the limits.
+Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Steps[Any]]
+
+
+def decoded(body: bytearray, kind: type[Body], limits: Limits) -> Steps[Body]:
+    """A body in JSON as that type, in steps; raises RefusedError with one sentence for anything else."""
+    yield from refuse_many_values(body, limits)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise misfit(error, kind, body) from None
+
+
+def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
+    """Raises RefusedError for a large body with more values than any request has that is served. Making them
+    would hold Python's lock for seconds. Strings are skipped, in parts so that other threads can run.
+    """
+    if isinstance(body, str):
+        body = body.encode()
+    if len(body) < COUNTED:
+        return
+    most_containers = 2 * limits.texts + limits.choices
+    most = limits.prompt_tokens + FIELDS * most_containers
+    values = containers = at = 0
+    while at < len(body):
+        string = body.find(b'"', at, at + WINDOW)
+        end = min(len(body), at + WINDOW) if string < 0 else string
+        values += body.count(b",", at, end)
+        containers += body.count(b"[", at, end) + body.count(b"{", at, end)
+        if values > most or containers > most_containers:
+            raise RefusedError(
+                f"the body has more than {most:,} values, or {most_containers:,} lists and objects, which no "
+                "request needs here; send fewer at once."
+            )
+        yield
+        at = end if string < 0 else (yield from _end_of_string(body, string))
+
+
+def _end_of_string(body: bytes | bytearray, begin: int) -> Steps[int]:
+    """The place behind a string of JSON that begins here; behind the body if it does not end."""
+    at = begin + 1
+    size = 64  # most strings are short: a large part of the body would be copied for each
+    while at < len(body):
+        window = bytes(body[at : at + size])
+        escapes = len(window) - len(window.rstrip(b"\\"))
+        if escapes % 2 and at + len(window) < len(body):  # what the last backslash escapes is in the next one
+            window = window[:-1]
+        quote = window.replace(b"\\\\", b"..").replace(b'\\"', b"..").find(b'"')
+        if quote >= 0:
+            return at + quote + 1
+        at += len(window)
+        size = min(2 * size, WINDOW)
+        yield
+    return len(body)
+
+
+def misfit(error: Exception, expected: Any, body: bytes | bytearray | str = b"") -> RefusedError:
+    """The refusal of a document that is not what was expected, from msgspec's error.
+
+    expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known. body:
+    what was decoded.
+    """
+    why = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        return _wrong_field(why, expected)
+    if isinstance(error, UnicodeDecodeError):
+        return RefusedError("the body is not UTF-8; send a JSON object that is encoded as UTF-8.")
+    if isinstance(error, RecursionError):
+        return RefusedError("the body is nested too deeply; send a plain JSON object.")
+    if not body:
+        return RefusedError("there is no body; send a JSON object.")
+    if "truncated" in why:  # msgspec calls half of a surrogate pair so too
+        if not isinstance(body, str) and SURROGATE.search(body):
+            return RefusedError("a text has half of a character, such as \\ud800; send whole characters.")
+        return RefusedError("the body is not JSON, because it ends too early; send a whole JSON object.")
+    why = why.removeprefix("JSON is malformed: ").rstrip(".")
+    return RefusedError(f"the body is not JSON ({why:.200}); send a JSON object.")
+
+
+def _wrong_field(why: str, expected: Any) -> RefusedError:
+    """The refusal of a document with a field that is not what was expected."""
+    reason, _, place = why.partition(" - at ")
+    where = place.rpartition("`$")[2].strip("`.").replace("[...]", "[]")[:LONGEST_NAME]
+    if " field `" in reason:
+        name = reason.partition("`")[2].partition("`")[0][:LONGEST_NAME]
+        if "missing" in reason:
+            return RefusedError(
+                f"the field {name!r} is missing; see /openapi.json for what it is.", param=name
+            )
+        mend = "leave it out, or see /openapi.json for those that are"
+        fields = [] if where else _fields(expected)
+        if near := get_close_matches(name, fields):
+            # By letters, max_completion_tokens would be closest to min_tokens.
+            words = set(name.split("_"))
+            meant = max(near, key=lambda field: len(words.intersection(field.split("_"))))
+            mend = f"did you mean {meant!r}? If not, {mend}"
+        elif 0 < len(fields) <= FEW:
+            mend = f"expected {', '.join(fields)}"
+        of = f" of {where}" if where else ""
+        return RefusedError(f"the field {name!r}{of} is not known here; {mend}.", param=name)
+    what = where or "the body"
+    param = re.match(r"\w*", where)[0] or None  # type: ignore[index]
+    if place.startswith("`key`"):
+        what = f"a key of {what}"
+    found = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", reason)
+    if found is None:
+        return RefusedError(
+            f"{what} does not fit ({reason.rstrip('.'):.200}); see /openapi.json.", param=param
+        )
+    *kinds, last = [KINDS.get(kind, kind) for kind in found[1].split(" | ")]
+    wanted = f"{', '.join(kinds)} or {last}" if kinds else last
+    given = KINDS.get(found[2], found[2])
+    if found[2] == "float" and "float" not in found[1]:
+        given = "a number with a point or an exponent"
+    return RefusedError(f"{what} is {given}; expected {wanted}.", param=param)
+
+
+def _fields(expected: Any) -> list[str]:
+    """The fields of a msgspec.Struct, of those of a union, or of nothing."""
+    structs = [kind for kind in (expected, *get_args(expected)) if hasattr(kind, "__struct_fields__")]
+    return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
+
+
+def too_large(most: int, fix: str = "send less at once") -> RefusedError:
+    """The refusal of a body of more bytes."""
+    return RefusedError(
+        f"the body is larger than {most:,} bytes; {fix}.", status=413, code="body_too_large", closes=True
+    )

@@ -16,11 +16,10 @@ from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in_bytes, write_ten
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Likeliest, Reason
-from xl_export.serve.http.base.body import decoded, refuse_many_values
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, refuse_long_answer
+from xl_export.serve.http.base.limits import Limits, decoded, refuse_long_answer, refuse_many_values
 from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 from xl_export.serve.streams.index import Stream

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.base.body import too_large
 from xl_export.serve.http.base.encoding import json_steps
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
+from xl_export.serve.http.base.limits import too_large
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import DISK, SHORT_WORK, Steps, aside
 from xl_export.serve.http.streams.documents import (

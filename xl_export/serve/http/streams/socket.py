@@ -16,10 +16,9 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.base.body import misfit, refuse_many_values
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange
-from xl_export.serve.http.base.limits import BodyAccount, Limits
+from xl_export.serve.http.base.limits import BodyAccount, Limits, misfit, refuse_many_values
 from xl_export.serve.http.base.workers import Steps, aside
 from xl_export.serve.http.streams.documents import (
     AppendBody,
