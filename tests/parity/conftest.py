@@ -19,8 +19,7 @@ from tests.web.cases import byte_level, subwords
 from xl_export.artefact.export import export
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.replica import Replica
-from xl_export.serve.shared import SharedStreams
+from xl_export.serve.replica import Replica, SharedStreams
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,7 @@ from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
-from xl_export.serve.replica import Replica, read_body
-from xl_export.serve.shared import SharedStreams
+from xl_export.serve.replica import Replica, SharedStreams, read_body
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 PATH = "/streams/"

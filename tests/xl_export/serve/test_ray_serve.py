@@ -24,8 +24,7 @@ import pytest
 import runtimes
 from runtimes.base.errors import ConfigError
 from xl_export.serve.core.admission import EngineSettings
-from xl_export.serve.replica import Replica
-from xl_export.serve.shared import SharedStreams
+from xl_export.serve.replica import Replica, SharedStreams
 
 ray = pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"

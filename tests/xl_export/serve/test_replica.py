@@ -17,13 +17,11 @@ import runtimes
 from runtimes.base.errors import UserError
 from tests.coroutines import in_thread
 from xl_export.serve import replica as replica_module
-from xl_export.serve import shared
 from xl_export.serve.core.admission import EngineSettings, StoppedError
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.streams.documents import ElsewhereError
-from xl_export.serve.replica import Replica, UnavailableError
-from xl_export.serve.shared import SharedStreams
+from xl_export.serve.replica import Replica, SharedStreams, UnavailableError
 from xl_export.serve.streams.files import SharedFile
 from xl_export.serve.streams.index import DamagedStreamError
 
@@ -98,7 +96,7 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(
                 may_write.wait(30)
                 super().replace(state, key=key)
 
-        monkeypatch.setattr(shared, "SharedFile", Late)  # the other replica has its file already
+        monkeypatch.setattr(replica_module, "SharedFile", Late)  # the other replica has its file already
         body = {"position": first["position"], "text": "de"}
         late = asyncio.ensure_future(slow.answer("a", body))
         await asyncio.to_thread(begun.wait, 30)
