@@ -39,19 +39,14 @@ class CachedTokens(TypedDict):
     ]
 
 
-class TokenCounts(TypedDict):
-    """How many tokens a request has had so far."""
+class Usage(TypedDict):
+    """How many tokens a request has had; in an event, so far."""
 
     prompt_tokens: Annotated[
         int, doc("How many tokens all prompts have, or all texts that were scored with their contexts.")
     ]
     completion_tokens: Annotated[int, doc("How many tokens were drawn, for all choices.")]
     total_tokens: Annotated[int, doc("The sum of prompt_tokens and completion_tokens.")]
-
-
-class Usage(TokenCounts):
-    """How many tokens a request has had."""
-
     prompt_tokens_details: Annotated[CachedTokens, doc("How many of prompt_tokens were not computed again.")]
 
 
@@ -107,7 +102,7 @@ class Completions(CompletionFacts):
 class CompletionEvent(CompletionFacts, total=False):
     """One server-sent event of an answer that is streamed. After the last one comes `[DONE]`."""
 
-    usage: Annotated[TokenCounts | None, doc("How many tokens the request has had so far.")]
+    usage: Annotated[Usage | None, doc("How many tokens the request has had so far.")]
 
 
 @ENDPOINTS.add(
@@ -401,12 +396,7 @@ class Completion:
         one = self._one(choice.index, text, log_probs, choice.reason)
         document = {**self._facts, "choices": [one]}
         if self._plan.each_usage:
-            tokens = self._plan.prompt_tokens
-            document["usage"] = {
-                "prompt_tokens": tokens,
-                "completion_tokens": self._drawn,
-                "total_tokens": tokens + self._drawn,
-            }
+            document["usage"] = self._usage()
         elif self._plan.usage:
             document["usage"] = None
         return document
