@@ -207,8 +207,6 @@ class Rows:
         self.runs: list[Running] = []
         #: How many of them decode.
         self.decoding = 0
-        #: How often the memory of a row was copied.
-        self.moved = 0
         # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
         # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
         # same arrays. One row has no other part, and a step of the whole need not copy the memory back.
@@ -240,7 +238,6 @@ class Rows:
             array[row] = memory.tensors[name][0]
         self.memory.positions[row] = memory.positions[0]
         self.memory.part(row, row + 1).unsure = memory.unsure
-        self.moved += 1
 
     def decode(self, run: Running) -> None:
         """Moves a row from the prompts to the decoding ones."""
@@ -249,7 +246,6 @@ class Rows:
 
     def taken_out(self, run: Running) -> Memory:
         """A copy of the memory of a run's row."""
-        self.moved += 1
         return self.memory.select([run.row])
 
     def release(self, run: Running) -> None:
@@ -281,7 +277,6 @@ class Rows:
         self.memory.replace([to], self.memory.select([source]))
         self.runs[to] = self.runs[source]
         self.runs[to].row = to
-        self.moved += 1
 
     def _exchange(self, one: int, other: int) -> None:
         if one == other:
@@ -291,4 +286,3 @@ class Rows:
         runs[one], runs[other] = runs[other], runs[one]
         runs[one].row = one
         runs[other].row = other
-        self.moved += 2
