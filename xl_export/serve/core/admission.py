@@ -211,15 +211,6 @@ class Admission:
                 self._places[task.tenant, task.bulk] += 1
         return Reservation(self, task.tenant, task.bulk, places=1, num_bytes=num_bytes)
 
-    def release(self, reservation: Reservation) -> None:
-        """Gives back what is left of a reservation."""
-        with self._lock:
-            self._places[reservation.tenant, reservation.bulk] -= reservation.places
-            self._bytes -= reservation.num_bytes
-            reservation.places = 0
-            reservation.num_bytes = 0
-            self._places += Counter()  # forgets kinds without a place
-
     def _add_bytes(self, num_bytes: int) -> None:
         """Counts bytes of states; raises Busy if they are too many. The caller has the lock."""
         if self._bytes and self._bytes + num_bytes > self._settings.state_bytes:
@@ -251,4 +242,10 @@ class Reservation:
 
     def release(self) -> None:
         """Gives back what is left."""
-        self._admission.release(self)
+        admission = self._admission
+        with admission._lock:
+            admission._places[self.tenant, self.bulk] -= self.places
+            admission._places += Counter()  # forgets kinds without a place
+            admission._bytes -= self.num_bytes
+            self.places = 0
+            self.num_bytes = 0

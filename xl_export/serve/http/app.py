@@ -69,7 +69,9 @@ class Application:
                 server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
             body = [] if wanted.body is None else [await exchange.read(wanted.body, wanted.reads)]
             with exchange.while_connected() if wanted.watched else contextlib.nullcontext():
-                await exchange.answer(wanted.handler(exchange, *body))
+                answer = await wanted.handler(exchange, *body)
+                if answer is not None:  # otherwise it has sent the answer itself
+                    await answer(scope, receive, exchange.send)
         except (RefusedError, UserError) as error:
             await exchange.refuse(refusal_of(error))
         except ClientLeftError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
@@ -138,9 +138,8 @@ async def ready(exchange: Exchange) -> Response:
 @ENDPOINTS.add("GET", "/metrics", content="text/plain")
 async def metrics(exchange: Exchange) -> Response:
     """Figures for Prometheus."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Metrics(exchange.server))
-    return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = generate_latest(_Metrics(exchange.server))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class _Metrics(Collector):

@@ -7,7 +7,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -106,7 +106,12 @@ class Exchange:
 
     def use(self, model: Model) -> Model:
         """The model; a reload does not stop it before the request has ended."""
-        self.stack.enter_context(model.in_use())
+
+        def left() -> None:
+            model.users -= 1
+
+        model.users += 1
+        self.stack.callback(left)
         return model
 
     # The body.
@@ -173,12 +178,6 @@ class Exchange:
         await self._send(message)
         self.sending = False
         self.taken += len(message.get("body", b""))
-
-    async def answer(self, handler: Coroutine[Any, Any, Response | None]) -> None:
-        """Sends what a handler returns, if it has not sent the answer itself."""
-        response = await handler
-        if response is not None:
-            await response(self.scope, self.receive, self.send)
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Sends the headers of an answer whose parts are sent by `events`, and the last one by `end`."""

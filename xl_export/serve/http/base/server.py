@@ -113,15 +113,6 @@ class Model:
             )
         return self.engine
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """While the block runs, a reload does not stop the engine of this model."""
-        self.users += 1
-        try:
-            yield
-        finally:
-            self.users -= 1
-
     def stop(self, within: float) -> None:
         """Ends all tasks and the engine, once, and gives back its store. It blocks; use a thread."""
         with self._stopping:

@@ -229,17 +229,16 @@ async def snapshot(exchange: Exchange) -> None:
 )
 async def restore(exchange: Exchange) -> Response:
     """A new stream from a snapshot."""
-    model = exchange.server.model(exchange.query.get("model"))
+    model = exchange.use(exchange.server.model(exchange.query.get("model")))
     tenant = exchange.tenant.name
-    most = most_snapshot_bytes(model.session)
-    with model.in_use(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         try:
             upload = stack.enter_context(model.store.receiving(tenant))
         except UserError as error:  # the body is not read, so the connection ends
             refusal = refusal_of(error)
             refusal.closes = True
             raise refusal from error
-        await _receive(exchange, upload.path, most)
+        await _receive(exchange, upload.path, most_snapshot_bytes(model.session))
         stream = await DISK.run(tenant, model.store.restore, upload, tenant)
     return json(stream_document(stream, model.name), 201)
 
