@@ -40,9 +40,9 @@ from xl_export.serve.http.streams.documents import (
     stream_document,
 )
 from xl_export.serve.http.streams.socket import conversation
-from xl_export.serve.http.streams.work import Document, OtherArtefactError, StreamWork, encoded, found
+from xl_export.serve.http.streams.work import Document, StreamWork, encoded, found, holder
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
-from xl_export.serve.streams.store import StreamStore, UnservedStreams
+from xl_export.serve.streams.store import StreamStore
 
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
@@ -169,11 +169,11 @@ async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
     name = exchange.params["id"]
     tenant = exchange.tenant.name
-    try:
-        model = found(exchange.server, name, tenant)
-    except OtherArtefactError as other:
-        return json(stream_document(other.holds.find(name, tenant), artefact=other.holds.identity))
-    return json(stream_document(model.store.find(name, tenant), model.name))
+    holds, model = holder(exchange.server, name, tenant)
+    stream = holds.find(name, tenant)
+    if model is None:
+        return json(stream_document(stream, artefact=holds.identity))
+    return json(stream_document(stream, model.name))
 
 
 @ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES, watched=False)
@@ -181,11 +181,9 @@ async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
     tenant = exchange.tenant.name
-    holds: StreamStore | UnservedStreams
-    try:
-        holds = exchange.use(found(exchange.server, name, tenant)).store
-    except OtherArtefactError as other:
-        holds = other.holds
+    holds, model = holder(exchange.server, name, tenant)
+    if model is not None:
+        exchange.use(model)
     await DISK.run(tenant, holds.delete, name, tenant)
     return json(deleted_document(name))
 
@@ -195,13 +193,12 @@ async def snapshot(exchange: Exchange) -> None:
     """The stream as a signed file."""
     name = exchange.params["id"]
     tenant = exchange.tenant.name
-
+    holds, model = holder(exchange.server, name, tenant)
     file: BinaryIO
-    try:
-        work, _ = _found(exchange)
-    except OtherArtefactError as other:
-        file = await DISK.run(tenant, other.holds.open_snapshot, name, tenant)
+    if model is None:
+        file = await DISK.run(tenant, holds.open_snapshot, name, tenant)
     else:
+        work = _work(exchange, model)
         file = await work.lasting(work.snapshot(name))
     with file:
         headers = {

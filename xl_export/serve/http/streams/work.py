@@ -335,32 +335,32 @@ class StreamWork:
             raise cancelled()
 
 
-class OtherArtefactError(RefusedError):
-    """A stream of an artefact that the server keeps and does not serve. holds: where it is."""
+def holder(server: Server, name: str, tenant: str) -> tuple[StreamStore | UnservedStreams, Model | None]:
+    """Where the stream of that name and owner is, and the model that can continue it: None if the server does
+    not serve its artefact. Raises NoStreamError.
+    """
+    for model in [server.model(None), *server.models.values()]:
+        with contextlib.suppress(NoStreamError):
+            model.store.find(name, tenant)
+            return model.store, model
+    for holds in server.unserved_streams():
+        with contextlib.suppress(NoStreamError):
+            holds.find(name, tenant)
+            return holds, None
+    raise NoStreamError(name)
 
-    def __init__(self, name: str, holds: StreamStore | UnservedStreams) -> None:
-        super().__init__(
+
+def found(server: Server, name: str, tenant: str) -> Model:
+    """The model that can continue a stream; raises RefusedError if there is none, and NoStreamError."""
+    holds, model = holder(server, name, tenant)
+    if model is None:
+        raise RefusedError(
             f"the stream {name} belongs to the artefact {holds.identity}, which this server does not serve "
             "now; serve that artefact again to go on with the stream, or save its snapshot, or delete it.",
             status=409,
             code="other_artefact",
         )
-        self.holds = holds
-
-
-def found(server: Server, name: str, tenant: str) -> Model:
-    """The model whose store has a stream of that name and owner; raises OtherArtefactError if only an
-    artefact that is not served has it, and NoStreamError if none has.
-    """
-    for model in [server.model(None), *server.models.values()]:
-        with contextlib.suppress(NoStreamError):
-            model.store.find(name, tenant)
-            return model
-    for holds in server.unserved_streams():
-        with contextlib.suppress(NoStreamError):
-            holds.find(name, tenant)
-            raise OtherArtefactError(name, holds)
-    raise NoStreamError(name)
+    return model
 
 
 def whole(ended: Ended) -> StreamState:
