@@ -21,7 +21,6 @@ small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import Any
 
 import torch
@@ -55,10 +54,8 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """
     where = opened.path
     found = state_in(opened.content) or {}
-    state = ((renamed(name), tensor) for name, tensor in found.items())
-    names = {bare_name(name): name for name in reversed(found)}
-    spell = partial(spelled, plain="in_emb.weight" in names, prefix=names["key_pe"].removesuffix("key_pe"))
-    t = Tensors(state, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite, spell=spell)
+    state = ((renamed(name), name, tensor) for name, tensor in found.items())
+    t = Tensors(state, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
     sizes = Sizes(t)
     settings = options.applied_to(PROJECT, defaults(sizes))
     config, converted = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
@@ -172,7 +169,7 @@ def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, T
         alias = f"{source}attn.attn.persistent_memory.{SPAN}."
         if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{target}span.share"]):
             raise ArtefactError(
-                f"{t.where}: {t.spell(alias)}current_val is a second copy of the layer's spans, and its "
+                f"{t.where}: {t.spell(f'{alias}current_val')} is a second copy of the layer's spans, and its "
                 "values differ; copy the checkpoint again."
             )
     return block
@@ -183,14 +180,14 @@ def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
     template = t.take(f"{mask}mask_template", s.span)
     if not torch.allclose(template, torch.arange(1.0 - s.span, 1.0), rtol=0, atol=0.01):
         raise ArtefactError(
-            f"{t.where}: {t.spell(mask)}mask_template does not hold the numbers {1 - s.span} to 0, as its "
-            "project writes them; copy the checkpoint again."
+            f"{t.where}: {t.spell(f'{mask}mask_template')} does not hold the numbers {1 - s.span} to 0, as "
+            "its project writes them; copy the checkpoint again."
         )
     share = t.take(f"{mask}current_val", s.heads, 1, 1).flatten()
     if not bool(((share >= 0) & (share <= 1)).all()):
         raise ArtefactError(
-            f"{t.where}: {t.spell(mask)}current_val has values outside 0 to 1, the range of spans in its "
-            "project; copy the checkpoint again."
+            f"{t.where}: {t.spell(f'{mask}current_val')} has values outside 0 to 1, the range of spans in "
+            "its project; copy the checkpoint again."
         )
     return share
 
@@ -230,14 +227,3 @@ def renamed(name: Any) -> Any:
         if name.startswith(theirs):
             return known + name.removeprefix(theirs)
     return name
-
-
-def spelled(name: str, *, plain: bool, prefix: str) -> str:
-    """Returns the name in the file for a name of `renamed`.
-
-    plain: whether the vocabulary has no clusters. prefix: the names of wrappers before all names.
-    """
-    for theirs, known in (PLAIN | CLUSTERS if plain else CLUSTERS).items():
-        if name.startswith(known):
-            return f"{prefix}{theirs}{name.removeprefix(known)}"
-    return f"{prefix}{name}"

@@ -82,13 +82,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     segment = task["tokens_per_sample"]
     settings["segment"] = Setting(segment or TOKENS_PER_SAMPLE, IN_FILE if segment else BY_DEFAULT)
     settings = options.applied_to(PROJECT, settings)
-    t = state_tensors(
-        opened,
-        options,
-        project=PROJECT,
-        renamed=huggingface.renamed,
-        spelled=lambda name: f"decoder.model.{huggingface.spelled(name)}",
-    )
+    t = state_tensors(opened, options, project=PROJECT, renamed=huggingface.renamed)
     return checkpoint(
         t,
         huggingface.config_facts(described),

@@ -119,15 +119,13 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
                 "save_pretrained wrote."
             )
         state, shards = read_weights(weights)
-        named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
-        t = Tensors(
-            named, where=weights, project=PROJECT, allow_nonfinite=options.allow_nonfinite, spell=spelled
-        )
+        named = ((renamed(bare_name(name)), name, tensor) for name, tensor in state.items())
+        t = Tensors(named, where=weights, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
         facts = config_facts(described)
         files = {"config": opened.path / CONFIG, "model": weights}
         files |= {f"shard {number}": path for number, path in enumerate(shards, 1)}
     else:
-        t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
+        t = state_tensors(opened, options, project=PROJECT, renamed=renamed)
         facts = architecture(t, options, reversed_clusters=False)
         files = {"model": opened.path}
     files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
@@ -267,11 +265,6 @@ def defaults(config: dict[str, Any], *, origin: str = CONFIG) -> dict[str, Setti
 def renamed(name: Any) -> Any:
     """Returns the name of a tensor in kimiyoung's code."""
     return name.removeprefix("transformer.") if isinstance(name, str) else name
-
-
-def spelled(name: str) -> str:
-    """Returns the name in the file for a name of kimiyoung's code."""
-    return name if name.startswith("crit.") else f"transformer.{name}"
 
 
 def find_weights(folder: Path) -> Path | None:

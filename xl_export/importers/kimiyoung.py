@@ -75,12 +75,8 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     model = None
     if isinstance(opened.content, Foreign):
         facts, model = module_facts(opened.content, where)
-        t = Tensors(
-            module_tensors(opened.content, where),
-            where=where,
-            project=PROJECT,
-            allow_nonfinite=options.allow_nonfinite,
-        )
+        named = ((name, name, tensor) for name, tensor in module_tensors(opened.content, where))
+        t = Tensors(named, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
     else:
         t = state_tensors(opened, options, project=PROJECT)
         facts = architecture(t, options, reversed_clusters=True)

@@ -66,7 +66,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """
     content = opened.content
     whole = _is_whole(content)
-    t = state_tensors(opened, options, project=PROJECT, renamed=renamed, spelled=spelled)
+    t = state_tensors(opened, options, project=PROJECT, renamed=renamed)
     drop_shared_projections(t)
     if whole:
         facts = config_facts(content["model_config"], opened.path)
@@ -168,10 +168,3 @@ def renamed(name: Any) -> Any:
     """Returns the name of a tensor in kimiyoung's code, which keeps its output layers in lists."""
     match = OUTPUT.fullmatch(name) if isinstance(name, str) else None
     return f"crit.out_layers.{match[2]}.{match[1]}" if match else name
-
-
-def spelled(name: str) -> str:
-    """Returns the name in the file for a name of `renamed`."""
-    _, _, rest = name.partition("crit.out_layers.")
-    number, _, kind = rest.partition(".")
-    return f"crit.out_layers_{'weights' if kind == 'weight' else 'biases'}.{number}" if rest else name

@@ -26,7 +26,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -89,7 +88,6 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         where=where,
         project=PROJECT,
         allow_nonfinite=options.allow_nonfinite,
-        spell=partial(spelled, plain=plain),
     )
     facts = sizes(t, plain=plain)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab)
@@ -108,29 +106,32 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     )
 
 
-def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Returns the variables under kimiyoung's names; a variable without such a name keeps its own."""
+def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Returns kimiyoung's name, the name and the tensor of each variable; one without such a name keeps its
+    own.
+    """
     layers = sum(str(name).endswith("/rel_attn/o/kernel") for name in variables)
     for name, variable in variables.items():
         if OTHERS.fullmatch(str(name)):
             continue
-        known = _translated(str(name).removeprefix(SCOPE), NAMES) if str(name).startswith(SCOPE) else None
+        known = translated(str(name).removeprefix(SCOPE)) if str(name).startswith(SCOPE) else None
         if (
             known in ("r_w_bias", "r_r_bias")
             and isinstance(variable, Tensor)
             and variable.dim() == 3
             and len(variable) == layers
         ):  # untie_r
-            yield from ((f"layers.{layer}.dec_attn.{known}", pair) for layer, pair in enumerate(variable))
+            for layer, pair in enumerate(variable):
+                yield f"layers.{layer}.dec_attn.{known}", name, pair
         elif (
             known is not None
             and str(name).endswith(TRANSPOSED)
             and isinstance(variable, Tensor)
             and variable.dim() == 2
         ):
-            yield known, variable.T
+            yield known, name, variable.T
         else:
-            yield known or name, variable
+            yield known or name, name, variable
 
 
 def sizes(t: Tensors, *, plain: bool) -> Architecture:
@@ -178,28 +179,9 @@ def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
     return published("wt103", facts.d_model)
 
 
-def spelled(name: str, *, plain: bool) -> str:
-    """Returns the variable's name for a tensor's name.
-
-    plain: whether the vocabulary has one table, rather than one for each cluster.
-    """
-    table = {
-        known: theirs
-        for theirs, known in NAMES.items()
-        if plain or "cutoff" in theirs or known not in AMBIGUOUS
-    }
-    if match := re.fullmatch(r"layers\.\d+\.dec_attn\.(r_[wr]_bias)", name):
-        return SCOPE + match[1]
-    theirs = _translated(name, table)
-    return name if theirs is None else SCOPE + theirs
-
-
-def _translated(name: str, table: dict[str, str]) -> str | None:
-    """Returns the name from a table of patterns, with the number kept; None if no pattern fits."""
-    for pattern, other in table.items():
+def translated(name: str) -> str | None:
+    """Returns kimiyoung's name of a variable below `transformer/`; None if it has none."""
+    for pattern, known in NAMES.items():
         if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"), name):
-            return other.format(*match.groups())
+            return known.format(*match.groups())
     return None
-
-
-AMBIGUOUS = ("word_emb.emb_layers.0.weight", "word_emb.emb_projs.0", "crit.out_layers.0.bias")

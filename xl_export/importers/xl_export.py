@@ -43,9 +43,9 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     changed = {name: setting.value for name, setting in settings.items()}
     rule = dataclasses.replace(rule, **changed | {"clamp_len": changed["clamp_len"] or None})
     state = run.model.state_dict()
-    tensors = Tensors(
-        state.items(), where=opened.path / MODEL, project=PROJECT, allow_nonfinite=options.allow_nonfinite
-    )
+    named = ((name, name, tensor) for name, tensor in state.items())
+    weights = opened.path / MODEL
+    tensors = Tensors(named, where=weights, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
     taken = {name: tensors.take(name, *tensor.shape) for name, tensor in state.items()}
     return Checkpoint(
         config=run.config.model,
@@ -57,7 +57,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         run=dataclasses.replace(run.config, evaluation=rule),
         files={
             "config": opened.path / CONFIG,
-            "model": opened.path / MODEL,
+            "model": weights,
             "vocabulary": opened.path / VOCAB,
         },
     )

@@ -191,20 +191,17 @@ def state_tensors(
     *,
     project: str,
     renamed: Callable[[Any], Any] = lambda name: name,
-    spelled: Callable[[str], str] = str,
 ) -> Tensors:
     """Returns the tensors of a bare state dict under kimiyoung's names.
 
-    renamed: from a name in the project's code to kimiyoung's; spelled: back.
+    renamed: from a name in the project's code to kimiyoung's.
     """
     state = state_in(opened.content) or {}
-    original = {renamed(bare_name(name)): name for name in state}
     return Tensors(
-        ((renamed(bare_name(name)), tensor) for name, tensor in state.items()),
+        ((renamed(bare_name(name)), name, tensor) for name, tensor in state.items()),
         where=opened.path,
         project=project,
         allow_nonfinite=options.allow_nonfinite,
-        spell=lambda name: str(original.get(name, spelled(name))),
     )
 
 

@@ -24,42 +24,45 @@ OWN_MODEL = "export a model of your own code with xl_export.trace (docs/guides/o
 class Tensors:
     """The tensors of one checkpoint, which are taken one by one; an unused tensor is an error.
 
-    tensors: pairs of a name and a tensor. The names may have been translated before; two tensors with one
-    name are refused. where: the file, for messages. project: the expected origin of the file.
-    spell: returns the name in the file for a translated name. allow_nonfinite: whether NaN and infinity are
-    allowed.
+    tensors: for each, the name by which it is taken, its name in the file (for messages), and itself. Two
+    tensors with one name are refused. where: the file. project: the expected origin of the file.
+    allow_nonfinite: whether NaN and infinity are allowed.
     """
 
     def __init__(
         self,
-        tensors: Iterable[tuple[Any, Any]],
+        tensors: Iterable[tuple[Any, Any, Any]],
         *,
         where: Path,
         project: str,
         allow_nonfinite: bool,
-        spell: Callable[[str], str] = str,
     ) -> None:
         self.where = where
         self.project = project
-        self.spell = spell
         self.allow_nonfinite = allow_nonfinite
         self._left: dict[str, Tensor] = {}
+        self._in_file: dict[str, str] = {}
         self.halved: set[str] = set()  # types other than float32 that were found
         self.nonfinite: list[str] = []  # names of tensors that hold NaN or infinity, if these are allowed
-        for name, tensor in tensors:
+        for name, in_file, tensor in tensors:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ArtefactError(
-                    f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of "
+                    f"{where}: {str(in_file)[:80]!r} is a {type(tensor).__name__}; expected a tensor of "
                     f"{project}."
                 )
             if name in self._left:
                 raise ArtefactError(
-                    f"{where} has the tensor {values.clean(spell(name))} under two names; expected one."
+                    f"{where} has the tensor {self.spell(name)} under two names; expected one."
                 )
             self._left[name] = tensor
+            self._in_file[name] = in_file
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
+
+    def spell(self, name: str) -> str:
+        """Returns the name in the file, for messages; that of a tensor that is not there is `name` itself."""
+        return values.clean(self._in_file.get(name, name))
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Returns a tensor as float32; it must have exactly this shape.
@@ -82,7 +85,7 @@ class Tensors:
             self.halved.add(str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach().to(torch.float32)
         if not bool(torch.isfinite(tensor).all()):
-            self.nonfinite.append(values.clean(self.spell(name)))
+            self.nonfinite.append(self.spell(name))
             if not self.allow_nonfinite:
                 raise ArtefactError(
                     f"{self.where}: {self.spell(name)} holds NaN or infinite values; "
@@ -96,9 +99,7 @@ class Tensors:
         Raises ArtefactError if it does not fit.
         """
         if name not in self._left:
-            raise ArtefactError(
-                f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model."
-            )
+            raise ArtefactError(f"{self.where} lacks the tensor {name} of a {self.project} model.")
         if self._left[name].dim() != dimensions:
             found = list(self._left[name].shape)
             raise ArtefactError(
@@ -119,7 +120,7 @@ class Tensors:
         if self._left:
             name = min(self._left)
             raise ArtefactError(
-                f"{self.where} has the unexpected tensor {values.clean(self.spell(name))} "
+                f"{self.where} has the unexpected tensor {self.spell(name)} "
                 f"{list(self._left[name].shape)}; expected only the tensors of a {self.project} model."
             )
 
