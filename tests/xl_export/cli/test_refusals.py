@@ -87,7 +87,7 @@ TRAIN = [
     # keys
     ("train --show tiny --set seed=2 --seed 3", "seed is given by --set and by --seed"),
     ("train --show tiny --set steps=10 --set schedule.warmup_steps=100", "steps, which is 10"),
-    ("train tiny --set sead=2 --out out", "seed was probably meant"),
+    ("train tiny --set sead=2 --out out", "'seed' was probably meant"),
 ]  # fmt: skip
 
 EXPORT = [
