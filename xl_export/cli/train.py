@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runtimes.base.errors import UserError, needs
+from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_training
 from runtimes.cli.group import LongCommand
@@ -162,31 +164,45 @@ def train_command(
             from trainer.run.config import TrainConfig
         click.echo(json.dumps(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
         return
-    given = {**changes, **({"set": set_} if set_ else {})}
-    _refuse_contradictions(config, out, resume_run, force, given)
-    plans = _plans(config, from_run, minutes, resume_run, processes, changes)
+    _refuse_contradictions(config, out, resume_run, force, changes | ({"set": set_} if set_ else {}))
+    _refuse_two_vocabularies(changes)
+    wants_plan = from_run is not None or "text" in changes or "data" in changes
+    plans = wants_plan and config is None and resume_run is None
+    _refuse_unplannable(plans, from_run, minutes, processes, changes)
     prepare_training()  # before PyTorch loads
     with needs("train", *PACKAGES):
-        from trainer.training.launch import reporting
+        from trainer.run.config import TrainConfig
+        from trainer.training.launch import launch, reporting
+        from trainer.training.loop import config_of, resume, train
     run = resume_run or out
     assert run is not None
     with reporting(), _interruptible(run):
         with text_as_progress(as_json):
-            planned = _planned(run, force, from_run, minutes or MINUTES, changes) if plans else None
-        work = _work(config, planned, out, resume_run, force, set_, changes, processes)
+            if resume_run:
+                settings = config_of(resume_run, steps=changes.get("steps"))
+            elif plans:
+                planned = _planned(run, force, from_run, minutes or MINUTES, changes)
+                settings = _changed(planned, set_, changes)
+            else:
+                settings = _changed(TrainConfig.load(config or "demo"), set_, changes)
+            _check_processes(settings, processes)
         if processes not in (None, 1):
-            from trainer.training.launch import launch
-
-            options = [f"--set={assignment}" for assignment in set_]
-            options += _as_options(changes) + ["--force"] * force + ["--json"] * as_json
-            place = ["--out", str(out)] if out else ["--resume", str(resume_run)]
-            root = str(Path(__file__).parents[2])
-            command = [sys.executable, "-c", LAUNCHED, root, "train", *([config] if config else []), *place]
-            launch([*command, *options], processes)
+            with tempfile.TemporaryDirectory(prefix="xl-export-") as folder:
+                words = [*(["--force"] * force), *(["--json"] * as_json)]
+                if resume_run:
+                    words += ["--resume", str(resume_run), f"--steps={settings.steps}"]
+                else:
+                    write_json(Path(folder) / "config.json", to_json(settings))
+                    words += [f"{folder}/config.json", "--out", str(out)]
+                root = str(Path(__file__).parents[2])
+                launch([sys.executable, "-c", LAUNCHED, root, "train", *words], processes)
             return  # the first of the processes has printed what comes next
         with text_as_progress(as_json):
-            work()
-    if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks for all
+            if resume_run:
+                resume(resume_run, steps=changes.get("steps"))
+            else:
+                train(settings, run, force=force)
+    if _is_first():
         _conclude(run, as_json)
 
 
@@ -211,23 +227,19 @@ def _refuse_contradictions(
             f"--resume continues a run as it was configured, and only --steps may be larger than before; "
             f"leave out --{_option(other[0])}, or start a new run."
         )
-    _refuse_two_vocabularies(changes)
 
 
-def _plans(
-    config: str | None,
+def _refuse_unplannable(
+    plans: bool,
     from_run: Path | None,
     minutes: float | None,
-    resume_run: Path | None,
     processes: int | None,
     changes: dict[str, Any],
-) -> bool:
-    """Whether the configuration is chosen here; raises UserError for options that do not fit that choice."""
-    plans = (
-        config is None
-        and resume_run is None
-        and (from_run is not None or bool({"text", "data"} & set(changes)))
-    )
+) -> None:
+    """Raises UserError for options that do not fit a configuration that is chosen here, or one that is not.
+
+    plans: whether it is chosen here.
+    """
     if not plans and (from_run is not None or minutes is not None):
         option = "--from" if from_run is not None else "--minutes"
         raise UserError(f"{option} is for a new run on --text or --data without CONFIG; leave out {option}.")
@@ -243,7 +255,6 @@ def _plans(
         raise UserError(
             "without CONFIG a run is planned for one process; leave out --processes, or give a CONFIG."
         )
-    return plans
 
 
 def _planned(
@@ -274,20 +285,9 @@ def _refuse_two_vocabularies(changes: dict[str, Any]) -> None:
             )
 
 
-def _work(
-    config: str | None,
-    planned: TrainConfig | None,
-    out: Path | None,
-    resume_run: Path | None,
-    force: bool,
-    assignments: tuple[str, ...],
-    changes: dict[str, Any],
-    processes: int | None,
-) -> Callable[[], Path]:
-    """What one process has to do, once its configuration is known to fit the number of processes."""
-    from trainer.run.config import TrainConfig
+def _check_processes(settings: TrainConfig, processes: int | None) -> None:
+    """Raises UserError if the configuration cannot be trained in so many processes; warns of too many."""
     from trainer.training.launch import REPORTS
-    from trainer.training.loop import config_of, resume, train
     from trainer.training.parallel import Ranks
 
     if processes is not None and "WORLD_SIZE" in os.environ:
@@ -295,27 +295,15 @@ def _work(
             "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out "
             "--processes, or run xl-export without torchrun."
         )
-    ignored: str | bool = False
-    if resume_run:
-        settings = config_of(resume_run, steps=changes.get("steps"))
-    else:
-        settings = planned or TrainConfig.load("demo" if config is None else config)
-        ignored = settings.data is not None and settings.vocab != TrainConfig.vocab and settings.vocab
-        settings = _changed(settings, assignments, changes)
     if processes is not None:
         Ranks(count=processes).lanes(settings.batch, settings.accumulate)
-    if REPORTS not in os.environ and os.environ.get("RANK", "0") == "0":  # once for all processes
-        if ignored:
-            click.echo(
-                f"Warning: vocab is {ignored} in {config}, and its data has a vocabulary of its own, which "
-                "is the one that is used.",
-                err=True,
-            )
+    if REPORTS not in os.environ and _is_first():  # otherwise the process that launched this one has warned
         warn_of_too_many(settings.threads * (processes or 1))
-    if resume_run:
-        return lambda: resume(resume_run, steps=changes.get("steps"))
-    assert out is not None
-    return lambda: train(settings, out, force=force)
+
+
+def _is_first() -> bool:
+    """Whether this is the only process of the run, or the first of several, which speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[str, Any]) -> TrainConfig:
@@ -333,17 +321,6 @@ def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[
     ):  # the limits of another vocabulary do not apply
         changes = {"min_count": 1, "max_size": None, **changes}
     return dataclasses.replace(settings, **changes)
-
-
-def _as_options(changes: dict[str, Any]) -> list[str]:
-    """The options of the command line that make these changes to a configuration."""
-    options = []
-    for name, value in changes.items():
-        if isinstance(value, bool):
-            options.append(f"--{_option(name)}" if value else f"--no-{_option(name)}")
-        else:
-            options += [f"--{_option(name)}", str(value)]
-    return options
 
 
 def _option(name: str) -> str:
@@ -373,7 +350,7 @@ def _interruptible(run: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit) as error:
         code = 130 if isinstance(error, KeyboardInterrupt) else error.code
         is_signal = isinstance(code, int) and code > 128
-        if not is_signal or REPORTS in os.environ or os.environ.get("RANK", "0") != "0":
+        if not is_signal or REPORTS in os.environ or not _is_first():
             raise  # no signal, or another process says it
         kept = f"the last checkpoint is kept: continue with `xl-export train --resume {run}`"
         with suppress(OSError):  # the terminal was closed
