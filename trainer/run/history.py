@@ -220,14 +220,14 @@ def read_record(run: Path) -> Record:
     """What the run in a folder has recorded; raises UserError that names the file that cannot be used."""
     config = read_config(run)
     history = history_of(run, config)
-    lines = _lines(run / METRICS)
-    validations = _values(lines, "validation_bits_per_token")
+    lines = read_metrics(run / METRICS)
+    validations = values_of(lines, "validation_bits_per_token")
     steps = max((line["step"] for line in lines), default=0)
     best = min(validations, key=lambda point: point[1], default=None)
     unit, bits_per_unit = _per_unit(run, lines, best)
-    speeds = [value for _, value in _values(lines, "tokens_per_second")]
-    final = _values(lines, "final_validation_bits_per_token")
-    seconds = _values(lines, "seconds")
+    speeds = [value for _, value in values_of(lines, "tokens_per_second")]
+    final = values_of(lines, "final_validation_bits_per_token")
+    seconds = values_of(lines, "seconds")
     return Record(
         path=str(run),
         steps=steps,
@@ -244,7 +244,7 @@ def read_record(run: Path) -> Record:
         learning_rate=config.optimizer.lr,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds[-1][1] if seconds else None,
-        training=_curve(config, _values(lines, "bits_per_token")),
+        training=_curve(config, values_of(lines, "bits_per_token")),
         validations=_curve(config, validations),
     )
 
@@ -261,7 +261,7 @@ def tokens_after(config: TrainConfig, steps: int) -> int:
     return total * config.batch
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of the metrics; a line that a kill cut short is left out.
 
     Raises ArtefactError for a file without one whole line among others.
@@ -280,7 +280,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _values(lines: Sequence[dict[str, Any]], key: str) -> Values:
+def values_of(lines: Sequence[dict[str, Any]], key: str) -> Values:
     """The finite numbers of a key."""
     return [
         (line["step"], float(line[key]))
@@ -297,7 +297,7 @@ def _per_unit(
     run: Path, lines: Sequence[dict[str, Any]], best: tuple[int, float] | None
 ) -> tuple[str | None, float | None]:
     """The unit of the text and the best score for each, where tokens are units or it was recorded."""
-    recorded = dict(_values(lines, "validation_bits_per_byte"))
+    recorded = dict(values_of(lines, "validation_bits_per_byte"))
     if best and best[0] in recorded:
         return "byte", recorded[best[0]]
     vocabulary = read_json(run / VOCAB)

@@ -14,7 +14,7 @@ from runtimes.base.files import atomic_file, read_bytes, writing
 from runtimes.base.records import to_json
 from trainer.run.checkpoint import TENSORBOARD, WANDB
 from trainer.run.config import TrainConfig
-from trainer.run.history import METRICS
+from trainer.run.history import METRICS, read_metrics, values_of
 
 PROJECT = "xl-export"  # of Weights & Biases, where WANDB_PROJECT names no other
 
@@ -112,21 +112,9 @@ def _wandb_run(run: Path, config: TrainConfig) -> Any:
 
 
 def _trim(path: Path, step: int) -> float:
-    """Removes the lines that were written after the checkpoint, and a line that a kill cut short.
-
-    Returns the seconds of training that the last line with such a number tells.
-    """
-    kept = []
-    seconds = 0.0
-    for line in read_bytes(path).decode("utf-8", errors="replace").splitlines() if path.is_file() else []:
-        try:
-            facts = json.loads(line)
-            if facts["step"] <= step:
-                told = float(facts.get("seconds", seconds))
-                seconds = told if math.isfinite(told) else seconds
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            continue
+    """Removes the lines that were written after the checkpoint; returns the seconds of training before."""
+    lines = [line for line in read_metrics(path) if line["step"] <= step] if path.is_file() else []
     with atomic_file(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
-    return seconds
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    seconds = values_of(lines, "seconds")
+    return seconds[-1][1] if seconds else 0.0
