@@ -42,6 +42,12 @@ class ProjectedModel:
             vectors = model.positions.vectors(rule.slots, rule)
             self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
 
+    def start(self, batch: int) -> list[Tensor]:
+        """The memory of new streams, zeros of 2 L arrays [B, H, M, K]."""
+        config = self.model.config
+        shape = (batch, config.heads, self.rule.mem_len, config.head_dim)
+        return [self.model.vocabulary.table["0"].new_zeros(shape) for _ in range(2 * config.layers)]
+
     def step(self, tokens: Tensor, memory: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns the last layer's output [B, T, D], and the memory after the segment.
 

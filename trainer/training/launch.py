@@ -23,7 +23,7 @@ import torch.distributed as dist
 from runtimes.base.errors import UserError
 from runtimes.base.machine import available_cpus
 from runtimes.base.terminal import printable
-from trainer.training.parallel import SETTLE, LostError
+from trainer.training.parallel import KEPT, SETTLE, LostError
 
 REPORTS = (
     "XL_EXPORT_REPORTS"  # environment variable: the folder where a launched process writes its error sentence
@@ -70,8 +70,7 @@ def launch(command: Sequence[str], processes: int) -> None:
             code = failure.exitcode
             name = signal.Signals(-code).name if code < 0 else f"an error (exit code {code})"
             raise UserError(
-                f"process {failure.local_rank + 1} of {processes} was ended by {name}; the last checkpoint "
-                "is kept: continue with `xl-export train --resume RUN`, on any number of processes."
+                f"process {failure.local_rank + 1} of {processes} was ended by {name}; {KEPT}."
             ) from None
 
 

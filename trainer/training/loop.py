@@ -102,7 +102,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
                     else:
                         np.save(folder / name, content)  # from the memory map, without a copy in memory
                 (folder / METRICS).touch()
-                with Writer(folder, source.digest) as writer:
+                with Writer(folder) as writer:
                     writer.start(training, tensors)
             held.enter_context(only_writer(out, doing="trained"))
 
@@ -131,8 +131,8 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True) 
         progress = progress and ranks.is_first
         source = load_source(config, matching_vocab(run, config))
         training = _start(config, ranks, source, progress=progress)
-        restore(training, run, source.digest)
-        ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
+        restore(training, run)
+        ranks.agree("checkpoints or texts", f"{facts_of(training)}")
         # Every process has read what it needs, so what a kill left behind can be repaired.
         mend(training, run)
         for name in (STATE, MODEL, METRICS):
@@ -199,6 +199,7 @@ def _start(
     if progress and source.note is not None:
         print(f"note: {source.note}", file=sys.stderr)
     training = Training.start(config, ranks, weights=weights)
+    training.text = source.digest
     training.held_out = source.held_out
     return training
 
@@ -207,10 +208,7 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
     """Trains from the present step to the end, with validations and checkpoints on the way."""
     config = training.config
     validates = len(source.valid) > 1
-    with (
-        Report(training, run, source, progress=progress) as report,
-        Writer(run, source.digest) as writer,
-    ):
+    with Report(training, run, source, progress=progress) as report, Writer(run) as writer:
         if not validates:
             report.say(
                 "the held-out text has fewer than 2 tokens, too few to validate: "

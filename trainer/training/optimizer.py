@@ -16,8 +16,6 @@ from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.shard import clip_whole, norms
 
-FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch updates all weights in one pass; mps was not run
-
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser of the configuration. Its state is complete from the start: step 0 is saved."""
@@ -40,7 +38,6 @@ def _adamw(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer
     named = list(model.named_parameters())
     kept = [parameter for name, parameter in named if not takes_weight_decay(name, parameter)]
     decayed = [parameter for name, parameter in named if takes_weight_decay(name, parameter)]
-    fused = all(parameter.device.type in FUSED for parameter in model.parameters())
     optimizer = torch.optim.AdamW(  # with a decay of 0 it computes what torch.optim.Adam computes
         [
             {"params": parameters, "weight_decay": weight_decay}
@@ -50,12 +47,10 @@ def _adamw(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer
         lr=settings.lr,
         betas=(settings.betas[0], settings.betas[1]),
         eps=1e-8 if settings.epsilon is None else settings.epsilon,
-        fused=fused,
+        fused=True,  # all weights in one pass; not run on mps
     )
     for parameter in model.parameters():
-        # A fused step counts on the device, and any other one on the CPU.
-        count = torch.zeros((), device=parameter.device if fused else "cpu")
-        optimizer.state[parameter] = {"step": count} | {
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | {
             moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")
         }
     return optimizer

@@ -48,11 +48,11 @@ def snapshot(training: Training) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def facts_of(training: Training, text: str) -> Facts:
-    """The rest of the state, equal on every process. text: hashes of the texts that the run reads."""
+def facts_of(training: Training) -> Facts:
+    """The rest of the state, equal on every process."""
     scaler = training.scaler.state_dict()  # empty if the loss is not scaled
     return Facts(
-        text=text,
+        text=training.text,
         step=training.step,
         at=training.at,
         position=training.position,
@@ -88,15 +88,13 @@ def save(training: Training, writer: Writer) -> None:
 
 
 class Writer:
-    """Writes one checkpoint at a time on a thread; leaving its block waits for the last one.
+    """Writes one checkpoint of a run's folder at a time, on a thread; leaving its block waits for the last.
 
     An error of the thread is raised by the next call.
     """
 
-    def __init__(self, folder: Path, text: str) -> None:
-        """folder: of the run. text: hashes of the texts that it reads."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.text = text
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._work: Future[None] | None = None
 
@@ -108,7 +106,7 @@ class Writer:
         """
         assert self._work is None
         model = _weights(training, tensors) if training.is_best else None
-        facts = facts_of(training, self.text)
+        facts = facts_of(training)
         self._work = self._thread.submit(_write, self.folder, tensors, facts, model)
 
     def check(self) -> None:
@@ -132,19 +130,19 @@ class Writer:
             self.wait()
 
 
-def restore(training: Training, run: Path, text: str) -> None:
+def restore(training: Training, run: Path) -> None:
     """Brings a new `Training` to the last checkpoint of `run`.
 
-    text: hashes of the texts that this process has read. They must be those of the checkpoint. Every process
-    takes its share of the lanes' memory, so there may be more or fewer processes than before. Raises
-    ArtefactError for a file that is damaged or belongs to another model, and ConfigError for another text.
+    Every process takes its share of the lanes' memory, so there may be more or fewer processes than before.
+    Raises ArtefactError for a file that is damaged or belongs to another model, and ConfigError for another
+    text.
     """
     path = run / STATE
     config = training.config
     ranks = training.ranks
     facts = read_facts(path, config.steps)
-    if facts.text != text:
-        part = "validated" if facts.text.startswith(text.partition("-")[0]) else "trained"
+    if facts.text != training.text:
+        part = "validated" if facts.text.startswith(training.text.partition("-")[0]) else "trained"
         raise ConfigError(
             f"the text that {run} was {part} on has changed since; restore it, or start a new run."
         )

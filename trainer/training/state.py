@@ -76,7 +76,9 @@ class Training:
     validation_extent: tuple[int, int | None] = (1, None)
     # The score of the whole held-out text at the end of training, in bits a token.
     final: float | None = None
-    held_out: str | None = None  # the SHA-256 of that text, which checkpoints keep for `xl-export runs`
+    # Of the source, for checkpoints: `digest`, and `held_out`.
+    text: str = ""
+    held_out: str | None = None
     # [3]: the first step whose objective or gradient norm was not finite, and these two numbers; the step is
     # 0 while there was none. `refuse_not_finite` reads it.
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))

@@ -101,10 +101,8 @@ def _group_nats(
 ) -> Tensor:
     """The sum [1], float64 on the CPU, of the losses of all targets but -1. done: tokens before these."""
     projected = ProjectedModel(model, rule, around=gathered)
-    config = model.config
     B, N = inputs_BN.shape
-    shape = (B, config.heads, rule.mem_len, config.head_dim)
-    memory = [model.vocabulary.table["0"].new_zeros(shape) for _ in range(2 * config.layers)]
+    memory = projected.start(B)
     sums = []
     for at in range(0, N, rule.segment):
         piece = slice(at, at + rule.segment)

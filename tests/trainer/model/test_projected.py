@@ -44,8 +44,7 @@ def test_both_memories_give_the_same_answers(kind: str, rule: str) -> None:
         torch.nn.init.uniform_(span.share, 0, 1)
     projected = ProjectedModel(model, chosen)
     hidden = model.start(2, chosen)
-    shape = (2, config.heads, chosen.mem_len, config.head_dim)
-    pairs = [torch.zeros(shape, dtype=torch.float64) for _ in range(2 * config.layers)]
+    pairs = projected.start(2)
     positions = torch.tensor([0, -3])
     for number, length in enumerate([8, 1, 7, 3, 8, 5]):
         tokens = torch.randint(0, config.vocab_size, (2, length))

@@ -104,7 +104,7 @@ def test_spans_are_read_anew_after_a_checkpoint(tmp_path: Path) -> None:
     tokens_BN = torch.randint(0, 11, (2, 1000)).numpy()
     training.advance(tokens_BN)
     assert training.span_lengths.read
-    with Writer(tmp_path, "text") as writer:
+    with Writer(tmp_path) as writer:
         save(training, writer)
     assert not training.span_lengths.read
 

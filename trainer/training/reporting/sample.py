@@ -42,8 +42,7 @@ def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) ->
     device = model.vocabulary.table["0"].device
     projected = ProjectedModel(model, rule, around=gathered)
     rng = np.random.default_rng(config.seed)
-    shape = (1, config.model.heads, rule.mem_len, config.model.head_dim)
-    memory = [torch.zeros(shape, device=device) for _ in range(2 * config.model.layers)]
+    memory = projected.start(1)
     pieces = [prompt[at : at + rule.segment] for at in range(0, len(prompt), rule.segment)]
     draw = Draw([config.sampling], config.model.vocab_size)
     tokens: list[int] = []
