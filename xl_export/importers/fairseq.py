@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.vocabulary import WordVocab
 from xl_export.importers import huggingface
 from xl_export.importers.pickle.compressed import inner_suffix
 from xl_export.importers.pickle.values import Foreign, clean
@@ -25,7 +24,7 @@ from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import project_of, state_in, state_tensors
 from xl_export.importers.shared.transformer_xl import checkpoint
 from xl_export.importers.shared.validated import Table, checked, fixed, ignored, optional, taken, whole
-from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary
+from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary, vocabulary
 
 PROJECT = "fairseq truncated-BPTT Transformer-XL"
 VOCABULARIES = ("dict.txt",)
@@ -165,16 +164,4 @@ def read_dictionary(path: Path, *, size: int) -> ReadVocabulary:
                 "fairseq writes its dictionary."
             )
         symbols.append(word)
-    if len(set(symbols)) != len(symbols):
-        raise ArtefactError(
-            f"{path} has a word twice; expected the dictionary that the model was trained with."
-        )
-    if len(symbols) != size:
-        raise ArtefactError(
-            f"{path} has {len(symbols)} symbols, with the {len(SPECIALS)} that fairseq adds, and the model "
-            f"{size}; name the dict.txt that the model was trained with, with --vocab FILE."
-        )
-    return ReadVocabulary(
-        WordVocab(symbols, unknown="<unk>", end_of_line="</s>"),
-        notes=("texts are split at white space: tokenise them in the same way as the training text",),
-    )
+    return vocabulary(symbols, where=path, size=size, end_of_line="</s>")

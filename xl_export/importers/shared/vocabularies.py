@@ -76,11 +76,11 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
     return vocabulary(read_pickle(path), where=path, size=size)
 
 
-def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
+def vocabulary(content: Any, *, where: Path, size: int, end_of_line: str = END_OF_LINE) -> ReadVocabulary:
     """Returns the vocabulary in the content of a file.
 
-    The content is a list of symbols, a vocabulary object, or a corpus that holds one. Raises ArtefactError
-    if it is none of these, or has another size.
+    The content is a list of symbols, a vocabulary object, or a corpus that holds one. end_of_line: the
+    project's symbol for it. Raises ArtefactError if the content is none of these, or has another size.
     """
     facts = content.state if isinstance(content, Foreign) else content
     dataset = None
@@ -105,24 +105,24 @@ def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
         raise ArtefactError(f"{where} is not a vocabulary: its symbols repeat.")
     if broken := not_unicode(symbols):
         raise ArtefactError(f"{where} is not a vocabulary: its symbol {broken[:20]!a} is not Unicode text.")
-    found = translated(symbols, lower_case=lower_case)
+    found = translated(symbols, lower_case=lower_case, end_of_line=end_of_line)
     return _sized(
         ReadVocabulary(found.vocab, dataset if isinstance(dataset, str) else None, found.notes), size, where
     )
 
 
-def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
+def translated(symbols: list[str], *, lower_case: bool, end_of_line: str = END_OF_LINE) -> ReadVocabulary:
     """Returns the vocabulary for the symbols of another project, in their order."""
-    others = [symbol for symbol in symbols if symbol != END_OF_LINE]
+    others = [symbol for symbol in symbols if symbol != end_of_line]
     if others and all(
         symbol.isascii() and symbol.isdecimal() and len(symbol) < 4 and str(int(symbol)) == symbol
         for symbol in others
     ):
-        values = [10 if symbol == END_OF_LINE else int(symbol) for symbol in symbols]
+        values = [10 if symbol == end_of_line else int(symbol) for symbol in symbols]
         if max(values) < 256 and len(set(values)) == len(values):
             if 10 in values:
                 return ReadVocabulary(
-                    ByteVocab(values), notes=(f"the newline is the symbol {END_OF_LINE} of the project",)
+                    ByteVocab(values), notes=(f"the newline is the symbol {end_of_line} of the project",)
                 )
             return ReadVocabulary(
                 ByteVocab(values, skipped=[10]),
@@ -130,15 +130,15 @@ def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
             )
     if others and all(len(symbol) == 1 for symbol in others):
         characters = [
-            "\n" if symbol == END_OF_LINE else " " if symbol == "_" else symbol for symbol in symbols
+            "\n" if symbol == end_of_line else " " if symbol == "_" else symbol for symbol in symbols
         ]
         if len(set(characters)) == len(characters):
             return ReadVocabulary(
                 CharVocab(characters),
                 notes=("a blank is the symbol _ of the project",) if "_" in symbols else (),
             )
-    sentence = SENTENCE in symbols and END_OF_LINE not in symbols
-    ends = SENTENCE if sentence else END_OF_LINE if END_OF_LINE in symbols else None
+    sentence = SENTENCE in symbols and end_of_line not in symbols
+    ends = SENTENCE if sentence else end_of_line if end_of_line in symbols else None
     vocab = WordVocab(
         symbols,
         unknown=next((symbol for symbol in UNKNOWNS if symbol in symbols), UNKNOWNS[0]),

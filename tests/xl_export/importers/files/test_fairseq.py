@@ -92,8 +92,8 @@ def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None
     ("lines", "words"),
     [
         ("word0\n" * 496, ["dict.txt, line 1, is 'word0'; expected a word, a blank and its count"]),
-        ("word0 1\n" * 496, ["dict.txt has a word twice"]),
-        ("word0 1\n", ["dict.txt has 5 symbols, with the 4 that fairseq adds, and the model 500"]),
+        ("word0 1\n" * 496, ["dict.txt is not a vocabulary: its symbols repeat"]),
+        ("word0 1\n", ["dict.txt has 5 symbols and the model 500"]),
     ],
 )
 def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_path: Path) -> None:
