@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,25 +24,6 @@ Side = TypeVar("Side", bound=str)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimesReading:
-    """How many times as long calls took as reading as many bytes, at the memory's rate next to each call."""
-
-    #: The median over all calls, and the 10th and 90th percentile.
-    middle: float
-    low: float
-    high: float
-    #: The median of the rates, in GB per second.
-    gigabytes: float
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float], rates: Sequence[float], num_bytes: float) -> TimesReading:
-        """rates: of the memory beside each call, in bytes per second."""
-        ratios = [ms / (num_bytes / rate * 1e3) for ms, rate in zip(milliseconds, rates, strict=True)]
-        low, high = np.percentile(ratios, (10, 90))
-        return cls(middle=median(ratios), low=float(low), high=float(high), gigabytes=median(rates) / 1e9)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Timing:
     """Milliseconds per call: the median, and the fastest and slowest of the timed calls."""
 
@@ -53,22 +31,19 @@ class Timing:
     fastest: float
     slowest: float
     repeats: int
-    #: The same beside the memory's rate, where the bytes that a call must read are known.
-    reading: TimesReading | None = None
 
     @classmethod
-    def of(cls, milliseconds: Sequence[float], reading: TimesReading | None = None) -> Timing:
+    def of(cls, milliseconds: Sequence[float]) -> Timing:
         """The timing of calls that took so long."""
         return cls(
             median=median(milliseconds),
             fastest=min(milliseconds),
             slowest=max(milliseconds),
             repeats=len(milliseconds),
-            reading=reading,
         )
 
     def per(self, tokens: int) -> Timing:
-        """The same timing per token, where a call computes this many tokens."""
+        """The same timing per token, if a call computes this many tokens."""
         return replace(
             self,
             median=self.median / tokens,
@@ -91,49 +66,6 @@ class Limits:
         return multiply_adds / self.multiply_adds * 1e3
 
 
-class Reader:
-    """Reads one large buffer with some threads; a call returns the bytes per second of that moment.
-
-    num_bytes: of the buffer; by default it is twice as large as the caches, so that they hold none of it when
-    it is read again.
-    """
-
-    def __init__(self, threads: int, num_bytes: int | None = None) -> None:
-        num_bytes = num_bytes or max(READ_BYTES, 2 * cache_bytes())
-        self._parts = np.array_split(np.ones(num_bytes // 8, np.int64), threads)
-        self._pool = ThreadPoolExecutor(threads)
-
-    def __call__(self) -> float:
-        num_bytes: int = sum(part.nbytes for part in self._parts)
-        (duration,) = milliseconds(lambda: list(self._pool.map(np.sum, self._parts)), repeats=1, warmup=0)
-        return num_bytes / duration * 1e3
-
-    def beside(self, calls: Iterable[Callable[[], Any]]) -> tuple[list[float], list[float]]:
-        """The milliseconds of each call, and the mean of the memory's rates before and after it.
-
-        The memory is read between every two calls, because its rate moves by half within minutes on machines
-        that share it. So the caches hold nothing of the call before.
-        """
-        durations = []
-        rates = [self()]
-        for call in calls:
-            durations += milliseconds(call, repeats=1, warmup=0)
-            time.sleep(REST)
-            rates.append(self())
-        return durations, [(before + after) / 2 for before, after in itertools.pairwise(rates)]
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Samples:
-    """The milliseconds of each call of a side, and the memory's rate next to each, if that was read."""
-
-    milliseconds: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-
-
 def in_turns(
     sides: Mapping[Side, Callable[[], Any]],
     *,
@@ -142,29 +74,19 @@ def in_turns(
     warmup: int,
     rest: bool = True,
     clock: Callable[[], float] | None = None,
-    reader: Reader | None = None,
-    read: Collection[str] = (),
-) -> dict[Side, Samples]:
-    """`repeats` calls of every side, in turns, so that a machine that slows down slows all sides.
+) -> dict[Side, list[float]]:
+    """Milliseconds of `repeats` calls of every side, in turns, so that a machine that slows down slows all.
 
     Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
-    which fill the caches again. clock: in seconds; of the wall by default. reader: measures the memory's rate
-    next to each call of the sides in `read`.
+    which fill the caches again. clock: in seconds; of the wall by default.
     """
-    found: dict[Side, Samples] = {name: Samples() for name in sides}
+    found: dict[Side, list[float]] = {name: [] for name in sides}
     for turn in range(turns):
         share = repeats * (turn + 1) // turns - repeats * turn // turns
         for name, call in sides.items():
-            if not share:
-                continue
-            time.sleep(REST if rest and len(sides) > 1 else 0)
-            if reader is None or name not in read:
-                found[name].milliseconds.extend(milliseconds(call, repeats=share, warmup=warmup, clock=clock))
-                continue
-            milliseconds(call, repeats=0, warmup=warmup)
-            durations, rates = reader.beside([call] * share)
-            found[name].milliseconds.extend(durations)
-            found[name].rates.extend(rates)
+            if share:
+                time.sleep(REST if rest and len(sides) > 1 else 0)
+                found[name] += milliseconds(call, repeats=share, warmup=warmup, clock=clock)
     return found
 
 
@@ -176,33 +98,10 @@ def take_turns(
     turns: int = 3,
     rest: bool = True,
     clock: Callable[[], float] | None = None,
-    num_bytes: Mapping[Side, int] = MappingProxyType({}),
-    threads: int = 1,
 ) -> dict[Side, Timing]:
-    """A timing of every side, measured as in `in_turns`.
-
-    num_bytes: of some sides, what a call must read; these are timed next to the memory's rate for this many
-    threads.
-    """
-    with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(contextlib.closing(Reader(threads))) if num_bytes else None
-        found = in_turns(
-            sides,
-            repeats=repeats,
-            turns=turns,
-            warmup=warmup,
-            rest=rest,
-            clock=clock,
-            reader=reader,
-            read=num_bytes.keys(),
-        )
-    return {
-        name: Timing.of(
-            each.milliseconds,
-            TimesReading.of(each.milliseconds, each.rates, num_bytes[name]) if name in num_bytes else None,
-        )
-        for name, each in found.items()
-    }
+    """A timing of every side, measured as in `in_turns`."""
+    found = in_turns(sides, repeats=repeats, turns=turns, warmup=warmup, rest=rest, clock=clock)
+    return {name: Timing.of(times) for name, times in found.items()}
 
 
 def milliseconds(
@@ -226,10 +125,15 @@ def measure_limits(threads: int) -> Limits:
 
 
 def _read_rate(threads: int) -> float:
-    """Bytes per second that the threads read together, each from its own part of one large buffer."""
-    with contextlib.closing(Reader(threads)) as reader:
-        reader(), reader()
-        return max(reader() for _ in range(8))
+    """Bytes per second that the threads read together, each from its own part of one large buffer.
+
+    The buffer is twice as large as the caches, so that they hold none of it when it is read again.
+    """
+    buffer = np.ones(max(READ_BYTES, 2 * cache_bytes()) // 8, np.int64)
+    parts = np.array_split(buffer, threads)
+    with ThreadPoolExecutor(threads) as pool:
+        times = milliseconds(lambda: list(pool.map(np.sum, parts)), repeats=8)
+    return buffer.nbytes / min(times) * 1e3
 
 
 def _matrix_rate(threads: int) -> float:

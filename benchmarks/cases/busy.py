@@ -71,8 +71,7 @@ def run(job: Job) -> Iterator[Row]:
         job.progress(f"{others} other processes: timing {tokens} tokens of each side")
         with computing(others):
             times = in_turns(calls, repeats=tokens, turns=turns, warmup=SETTLE, rest=False)
-        for side, samples in times.items():
-            ms = samples.milliseconds
+        for side, ms in times.items():
             yield Row(
                 others=others,
                 side=side,

@@ -1,5 +1,4 @@
-"""Consecutive tokens one by one: percentiles and jitter with memory of a fixed length and with a growing
-cache.
+"""Consecutive tokens one by one: percentiles with memory of a fixed length and with a growing cache.
 
 The claim is that after a warm-up no token costs more than three times the median, because the cost is
 constant. Before the timed tokens, both sides are fed as many tokens as the memory holds, so that both begin
@@ -13,7 +12,6 @@ nearest, so that no shift is left to do.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +33,8 @@ from benchmarks.case import (
     number,
 )
 from benchmarks.checked_sessions import Operators, agreed, nats_apart, open_graph
-from benchmarks.measure import Reader, TimesReading, Timing, in_turns, milliseconds
+from benchmarks.measure import Timing, in_turns, milliseconds
 from benchmarks.models import Weights, random_artefact, random_weights
-from benchmarks.plot import draw_latency
 from runtimes import open_session
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.rule import MemoryRule
@@ -65,38 +62,18 @@ class Row(CaseRow):
 
     side: str
     mem_len: int
-    #: Of each token in order.
-    milliseconds: tuple[float, ...]
-    #: Bytes that the first of them must read.
+    #: Bytes that the first token must read.
     num_bytes: int
     #: Of the growing cache from PyTorch, at most, in nats.
     difference: float
     #: Of ONNX Runtime.
     operators: Operators = "standard"
-    #: Of all of them; of the fixed memory also compared with the memory's rate.
+    #: Of all tokens.
     token: Timing
-
-    @property
-    def jitter(self) -> float:
-        """The mean change from one token to the next, in milliseconds."""
-        return float(np.abs(np.diff(self.milliseconds)).mean()) if len(self.milliseconds) > 1 else 0.0
-
-    @property
-    def medians(self) -> list[float]:
-        """The median of each hundred tokens in order, in milliseconds."""
-        starts = range(0, len(self.milliseconds), PART)
-        return [float(np.median(self.milliseconds[at : at + PART])) for at in starts]
-
-    def to_json(self) -> dict[str, Any]:
-        figures = super().to_json()
-        del figures["milliseconds"]
-        return {
-            **figures,
-            "p90": float(np.percentile(self.milliseconds, 90)),
-            "p99": float(np.percentile(self.milliseconds, 99)),
-            "jitter": self.jitter,
-            "medians": self.medians,
-        }
+    #: Percentiles of all tokens, and the median of each hundred in order, in milliseconds.
+    p90: float
+    p99: float
+    medians: list[float]
 
 
 def run(job: Job) -> list[Row]:
@@ -130,29 +107,22 @@ def run(job: Job) -> list[Row]:
     )
     milliseconds(sides["fixed memory"], repeats=0, warmup=before)
     milliseconds(sides["growing cache"], repeats=0, warmup=before - CHECKED)
-    with contextlib.closing(Reader(job.threads)) as reader:
-        found = in_turns(sides, repeats=tokens, turns=turns, warmup=SETTLE, reader=reader, read=sides)
+    times = in_turns(sides, repeats=tokens, turns=turns, warmup=SETTLE)
     difference = max(difference, compared(growing.next_logits(stream[-1])[None], expected[-1:]))
-    num_bytes = step_bytes(job.config.model, rule, "ring")
-    fixed = found["fixed memory"]
-    growing_times = found["growing cache"].milliseconds
-    facts: dict[str, Any] = {"mem_len": rule.mem_len, "num_bytes": num_bytes}
+    operators: dict[str, Operators] = {"fixed memory": "fused" if session.kernel == "fused" else "standard"}
     return [
         Row(
-            side="fixed memory",
-            milliseconds=tuple(fixed.milliseconds),
-            difference=0.0,
-            operators="fused" if session.kernel == "fused" else "standard",
-            token=Timing.of(fixed.milliseconds, TimesReading.of(fixed.milliseconds, fixed.rates, num_bytes)),
-            **facts,
-        ),
-        Row(
-            side="growing cache",
-            milliseconds=tuple(growing_times),
-            difference=difference,
-            token=Timing.of(growing_times),
-            **facts,
-        ),
+            side=side,
+            mem_len=rule.mem_len,
+            num_bytes=step_bytes(job.config.model, rule, "ring"),
+            difference=difference if side == "growing cache" else 0.0,
+            operators=operators.get(side, "standard"),
+            token=Timing.of(ms),
+            p90=float(np.percentile(ms, 90)),
+            p99=float(np.percentile(ms, 99)),
+            medians=[float(np.median(ms[at : at + PART])) for at in range(0, tokens, PART)],
+        )
+        for side, ms in times.items()
     ]
 
 
@@ -299,5 +269,4 @@ CASE = Case(
     ),
     options=("config", "repeats", "mem-len"),
     published=lambda history: [history.newest("latency", "enwik8-base")],
-    draw=draw_latency,
 )

@@ -108,8 +108,6 @@ def run(job: Job) -> list[Row]:
         read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
     job.progress(f"timing {repeats} tokens of each")
     sides = {str(at): step_of(session) for at, session in enumerate(sessions)}
-    # One token after the other, as a stream is generated. A rest and a reading of other memory before each
-    # token would add the wake-up of the threads and empty the caches: as much as an int8 step.
     times = list(take_turns(sides, repeats=repeats, warmup=WARM_UP).values())
     return [
         Row(

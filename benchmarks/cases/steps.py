@@ -88,7 +88,7 @@ def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Itera
             "pytorch": step_of(torch_run, batch, tokens),
         }
         num_bytes = step_bytes(job.config.model, rule, "ring", streams=batch)
-        timed = take_turns(sides, repeats=repeats, num_bytes={"onnxruntime": num_bytes}, threads=job.threads)
+        timed = take_turns(sides, repeats=repeats)
         yield Row(
             mem_len=rule.mem_len,
             batch=batch,
@@ -105,11 +105,6 @@ def _of_step(side: str) -> Cell:
     return lambda row, run: number(row[side]["median"] * row["batch"] * row["tokens"])
 
 
-def _times_reading(row: Figures, run: Run) -> str:
-    reading = row["onnxruntime"].get("reading")
-    return (reading and f"{reading['middle']:.2f} ({reading['low']:.2f} to {reading['high']:.2f})") or ""
-
-
 COLUMNS = (
     Column("memory, tokens", "mem_len"),
     Column("streams", "batch"),
@@ -124,13 +119,6 @@ COLUMNS = (
     Column("PyTorch, ms", _of_step("pytorch")),
     Column("PyTorch / ONNX Runtime", "ratio", ".2f"),
     Column("ONNX Runtime, tokens/s", "onnxruntime", per_second),
-    Column(
-        "times reading",
-        _times_reading,
-        note="Times reading: the median ratio, and its 10th and 90th percentile, of a step to reading as "
-        "many bytes just before and after it. Ratios below 1 are noise: the memory's speed changed.",
-        detail=True,
-    ),
 )
 KEYS = ("mem_len", "batch", "tokens", "operators")
 BASE = CONFIGS["enwik8-base"]

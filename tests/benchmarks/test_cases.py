@@ -209,9 +209,7 @@ def test_the_default_threads_are_compared_on_a_busy_machine(
 def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
     tiny: BenchmarkConfig, tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
-    (document,) = measured(tmp_path, "latency", "--plot", tmp_path / "latency.png")
-    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+    (document,) = measured(tmp_path, "latency")
     assert [row["side"] for row in document["rows"]] == ["fixed memory", "growing cache"]
     for row in document["rows"]:
         assert row["token"]["repeats"] == tiny.consecutive
@@ -223,23 +221,6 @@ def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
             <= row["token"]["slowest"]
         )
     assert document["rows"][1]["difference"] < 1e-4
-    assert document["rows"][0]["token"]["reading"]["middle"] > 0
-
-
-def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
-    def row(*milliseconds: float) -> latency.Row:
-        return latency.Row(
-            side="fixed memory",
-            mem_len=1,
-            milliseconds=milliseconds,
-            num_bytes=1,
-            difference=0.0,
-            token=Timing.of(milliseconds),
-        )
-
-    for slowest, verdict in ((2.9, "Holds: the slowest took 2.90"), (9, "**MISSED**: the slowest took 9.00")):
-        assert verdict in on_terminal("latency", [row(1, 1, 1, slowest)], config="small")[-1]
-    assert row(1, 2, 1, 4).jitter == pytest.approx(5 / 3)
 
 
 def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig, tmp_path: Path) -> None:

@@ -46,35 +46,6 @@ def test_timing_reports_median_and_extremes(clock):
     )
 
 
-def test_calls_are_timed_beside_the_memory_and_reported_as_ratios(clock, monkeypatch):
-    """Each call takes twice as long as reading does at that moment, and the memory's rate falls by half."""
-    order: list[str] = []
-    reads = iter([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
-
-    def read(self):
-        order.append("r")
-        return 1000 / next(reads)
-
-    def call():
-        order.append("c")
-        clock[0] += next(durations)
-
-    durations = iter([9.0, 0.2, 0.2, 0.3, 0.4, 0.4])
-    monkeypatch.setattr(measure.Reader, "__call__", read)
-    timing = take_turns({"a": call}, repeats=5, warmup=1, turns=1, num_bytes={"a": 1000})["a"]
-    assert (
-        "".join(order) == "c" + "r" + "cr" * 5
-    )  # a warm-up call; then the memory before and after each call
-    assert timing.median == pytest.approx(300)
-    rates = [10000, 10000, 7500, 5000, 5000]
-    ratios = sorted(ms * rate / 1e6 for ms, rate in zip((200, 200, 300, 400, 400), rates, strict=True))
-    assert timing.reading.middle == pytest.approx(ratios[2]) == pytest.approx(2)
-    assert timing.reading.low == pytest.approx(2)
-    assert ratios[3] < timing.reading.high < ratios[4]
-    assert timing.per(4).reading == timing.reading
-    assert take_turns({"a": lambda: None}, repeats=1)["a"].reading is None
-
-
 def test_limits_are_rates(tiny, clock, monkeypatch):
     def ticking():
         clock[0] += 0.25

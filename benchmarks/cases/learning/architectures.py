@@ -297,7 +297,7 @@ def step_seconds(configs: Sequence[TrainConfig]) -> list[float]:
     for step in sides.values():
         milliseconds(step, repeats=0, warmup=WARM_UP)
     found = in_turns(sides, repeats=TIMED, turns=TIMED, warmup=0, rest=False, clock=time.process_time)
-    return [median(each.milliseconds) / 1e3 for each in found.values()]
+    return [median(times) / 1e3 for times in found.values()]
 
 
 def _here(config: TrainConfig, source: Source) -> dict[str, Any]:
