@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,8 @@ from typing import Any
 from benchmarks.output import refuse_other_file
 from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
 
-SIDES = {"fixed memory": "memory of fixed length", "growing cache": "key/value cache that grows"}
 WINDOW = "#c2410c"
 SEGMENT = "#1d4ed8"
-ARITHMETIC = "#6b7280"
-PAPER = "#111827"
 FIXED = "fixed memory"
 GROWING = "growing cache"
 SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
@@ -66,54 +62,6 @@ def draw_lines(x: str, lines: Mapping[str, str], xlabel: str, *, log: bool = Fal
         axes.set_title("Time per token (lines: medians; bands: fastest to slowest)", fontsize=10)
 
     return draw
-
-
-def draw_latency(figure: Any, rows: Sequence[Any]) -> None:
-    """The time of every token, in order."""
-    axes = figure.subplots()
-    for row, colour in zip(rows, (SEGMENT, WINDOW), strict=True):
-        axes.plot(
-            row.milliseconds,
-            ".",
-            ms=2,
-            color=colour,
-            label=f"{SIDES[row.side]} (median {row.token.median:.3g} ms)",
-        )
-    axes.set_xlabel("number of the token")
-    axes.set_ylabel("time (ms)")
-    top = 4 * max(row.token.median for row in rows)
-    beyond = sum(x > top for row in rows for x in row.milliseconds)
-    axes.set_ylim(0, top)
-    outside = f" (slower ones outside the picture: {beyond})" if beyond else ""
-    axes.set_title(f"Time of each of {len(rows[0].milliseconds):,} consecutive tokens{outside}", fontsize=10)
-
-
-def draw_recipes(figure: Any, rows: Sequence[Any]) -> None:
-    """Training loss and validation of each recipe against the tokens that it was trained on."""
-    across = len(rows) if len(rows) <= 3 else 2
-    down = -(-len(rows) // across)
-    figure.set_figheight(down * figure.get_figheight())
-    places = figure.subplots(down, across, squeeze=False).ravel()
-    for unused in places[len(rows) :]:
-        unused.remove()
-    for axes, row in zip(places, rows, strict=False):
-        for label, colour, style, curve in (
-            ("training", ARITHMETIC, "-", row.curve),
-            ("validation", SEGMENT, "o-", row.validation),
-        ):
-            tokens = [step * row.step_tokens / 1e6 for step, _ in curve]
-            axes.plot(tokens, [bits for _, bits in curve], style, ms=3, lw=1, color=colour, label=label)
-        published = math.log2(row.published) if row.unit == "word" else row.published
-        axes.axhline(
-            published, color=PAPER, ls="--", lw=1, label=f"the paper, its size and data: {published:.3g}"
-        )
-        top = sorted(bits for _, bits in row.curve)[int(0.97 * len(row.curve))]
-        axes.set_ylim(min(published, *(bits for _, bits in row.curve)) - 0.1, top + 0.2)
-        axes.set_xlabel("million training tokens")
-        axes.set_ylabel(f"bits per {row.unit}")
-        size = f"{row.parameters / 1e6:.1f}M"
-        minutes = f"{row.budget_seconds / 60:g}"
-        axes.set_title(f"{row.name} ({size} parameters, {minutes} CPU minutes)", fontsize=10)
 
 
 @dataclass(frozen=True, kw_only=True)

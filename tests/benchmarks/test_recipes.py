@@ -14,7 +14,6 @@ import pytest
 from benchmarks.cases.learning import recipes
 from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, Wanted, configuration
 from benchmarks.documents import table
-from benchmarks.plot import draw_recipes, plot
 from benchmarks.runs import History
 from runtimes.base.records import to_json
 from tests.benchmarks.shown import a_run, in_documents
@@ -88,13 +87,6 @@ def test_a_stopped_run_continues_and_a_finished_row_stays(
     assert [json.loads(json.dumps(other.to_json())) for other in again] == before[:1]
     assert len(kept) == 1
     assert not (tmp_path / "elsewhere").exists()
-    plot(
-        tmp_path / "curves.png",
-        draw_recipes,
-        [row, dataclasses.replace(row, unit="word")],
-        title="two recipes",
-    )
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_a_row_with_other_facts_is_trained_again(

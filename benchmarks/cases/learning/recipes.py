@@ -8,7 +8,7 @@ budget. The run is a folder like any other: it can be resumed, which a second ca
 exported, and compared.
 
 A piece of enwik8 or text8 is cut 90/5/5 as the whole corpus is. It is not the published text, so neither are
-the scores comparable with published ones: the picture shows those as a line far away, not as a goal.
+the scores comparable with published ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from benchmarks.case import (
     only_option,
 )
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.plot import draw_recipes
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import sha256
@@ -390,7 +389,6 @@ CASE = Case(
     ),
     size=lambda options: size(),
     published=newest,
-    draw=draw_recipes,
     resumable=True,
     engine="torch",
 )
