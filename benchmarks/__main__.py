@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,19 @@ from benchmarks.cases import CASES
 from benchmarks.compare import compare, find_results
 from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
-from benchmarks.output import check_csv, write_csv
 from benchmarks.pictures import write_pictures
-from benchmarks.plot import check_plot, plot
+from benchmarks.plot import plot
 from benchmarks.render import terminal
 from benchmarks.runs import History, Run, read_results
 from benchmarks.summaries import FIGURES
+from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
 from runtimes.base.machine import available_cpus
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, show
+from xl_export.figures.canvas import check_picture
 
 ROOT = Path(__file__).parent.parent
+FACTS = ("case", "config", "threads", "precision", "time", "commit")  # the first columns of a CSV file
 
 
 class Shortcuts(Group):
@@ -97,12 +100,8 @@ def command_of(case: Case) -> click.Command:
         options.append(
             click.Option(["--plot", "plot_to"], type=FILE, help="Also draw the result to this PNG file.")
         )
-    replaced = "--csv and --plot" if case.draw else "--csv"
-    options.append(
-        click.Option(
-            ["--force"], is_flag=True, help=f"Let {replaced} replace a file that this command did not write."
-        )
-    )
+    files = "files of --csv and --plot if they exist" if case.draw else "file of --csv if it exists"
+    options.append(click.Option(["--force"], is_flag=True, help=f"Replace the {files}."))
     command = click.Command(
         case.name,
         params=list(options),
@@ -128,9 +127,11 @@ def measure(
     options = {name: value for name, value in given.items() if value not in (None, ())}
     used = threads or available_cpus()
     if plot_to:
-        check_plot(plot_to, force=force)
+        check_picture(plot_to, "--plot")
+        refuse_replacing(plot_to, option="--plot", force=force)
     if csv_to:
-        check_csv(csv_to, force=force)
+        refuse_unwritable(csv_to, option="--csv", suffixes=(".csv",))
+        refuse_replacing(csv_to, option="--csv", force=force)
     if reason := case.unavailable():
         click.echo(f"{case.name} is skipped: {reason}")
         return
@@ -164,6 +165,29 @@ def measure(
         click.echo(f"drawn to {plot_to}", err=True)
 
 
+def write_csv(path: Path, document: dict[str, Any]) -> None:
+    """A line for each row of a result, and a column for each figure.
+
+    The column of a nested figure is named as in `token.median`. A figure that a row does not have is empty.
+    """
+    facts = {name: document[name] for name in FACTS} | {"cpu": document["machine"]["cpu"]}
+    lines = [{**facts, **dict(_flat(row))} for row in document["rows"]]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The figures of a row, with the names of nested ones joined by dots; lists have no column."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, list):
+            yield prefix + name, value
+
+
 @main.command("compare")
 @click.argument("before")
 @click.argument("after")
@@ -190,12 +214,7 @@ def compare_command(before: str, after: str, history: Path | None, as_json: bool
     "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if a document differs."
 )
 @click.option("--list", "only_list", is_flag=True, help="Print the names that markers may have.")
-@click.option(
-    "--folder",
-    type=FILE,
-    help="The folder with README.md, docs/ and benchmarks/history/; this checkout by default.",
-)
-def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> None:
+def tables_command(only_check: bool, only_list: bool) -> None:
     """Write the tables of README.md and docs/ from the history of measurements.
 
     A document contains a table between `<!-- table: NAME -->` and `<!-- end of table -->`.
@@ -205,9 +224,8 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
             for name in names:
                 click.echo(f"{kind:<8}{name}")
         return
-    folder = folder or ROOT
-    history = History.load(folder / "benchmarks" / "history")
-    changed = documents.update(folder, history, write=not only_check)
+    history = History.load(ROOT / "benchmarks" / "history")
+    changed = documents.update(ROOT, history, write=not only_check)
     for name in changed:
         click.echo(f"differs from the history: {name}" if only_check else f"written: {name}")
     if only_check and changed:

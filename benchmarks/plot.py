@@ -8,21 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.output import refuse_other_file
-from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
+from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title
 
 WINDOW = "#c2410c"
 SEGMENT = "#1d4ed8"
 FIXED = "fixed memory"
 GROWING = "growing cache"
-SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
-
-
-def check_plot(path: Path, *, force: bool = False) -> None:
-    """Raises UserError, before anything is measured, where the picture cannot or must not be written."""
-    check_picture(path, "--plot")
-    refuse_other_file(path, start=f"Software\0{SOFTWARE}".encode(), option="--plot", force=force)
-
 
 Draw = Callable[[Any, Sequence[Any]], None]  # draws rows into a figure of matplotlib
 
@@ -34,7 +25,7 @@ def plot(path: Path, draw: Draw, rows: Sequence[Any], *, title: str) -> None:
     draw(figure, rows)
     for axes in figure.axes:
         plain_axes(axes, legend=bool(axes.get_legend_handles_labels()[0]))
-    save_figure(figure, path, software=SOFTWARE)
+    save_figure(figure, path)
 
 
 def draw_lines(x: str, lines: Mapping[str, str], xlabel: str, *, log: bool = False) -> Draw:

@@ -29,7 +29,7 @@ from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact, random_run
 from benchmarks.plot import draw_lines
-from benchmarks.runs import Figures, History, Run
+from benchmarks.runs import History, Run
 from trainer.model.arithmetic import step_multiply_adds
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession

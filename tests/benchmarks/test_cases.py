@@ -37,7 +37,7 @@ from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks.check import CheckReport
-from tests.benchmarks.shown import call, on_terminal, rows_of
+from tests.benchmarks.shown import call, rows_of
 from xl_export.graph import step
 
 # The fused operator, unless there is no compiler here to build it with.

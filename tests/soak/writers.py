@@ -126,7 +126,7 @@ def writers(run: Path, artefact: Path, shift: Path, text: Path, folder: Path) ->
             again=(),
         ),
         writer("recl", "recl.json", "--out", recl, read_json),
-        writer("benchmarks", "rows.csv", "--csv", segment, _table, again=(), program="benchmarks"),
+        writer("benchmarks", "rows.csv", "--csv", segment, _table, program="benchmarks"),
     ]
 
 

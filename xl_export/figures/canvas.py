@@ -50,15 +50,10 @@ def plain_axes(axes: Any, *, lines: str = "both", legend: bool = True) -> None:
         axes.legend(frameon=False, fontsize=9)
 
 
-def save_figure(figure: Any, path: Path, *, dpi: int = 150, software: str | None = None) -> None:
-    """Writes a figure to a PNG file, which is whole or absent.
-
-    dpi: pixels for each inch. software: the program that the file names as its origin; None for matplotlib.
-    """
+def save_figure(figure: Any, path: Path, *, dpi: int = 150) -> None:
+    """Writes a figure to a PNG file, which is whole or absent. dpi: pixels for each inch."""
     with atomic_file(path) as temporary:
-        figure.savefig(
-            temporary, format="png", dpi=dpi, metadata={"Software": software} if software else None
-        )
+        figure.savefig(temporary, format="png", dpi=dpi)
 
 
 def short_names(paths: Iterable[str]) -> list[str]:
