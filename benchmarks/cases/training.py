@@ -27,7 +27,7 @@ from benchmarks.cases.learning.architectures import check
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.references.training import REFERENCE_HELP, code_folders, reference_step
+from benchmarks.references import REFERENCE_HELP, code_folders, reference_step
 from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule

@@ -55,7 +55,13 @@ from benchmarks.case import (
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import in_turns, milliseconds
-from benchmarks.references.training import REFERENCE_HELP, code_folders, in_parts, train_reference
+from benchmarks.references import (
+    REFERENCE_HELP,
+    ReferenceSession,
+    ReferenceTraining,
+    code_folders,
+    reference_model,
+)
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
@@ -137,8 +143,6 @@ class Row(CaseRow):
     own: float
     exact: dict[str, float]
     stream: dict[str, float]
-    #: The mean training loss in bits of each 20th part of the steps.
-    curve: tuple[float, ...]
     #: In tokens, where spans are learned.
     mean_span: float | None
     #: Its name, size and SHA-256.
@@ -174,11 +178,16 @@ def run(job: Job) -> list[Row]:
     names = job.chosen(MODELS)
     seeds = job["seeds"]
     projects = code_folders(job["references"] or ())
+    torch.set_num_threads(job.threads)
     for name in names:
         check(recipe(name, threads=job.threads))
     with plain_text(job["text"]) as (path, facts):
         same = {"budget_seconds": 60 * job["minutes"], "text": facts, "protocol": PROTOCOL}
-        rows = [Row(**row) for row in job.earlier if all(row.get(name) == same[name] for name in same)]
+        rows = [
+            Row(**{name: row[name] for name in Row.__dataclass_fields__})
+            for row in job.earlier
+            if all(row.get(name) == same[name] for name in same)
+        ]
         for name, side, seed in _wanted(names, seeds, projects):
             if any((row.name, row.side, row.seed) == (name, side, seed) for row in rows):
                 continue
@@ -304,7 +313,8 @@ def _here(config: TrainConfig, source: Source) -> dict[str, Any]:
     """The figures of this project's model after training and all scores."""
     training = Training.start(config)
     began = time.process_time()
-    losses = np.array([float(training.advance(source.tokens).nats) for _ in range(config.steps)])
+    for _ in range(config.steps):
+        training.advance(source.tokens)
     seconds = time.process_time() - began
     training.refuse_not_finite()
     test = test_tokens(source)
@@ -330,15 +340,28 @@ def _here(config: TrainConfig, source: Source) -> dict[str, Any]:
         "own": evaluate(session(config.training), test, lanes=LANES).bits_per_token,
         "exact": exact,
         "stream": stream,
-        "curve": in_parts(losses),
         "mean_span": float(torch.cat(spans).mean()) if spans else None,
     }
 
 
 def _reference(project: str, folder: Path, config: TrainConfig, source: Source) -> dict[str, Any]:
     """The figures of the public code after as many steps."""
-    outcome = train_reference(project, folder, config, source.tokens, test_tokens(source), lanes=LANES)
-    return to_json(outcome) | {"exact": {}, "stream": {}}
+    torch.manual_seed(config.seed)
+    model = reference_model(project, folder, config)
+    training = ReferenceTraining(model, config, source.tokens)
+    began = time.process_time()
+    for _ in range(config.steps):
+        training.step()
+    seconds = time.process_time() - began
+    session: Any = ReferenceSession(model)
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "cpu_seconds": seconds,
+        "own": evaluate(session, test_tokens(source), lanes=LANES).bits_per_token,
+        "exact": {},
+        "stream": {},
+        "mean_span": model.mean_span(),
+    }
 
 
 def test_tokens(source: Source) -> np.ndarray:

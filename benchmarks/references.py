@@ -1,11 +1,19 @@
-"""The papers' public code as models that are trained and scored like this project's."""
+"""The papers' public code, trained and scored like this project's models: the same text, steps and optimiser.
+
+The code is not part of this project. The user names a folder with a checkout of it:
+
+- `transformer-xl`: https://github.com/kimiyoung/transformer-xl (PyTorch part), for Dai et al. 2019;
+- `adaptive-span`: https://github.com/facebookresearch/adaptive-span, for Sukhbaatar et al. 2019a and 2019b.
+
+What today's PyTorch asks of it is changed from outside; no file of it is changed.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +27,10 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
+from trainer.run.config import TrainConfig
+from trainer.training.optimizer import make_optimizer, set_rate_and_clip
+from trainer.training.schedule import first_token, learning_rate
+from trainer.training.state import Training
 
 
 class ReferenceModel(nn.Module):
@@ -68,13 +80,6 @@ class ReferenceModel(nn.Module):
         return None
 
 
-@dataclass
-class ReferenceMemory:
-    """The memory of one stream in each row, as `evaluate` carries it."""
-
-    tensors: list[Tensor]
-
-
 class ReferenceSession:
     """A reference as a session that `evaluate` can score: it is fed as it was trained."""
 
@@ -83,16 +88,18 @@ class ReferenceSession:
         self.rule = model.rule
         self.identity = "reference"
 
-    def start(self, lanes: int) -> Any:
-        return ReferenceMemory(self.model.empty(lanes))
+    def start(self, lanes: int) -> list[Tensor]:
+        return self.model.empty(lanes)
 
-    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Any) -> tuple[np.ndarray, Any]:
+    def score(
+        self, tokens: np.ndarray, targets: np.ndarray, memory: list[Tensor]
+    ) -> tuple[np.ndarray, list[Tensor]]:
         """log p [B, T] of the targets, and the memory after the tokens. A target of -1 is padding."""
         with torch.no_grad():
             nats, after = self.model.losses(
-                torch.from_numpy(tokens), torch.from_numpy(targets).clamp(min=0), memory.tensors
+                torch.from_numpy(tokens), torch.from_numpy(targets).clamp(min=0), memory
             )
-        return -nats.numpy(), ReferenceMemory(after)
+        return -nats.numpy(), after
 
 
 ATTENTION_TYPES = {"relative": 0, "shaw": 1, "absolute": 2, "per-layer": 3}  # of Transformer-XL's --attn_type
@@ -264,3 +271,85 @@ class AdaptiveSpan(ReferenceModel):
 
 
 PROJECTS: dict[str, type[ReferenceModel]] = {"transformer-xl": TransformerXL, "adaptive-span": AdaptiveSpan}
+REFERENCE_HELP = (
+    "A folder with the public code of Transformer-XL or adaptive-span, which is trained too; may be repeated."
+)
+
+
+def code_folders(folders: Sequence[Path]) -> dict[str, Path]:
+    """The folder with the modules of each reference; raises ConfigError for a folder that has none."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        places = [folder, folder / "pytorch"]
+        here = {
+            project: at.resolve()
+            for project, model in PROJECTS.items()
+            for at in places
+            if (at / model.marker).is_file()
+        }
+        if not here:
+            markers = " or ".join(model.marker for model in PROJECTS.values())
+            raise ConfigError(
+                f"{folder} has no {markers}; give the folder of a checkout, whose address is in "
+                "`benchmarks/references.py`."
+            )
+        found |= here
+    return found
+
+
+def reference_model(project: str, folder: Path, config: TrainConfig) -> ReferenceModel:
+    """The model of the code in `folder`."""
+    path = list(sys.path)
+    try:
+        return PROJECTS[project](folder, config.model, config.training)
+    finally:
+        sys.path[:] = path  # one of the projects has modules that are named as packages of this one
+
+
+class ReferenceTraining:
+    """A reference that trains step by step on lanes [B, N], with this project's optimiser and schedule.
+
+    A step reads the next segment of every lane. At the end of the lanes the streams start again with empty
+    memory, and at the token at which this project's training begins that pass.
+    """
+
+    def __init__(self, model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray) -> None:
+        self.model = model
+        self.config = config
+        self.tokens_BN = tokens_BN
+        self.optimizer = make_optimizer(config, model.train())
+        self.memory = model.empty(config.batch)
+        self.number = self.at = self.epoch = 0
+
+    def step(self) -> float:
+        """The mean loss of one step in nats, before the step."""
+        model = self.model
+        config = self.config
+        T = self.config.training.segment
+        if self.at + T >= self.tokens_BN.shape[1]:
+            self.memory = model.empty(config.batch)
+            self.epoch += 1
+            self.at = first_token(config, self.epoch, length=self.tokens_BN.shape[1], segment=T)
+        piece = torch.from_numpy(self.tokens_BN[:, self.at : self.at + T + 1].astype(np.int64))
+        nats, self.memory = model.losses(piece[:, :-1].contiguous(), piece[:, 1:].contiguous(), self.memory)
+        self.optimizer.zero_grad()
+        objective: torch.Tensor = nats.mean() + model.penalty()
+        objective.backward()  # type: ignore[no-untyped-call]
+        set_rate_and_clip(self.optimizer, learning_rate(config, self.number), config.optimizer.clip)
+        self.optimizer.step()
+        model.constrain()
+        self.number += 1
+        self.at += T
+        return float(nats.detach().mean())
+
+
+def reference_step(
+    project: str, folder: Path, training: Training, tokens_BN: np.ndarray
+) -> Callable[[], float]:
+    """A function that trains one step of the code in `folder` and returns its loss in nats.
+
+    It begins with the weights of `training`, and reads the same lanes [B, N] with the same optimiser.
+    """
+    model = reference_model(project, folder, training.config)
+    model.copy_weights(training.model)
+    return ReferenceTraining(model, training.config, tokens_BN).step
