@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Case
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.machine import BUSY, HostClock, commit, history_folder, machine_facts, versions
+from benchmarks.machine import BUSY, commit, history_folder, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
 from runtimes.base.files import refuse_unwritable, writing
 from runtimes.base.records import to_json
-
-STOLEN = 0.01  # the share of steal time from which on a note tells of it; nothing is refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,6 @@ class Result:
     limits: Limits
     machine: dict[str, Any]
     versions: dict[str, str]
-    began: HostClock = field(default_factory=HostClock.now)
 
     @property
     def title(self) -> str:
@@ -45,7 +42,7 @@ class Result:
 
     @property
     def machine_lines(self) -> list[str]:
-        """The machine and its limits, and a note where it was busy."""
+        """The machine and its limits, and a note if it was busy."""
         machine = self.machine
         limits = self.limits
         lines = [
@@ -57,26 +54,16 @@ class Result:
         ]
         if machine["busy_cpus"] > BUSY * machine["cpus"]:
             lines.insert(0, "note: other processes used the CPUs; do not publish the figures of this run")
-        if (stolen := machine.get("stolen") or 0.0) > STOLEN:
-            lines.insert(
-                0,
-                f"note: steal time was {stolen:.1%} of the CPU time: the host of this virtual machine did "
-                "not run it, and the slowest calls may come from that",
-            )
         return lines
 
     def remeasured(self) -> Result:
-        """The same result after the measurement: with the better of these limits and new ones, since a busy
-        moment hides a limit, and with the steal time since it was begun.
-        """
-        share = HostClock.now().share_since(self.began)
-        machine = {**self.machine, "stolen": None if share is None else round(share, 4)}
+        """The same result with the better of these limits and new ones, since a busy moment hides a limit."""
         again = measure_limits(self.threads)
         best = Limits(
             read_bytes=max(self.limits.read_bytes, again.read_bytes),
             multiply_adds=max(self.limits.multiply_adds, again.multiply_adds),
         )
-        return replace(self, limits=best, machine=machine)
+        return replace(self, limits=best)
 
     def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Appends the result with its rows to the history file, and returns it as it was written."""

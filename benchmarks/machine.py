@@ -6,8 +6,6 @@ import contextlib
 import os
 import platform
 import subprocess
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +13,14 @@ from runtimes.base.machine import available_cpus, busy_cpus, memory_bytes, packa
 from runtimes.base.startup import SPIN
 
 CPUINFO = Path("/proc/cpuinfo")
-STAT = Path("/proc/stat")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
 WAITING = ("OMP_WAIT_POLICY", SPIN)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostClock:
-    """Seconds on the wall, and the steal time: CPU seconds in which a virtual machine had work for its CPUs
-    and its host did not run them.
-    """
-
-    seconds: float
-    #: None where the system does not tell. A host that serves others too, or holds a machine to a share of
-    #: its CPUs, stops single calls for tens of milliseconds: a median hides that, and a percentile does not.
-    stolen: float | None
-
-    @classmethod
-    def now(cls) -> HostClock:
-        stolen = None
-        with contextlib.suppress(OSError):
-            ticks = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
-            if ticks[:1] == ["cpu"] and len(ticks) > 8:  # man 5 proc_stat: the eighth figure
-                stolen = int(ticks[8]) / os.sysconf("SC_CLK_TCK")
-        return cls(seconds=time.monotonic(), stolen=stolen)
-
-    def share_since(self, before: HostClock) -> float | None:
-        """The steal time since then as a part of all CPU time; None where that is not known."""
-        passed = (self.seconds - before.seconds) * (os.cpu_count() or 1)
-        if self.stolen is None or before.stolen is None or passed <= 0:
-            return None
-        return max(0.0, self.stolen - before.stolen) / passed
-
-
 def cache_bytes() -> int:
-    """The largest cache that the first CPU reads through; 0 where the system does not tell."""
+    """The largest cache that the first CPU reads through; 0 if the system does not report it."""
     sizes = [0]
     for path in CACHES.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -81,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def checkout() -> Path | None:
-    """The folder of this project's source, where this package is part of it; None where it is installed."""
+    """The folder of this project's source if this package is part of it; None if it is installed."""
     folder = Path(__file__).resolve().parent.parent
     with contextlib.suppress(OSError):
         if 'name = "xl-export"' in (folder / "pyproject.toml").read_text(encoding="utf-8"):
@@ -101,7 +70,7 @@ def history_folder() -> Path:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with `+` when files differ from it; None where this is no checkout.
+    """The commit of this checkout, with `+` if files differ from it; None outside a checkout.
 
     The histories of measurements do not count: each measurement adds to them.
     """

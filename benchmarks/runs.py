@@ -75,7 +75,7 @@ class Run:
 def sources(*runs: Run) -> str:
     """The paragraph under a table: commands, dates, commits and machines of the measurement.
 
-    The history has more: memory, system, rates and steal time of the machine, and all versions.
+    The history has more: memory, system and rates of the machine, and all versions.
     """
     commands = dict.fromkeys(run.command for run in runs)
     days = sorted({run.day for run in runs})
