@@ -73,25 +73,23 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A limit that a figure of the result must keep. The limit is a field of `BenchmarkConfig`.
+    """A limit that a figure of the result must keep, with the settings of a size."""
 
-    A claim is judged only at a size that sets the limit, with the settings of that size.
-    """
-
-    limit: str  # name of the field
+    config: str | None = None  # the only size at which it is made
+    limit: float
     text: str  # the claim, with {limit:g}
     found: str  # what was measured, with {value}
     value: Callable[[Sequence[Line]], float | None]  # None if the figure is missing
     least: bool = False  # whether the limit is a minimum; it is a maximum otherwise
 
-    def judged(self, lines: Sequence[Line], limit: float) -> str:
+    def judged(self, lines: Sequence[Line]) -> str:
         """The claim, whether it holds, and what was measured, as one sentence after another."""
+        claim = f"Claim: {self.text.format(limit=self.limit)}."
         value = self.value(lines)
         if value is None:
-            return f"Claim: {self.text.format(limit=limit)}. Not measured here."
-        holds = value >= limit if self.least else value <= limit
-        verdict = "Holds" if holds else "**MISSED**"
-        return f"Claim: {self.text.format(limit=limit)}. {verdict}: {self.found.format(value=value)}."
+            return f"{claim} Not measured here."
+        holds = value >= self.limit if self.least else value <= self.limit
+        return f"{claim} {'Holds' if holds else '**MISSED**'}: {self.found.format(value=value)}."
 
 
 @dataclass(frozen=True, kw_only=True)

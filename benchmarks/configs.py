@@ -11,10 +11,7 @@ LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for e
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """One size of model, how much each case measures with it, and the claims that are made at this size.
-
-    A claim that is None is not made.
-    """
+    """One size of model, and how much each case measures with it."""
 
     name: str
     model: ModelConfig
@@ -23,15 +20,10 @@ class BenchmarkConfig:
     attention_lengths: tuple[int, ...] = ()  # of sliding-window and decode, in place of mem_len
     repeats: int = 1  # timed calls that take long
     token_repeats: int = 1  # timed calls of one token
-    ring_claim: float | None = None  # memory-forms: `hidden` takes at least this many rings
-    latency_claim: float | None = 3.0  # latency: the slowest token takes at most this many medians
     streams: tuple[int, ...] = (1, 8, 32)  # of batch
     consecutive: int = 1000  # timed tokens of latency
     growing_positions: tuple[int, ...] = (0, 1000, 10_000)  # of growing-cache: tokens already read
     training_batch: int = 8  # rows of a training step
-    score_claim: float | None = None  # score: a token of many short texts, in tokens of full segments
-    web_most: float | None = None  # web: WebAssembly in place takes at most this many times as long as C++
-    web_least: float | None = None  # web: copies take at least this many times as long as in place
     texts: int = 1000  # of score
     alone: int = 60  # how many of them are also scored one by one
 
@@ -75,8 +67,6 @@ CONFIGS = {
             mem_len=512,
             token_repeats=60,
             model=ModelConfig(layers=6, d_model=384, heads=6, head_dim=64, d_ff=1536, vocab_size=256),
-            web_most=3.0,
-            web_least=1.5,
         ),
         BenchmarkConfig(
             name="enwik8-base",
@@ -86,7 +76,6 @@ CONFIGS = {
             mem_len=1600,
             token_repeats=50,
             model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256),
-            ring_claim=6.0,
             training_batch=8,
         ),
         BenchmarkConfig(
@@ -96,7 +85,6 @@ CONFIGS = {
             repeats=3,
             mem_len=640,
             token_repeats=30,
-            score_claim=1.25,
             training_batch=1,
             model=ModelConfig(
                 layers=16,

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Sequence
 
 from benchmarks.case import Case, Column, Line
-from benchmarks.configs import CONFIGS
 from benchmarks.runs import Run, sources
 
 NARROW = 14  # characters at which the title of a column on the terminal is broken
@@ -58,9 +57,8 @@ def notes(case: Case, columns: Sequence[Column], lines: Sequence[Line]) -> list[
 
 def verdicts(case: Case, lines: Sequence[Line]) -> list[str]:
     """What became of each claim that is made at the size of the lines."""
-    config = CONFIGS.get(lines[0].run.document["config"])
-    limits = [(claim, getattr(config, claim.limit, None)) for claim in case.claims]
-    return [claim.judged(lines, limit) for claim, limit in limits if limit is not None]
+    config = lines[0].run.document["config"]
+    return [claim.judged(lines) for claim in case.claims if claim.config in (None, config)]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *notes: str) -> list[str]:

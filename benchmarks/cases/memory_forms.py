@@ -119,7 +119,8 @@ CASE = Case(
     notes=lambda lines: [f"Memory of {lines[0].row['mem_len']:,} tokens."],
     claims=(
         Claim(
-            limit="ring_claim",
+            config="enwik8-base",
+            limit=6.0,
             text="`hidden` takes at least {limit:g} times as long as `ring`",
             found="it took {value:.1f} times as long",
             value=_hidden,

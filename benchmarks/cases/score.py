@@ -130,7 +130,8 @@ CASE = Case(
     ),
     claims=(
         Claim(
-            limit="score_claim",
+            config="wt103-base",
+            limit=1.25,
             text="a token of many short texts takes at most {limit:g} times as long as one of full segments",
             found="it took {value:.2f} times as long",
             value=lambda lines: next(row["ratio"] for row, _ in lines if row["side"] == "texts"),

@@ -324,13 +324,15 @@ CASE = Case(
     ),
     claims=(
         Claim(
-            limit="web_most",
+            config="medium",
+            limit=3.0,
             text="in place takes at most {limit:g} times as long as C++",
             found="it took {value:.2f} times as long",
             value=_times(IN_PLACE, CPP),
         ),
         Claim(
-            limit="web_least",
+            config="medium",
+            limit=1.5,
             text="copies take at least {limit:g} times as long as in place",
             found="they took {value:.2f} times as long",
             value=_times(COPIES, IN_PLACE),
