@@ -30,17 +30,7 @@ ROOT = Path(__file__).parent.parent
 FACTS = ("case", "config", "threads", "precision", "time", "commit")  # the first columns of a CSV file
 
 
-class Shortcuts(Group):
-    """A group in which the name of a case is a command too: `decode` means `run decode`."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        is_case = bool(args) and args[0] in CASES
-        return super().resolve_command(ctx, ["run", *args] if is_case else args)
-
-
-@click.group(cls=Shortcuts, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Measure what this project claims.
 
@@ -71,8 +61,7 @@ class CaseCommands(Mapping[str, click.Command]):
 
 RUN_HELP = """Check and then measure CASE, print its table, and append the result to the history.
 
-The table shows the limits of the machine too. The name of a case does the same without `run`: python -m
-benchmarks decode.
+The table shows the limits of the machine too.
 """
 run_group = Subgroup("run", help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]")
 run_group.commands = CaseCommands()  # type: ignore[assignment]

@@ -123,7 +123,7 @@ def test_precision_measures_the_quality_of_a_trained_run(
     monkeypatch.setattr(precision, "PRECISIONS", (pairs[0], ("int8", "fp32"), pairs[-1]))
     run, history = make_run(), tmp_path / "history.jsonl"
     (run / "test.txt").write_text(text[:200], encoding="utf-8")
-    result = call("precision", "--run", run, "--threads", 1, "--repeats", 3, "--history", history)
+    result = call("run", "precision", "--run", run, "--threads", 1, "--repeats", 3, "--history", history)
     assert result.exit_code == 0, result.output
     document = json.loads(history.read_text())
     assert document["config"] == run.name

@@ -38,7 +38,7 @@ def test_each_run_is_appended_as_it_is_printed(instant, tmp_path):
     assert document["limits"]["read_bytes"] > 0
     assert {"python", "numpy", "onnxruntime"} <= set(document["versions"])
     assert (document["config"], document["threads"], document["precision"]) == ("tiny", 1, "fp32")
-    printed = call(*options, "--operators", "fused").stdout  # a name alone runs the case
+    printed = call("run", *options, "--operators", "fused").stdout
     assert ", fused operator\n" in printed
     assert len(history.read_text().splitlines()) == 2
 
@@ -75,7 +75,7 @@ def test_bad_input_is_one_sentence(options, sentence, tmp_path):
 
 
 def test_history_that_cannot_be_written_is_refused_before_measuring(tiny, tmp_path):
-    result = call("memory-forms", "--config", "tiny", "--history", tmp_path)
+    result = call("run", "memory-forms", "--config", "tiny", "--history", tmp_path)
     assert result.exit_code == 2
     assert "which is a folder; give a file name" in result.stderr
     assert not result.stdout
@@ -83,7 +83,7 @@ def test_history_that_cannot_be_written_is_refused_before_measuring(tiny, tmp_pa
 
 def test_what_fails_while_it_is_measured_leaves_no_history(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_forms, "random_artefact", lambda *_: sys.exit(143))
-    call("memory-forms", "--config", "tiny", "--history", tmp_path / "history.jsonl")
+    call("run", "memory-forms", "--config", "tiny", "--history", tmp_path / "history.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def measure(*arguments: object) -> Result:
-    return call("decode", "--config", "tiny", "--threads", "1", *arguments)
+    return call("run", "decode", "--config", "tiny", "--threads", "1", *arguments)
 
 
 def test_in_a_checkout_the_history_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

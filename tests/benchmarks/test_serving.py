@@ -128,7 +128,7 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     options = ["--config", "tiny", "--threads", "1", "--repeats", "1", "--tokens", "1000"]
     options += ["--minutes", "0.01"]
     only = [word for part in serve.PARTS if part != "others" for word in ("--only", part)]
-    result = call("serve", *options, *only, "--history", history)
+    result = call("run", "serve", *options, *only, "--history", history)
     assert result.exit_code == 0, result.output
     document = json.loads(history.read_text())
     rows = {(row["part"], row["side"], row["streams"]): row for row in document["rows"]}
@@ -220,7 +220,7 @@ def test_the_server_has_its_own_or_given_threads(
     monkeypatch.setattr("benchmarks.__main__.available_cpus", lambda: 2)
     monkeypatch.setattr(serve, "_default_threads", lambda artefact: 7)
     result = call(
-        "serve", "--config", "tiny", "--only", "long", *words, "--history", tmp_path / "history.jsonl"
+        "run", "serve", "--config", "tiny", "--only", "long", *words, "--history", tmp_path / "history.jsonl"
     )
     assert result.exit_code == 0, result.output
     assert [(bench.threads, bench.default_threads) for bench in seen] == [expected]

@@ -44,7 +44,7 @@ def test_the_least_that_must_be_read_and_multiplied() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_case_is_skipped(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    result = call("triton-kernel", "--history", tmp_path / "history.jsonl")
+    result = call("run", "triton-kernel", "--history", tmp_path / "history.jsonl")
     assert result.exit_code == 0
     assert result.stdout.startswith("triton-kernel is skipped: PyTorch finds no NVIDIA GPU")
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_the_case_is_measured_and_kept_like_every_other(
     case = dataclasses.replace(triton_kernel.CASE, unavailable=lambda: None, run=lambda job: [row])
     monkeypatch.setattr(triton_kernel, "CASE", case)
     file = tmp_path / "history.jsonl"
-    result = call("triton-kernel", "--threads", 1, "--history", file)
+    result = call("run", "triton-kernel", "--threads", 1, "--history", file)
     assert result.exit_code == 0, result.output
     assert "B 2 H 3 T 5 M 12 K 16" in result.stdout
     (document,) = read_results(file)

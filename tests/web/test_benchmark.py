@@ -27,7 +27,7 @@ def test_every_side_is_checked_and_measured(
     monkeypatch.setattr(web, "WEB", copied_module(tmp_path / "web"))
     monkeypatch.setattr(web, "REST", 0)
     history = tmp_path / "history.jsonl"
-    arguments = ["web", "--config", "tiny", "--threads", "1", "--history", str(history)]
+    arguments = ["run", "web", "--config", "tiny", "--threads", "1", "--history", str(history)]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     rows = {row["side"]: row for row in json.loads(history.read_text())["rows"]}
