@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import checked_sessions, child
+from benchmarks import checked_sessions
 from benchmarks.cases import (
     CASES,
     busy,
     growing_cache,
     latency,
-    load,
     memory_forms,
     overhead,
     policy,
@@ -232,11 +231,7 @@ def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig,
         latency.compared(answers, np.roll(truth, 1, axis=0))
 
 
-def test_load_measures_both_sides(
-    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = lambda folder, threads: child.measure_open(threads, str(folder))  # noqa: E731
-    monkeypatch.setattr(load, "open_in_child", here)
+def test_load_measures_both_sides(tiny: BenchmarkConfig, tmp_path: Path) -> None:
     (opened,) = measured(tmp_path, "load", "--repeats", 1)
     assert [row["side"] for row in opened["rows"]] == ["artefact", "run in PyTorch"]
     for row in opened["rows"]:
