@@ -105,31 +105,6 @@ def draw_music(figure: Any, history: History, theme: Theme) -> None:
     themed(axes, theme)
 
 
-def draw_learning(figure: Any, history: History, theme: Theme) -> None:
-    """Validation of the reduced recipes against the tokens that they were trained on."""
-    names = {
-        "enwik8-base, reduced": ("enwik8, Transformer-XL", theme.first),
-        "text8-large, reduced": ("text8, Transformer-XL", theme.second),
-        "all-attention-text8, reduced": ("text8, all-attention", theme.third),
-    }
-    axes = figure.subplots()
-    _title(figure, "Small versions of published recipes while they train on a CPU", theme)
-    for row in _rows("recipes", history):
-        if row["name"] not in names:
-            continue
-        words, colour = names[row["name"]]
-        tokens = [step * row["step_tokens"] / 1e6 for step, _ in row["validation"]]
-        bits = [value for _, value in row["validation"]]
-        label = f"{words}, {row['parameters'] / 1e6:.1f} million parameters: {min(bits):.2f} at best"
-        axes.plot(tokens, bits, color=colour, lw=2, label=label)
-    axes.legend(frameon=False, labelcolor="linecolor", prop={"size": 9.5, "weight": "bold"})
-    axes.set_xlim(left=0)
-    axes.set_ylim(2, 4.2)
-    axes.set_xlabel("million training tokens", fontsize=9, color=theme.text)
-    axes.set_ylabel("bits per character, validation", fontsize=9, color=theme.text)
-    themed(axes, theme)
-
-
 def draw_six_models(figure: Any, history: History, theme: Theme) -> None:
     """Bits per byte of six small models, and of the papers' own code."""
     lines = CASES["architectures"].summarized(_lines("architectures", history))
@@ -195,7 +170,6 @@ PICTURES: dict[str, tuple[float, Draw]] = {  # by file name: height in inches, a
     "serving": (2.2, draw_serving),
     "stories": (2.3, draw_stories),
     "music": (3.2, draw_music),
-    "recipes": (3.2, draw_learning),
     "architectures": (2.9, draw_six_models),
     "sliding-window": (3.4, draw_window),
 }
