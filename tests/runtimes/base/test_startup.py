@@ -91,19 +91,6 @@ def test_what_the_user_has_chosen_for_threads_stays(
     assert (startup.SPIN in os.environ) == (name == startup.SPIN)
 
 
-def test_a_child_process_inherits_the_decision(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All processes of one training wait alike; and where PyTorch is loaded it is too late."""
-    looks: list[float] = []
-    monkeypatch.setattr(machine, "busy_cpus", lambda seconds: looks.append(seconds) or 0.0)
-    with monkeypatch.context() as inherited:
-        inherited.setenv("OMP_WAIT_POLICY", "PASSIVE")
-        startup.prepare_training()
-    monkeypatch.setitem(sys.modules, "torch", machine)
-    startup.prepare_training()
-    assert not looks
-    assert startup.SPIN not in os.environ
-
-
 @pytest.mark.parametrize(
     ("program", "busy", "found"),
     [(COMMAND, 0.0, startup.SPINS), ("import trainer; trainer.TrainConfig; trainer.train", 1.0, "None")],
