@@ -182,8 +182,10 @@ def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> 
         return
     texts = token_texts(vocab, tokens)
     # UTF-8 cannot hold half a surrogate pair; it becomes the escape that JSON has for it.
-    escaped = {"encoding": "utf-8", "errors": "backslashreplace"}
-    with atomic_file(path) as temporary, open(temporary, "w", newline="", **escaped) as stream:
+    with (
+        atomic_file(path) as temporary,
+        open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as stream,
+    ):
         stream.write(f"# {settings}\n")
         rows = csv.writer(stream, lineterminator="\n")
         rows.writerow(("position", "token", "text", "nats"))

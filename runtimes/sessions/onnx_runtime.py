@@ -85,10 +85,11 @@ class OrtSession(GraphSession):
             weights = (WEIGHTS,) if spec.storage == "external" else ()
             names = {graph.name, *spec.token_graphs.values(), *weights}
             contents = {name: read_bytes(graph.with_name(name)) for name in names}
+        graphs: Mapping[Any, str] = spec.token_graphs or {None: graph.name}
         #: By the number of tokens; of one graph, by None.
         self._sessions = {
             count: self._load(graph.with_name(name), contents, threads, tokens=count)
-            for count, name in (spec.token_graphs or {None: graph.name}).items()
+            for count, name in graphs.items()
         }
 
     @property
