@@ -247,39 +247,18 @@ class GraphSession(ABC):
         """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end, or if
         no graph has so many tokens.
         """
+        empty_rows = self.logits_while_scoring == "none"
         if self._token_counts and step.length not in self._token_counts:
-            self._run_graphs(step, memory)
-            return
-        if self._ring_sizes and step.length > 1:
+            pieces = largest_first(step.length, self._token_counts)
+        elif self._ring_sizes and step.length > 1:
             pieces = cut(memory.positions, step.length, self._ring_sizes)
-        elif self.logits_while_scoring != "none" and not all(x.size for x in step.outputs.values()):
+        elif not empty_rows and not all(x.size for x in step.outputs.values()):
             pieces = [slice(0, step.length)]  # no row has a token, so no logits are wanted
         else:
             self.run(step.inputs, step.outputs, memory)
             return
-        empty_rows = self.logits_while_scoring == "none"
-        for inputs, outputs in in_pieces(step.inputs, step.outputs, pieces, empty_rows=empty_rows):
-            self.run(inputs, outputs, memory)
-
-    def _run_graphs(self, step: Step, memory: Memory) -> None:
-        """Runs the largest graph of fixed sizes that fits, and again for the rest of the step."""
-        timed = {x.name for side in self.spec.signature for x in side if "tokens" in x.shape}
-        at = 0
-        for count in self._token_counts:
-            if at + count > step.length:
-                continue
-            inputs, outputs = (
-                {name: np.empty_like(x[:, :count]) if name in timed else x for name, x in arrays.items()}
-                for arrays in (step.inputs, step.outputs)
-            )
-            while at + count <= step.length:
-                piece = slice(at, at + count)
-                for name in timed & inputs.keys():
-                    inputs[name][...] = step.inputs[name][:, piece]
-                self.run(inputs, outputs, memory)
-                for name in timed & outputs.keys():
-                    step.outputs[name][:, piece] = outputs[name]
-                at += count
+        for part, answers in in_pieces(self.spec, step.inputs, step.outputs, pieces, empty_rows=empty_rows):
+            self.run(part, answers, memory)
 
 
 class Step:
@@ -483,15 +462,24 @@ def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions
     return places.ravel()
 
 
-def _padded(tokens: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+def _padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The tokens [B, T] with the last real one of each row as its padding, or 0 if a row has none.
 
     So nothing depends on what the caller has put there, and a row's results depend only on its own tokens.
     """
-    if lengths is None:
-        return tokens
     last = np.where(lengths > 0, tokens[np.arange(len(tokens)), last_fed(lengths, tokens)], 0)
     return np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, last[:, None])
+
+
+def largest_first(length: int, counts: Collection[int]) -> list[slice]:
+    """The pieces of a segment of `length` tokens for graphs of these numbers of tokens, the largest first."""
+    pieces = []
+    at = 0
+    for count in counts:
+        while at + count <= length:
+            pieces.append(slice(at, at + count))
+            at += count
+    return pieces
 
 
 def cut(positions: np.ndarray, length: int, slots: Collection[int]) -> list[slice]:
@@ -510,7 +498,7 @@ def cut(positions: np.ndarray, length: int, slots: Collection[int]) -> list[slic
 
 
 def in_pieces(
-    inputs: Arrays, outputs: Arrays, pieces: list[slice], *, empty_rows: bool
+    spec: Spec, inputs: Arrays, outputs: Arrays, pieces: list[slice], *, empty_rows: bool
 ) -> Iterator[tuple[Arrays, Arrays]]:
     """Inputs and outputs of the pieces of a segment [B, T, …] in order, each to be run before the next.
 
@@ -518,39 +506,28 @@ def in_pieces(
     was: it has written only slots that are not visible from the positions of the memory, and the same tokens
     are written there again.
 
-    empty_rows: whether the graph can compute the logits of no position. If it cannot, it computes the logits
-    of each row's last one, which are dropped.
+    empty_rows: whether a selective graph can compute the logits of no position. If it cannot, it computes the
+    logits of each row's last one, which are dropped.
     """
-    shape = inputs["input_ids"].shape
-    chosen = np.zeros(shape, bool)  # the positions whose logits are wanted, in graphs that compute only those
-    if "logit_rows" in inputs:
+    timed = {x.name for side in spec.signature for x in side if "tokens" in x.shape}
+    selective = spec.model.selective
+    if selective:
+        shape = inputs["input_ids"].shape
+        chosen = np.zeros(shape, bool)  # the positions whose logits are wanted
         chosen.ravel()[inputs["logit_rows"]] = True
-    number = np.cumsum(chosen).reshape(shape) - 1  # of a chosen position among all of them, in the same order
+        number = np.cumsum(chosen).reshape(shape) - 1  # of a chosen position among all of them
     for piece in pieces:
-        part = {
-            name: np.ascontiguousarray(array[:, piece])
-            for name, array in inputs.items()
-            if name != "logit_rows"
-        }
-        answers = {
-            name: np.empty(array[:, piece].shape, array.dtype)
-            for name, array in outputs.items()
-            if name != "logits"
-        }
-        width = piece.stop - piece.start
-        wanted = chosen[:, piece]
-        if "logit_rows" in inputs:
+        part = {n: np.ascontiguousarray(x[:, piece]) if n in timed else x for n, x in inputs.items()}
+        answers = {n: np.empty_like(x[:, piece]) if n in timed else x for n, x in outputs.items()}
+        if selective:
+            wanted = chosen[:, piece]
             rows = np.flatnonzero(wanted)
             if not (rows.size or empty_rows):
-                rows = np.arange(1, shape[0] + 1) * width - 1
+                rows = np.arange(1, len(wanted) + 1) * wanted.shape[1] - 1
             part["logit_rows"] = rows
-            where = rows.shape
-        else:
-            where = (shape[0], width)
-        answers["logits"] = np.empty((*where, outputs["logits"].shape[-1]), outputs["logits"].dtype)
+            answers["logits"] = np.empty((rows.size, *outputs["logits"].shape[1:]), np.float32)
         yield part, answers
-        for name, array in answers.items():
-            if name != "logits" or "logit_rows" not in inputs:
-                outputs[name][:, piece] = array
-        if wanted.any():
+        for name in timed & outputs.keys():
+            outputs[name][:, piece] = answers[name]
+        if selective and wanted.any():
             outputs["logits"][number[:, piece][wanted]] = answers["logits"]

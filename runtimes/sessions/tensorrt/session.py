@@ -124,7 +124,7 @@ class TrtSession(GraphSession):
         length = inputs["input_ids"].shape[1]
         if wide is None and self._padding and self._padding.rings and not self._padding.fits(length):
             pieces = [slice(at, at + 1) for at in range(length)]
-            for part, answers in in_pieces(inputs, outputs, pieces, empty_rows=False):
+            for part, answers in in_pieces(self.spec, inputs, outputs, pieces, empty_rows=False):
                 self._run(part, answers, memory, bound)
         elif wide is None:
             self._run(inputs, outputs, memory, bound)
