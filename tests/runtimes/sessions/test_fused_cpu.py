@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ SIZES = [
 ]
 
 
+def compare_cut(artefact: Path, tokens: np.ndarray, segment: int, tolerance: float = 1e-4) -> None:
+    cut = [segment, 1, min(7, segment), segment, 1, 1, segment, segment]
+    compare(artefact, rows(tokens, 3, sum(cut)), cut, tolerance=tolerance)
+
+
 @pytest.mark.parametrize(
     ("nodes", "sizes", "rule"),
     every(3, [(nodes, *sizes) for sizes in SIZES for nodes in NODES]),
@@ -83,8 +89,7 @@ def test_it_equals_the_standard_operators(
     sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact")
-    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment]
-    compare(artefact, rows(tokens, 3, sum(cut)), cut)
+    compare_cut(artefact, tokens, rule.segment)
 
 
 @pytest.mark.usefixtures("nodes")
@@ -120,10 +125,8 @@ def test_memory_may_be_of_halves_or_bytes(
     graph = onnx.load(artefact / FUSED, load_external_data=False).graph
     over = f"Over{'Bytes' if memory == 'int8' else 'Halves'}"
     assert any(node.op_type.endswith(over) for node in graph.node)
-    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment]
-    compare(
-        artefact, rows(tokens, 3, sum(cut)), cut, tolerance=2e-3
-    )  # a key on the edge between two halves or bytes may go either way
+    # A key on the edge between two halves or bytes may go either way.
+    compare_cut(artefact, tokens, rule.segment, tolerance=2e-3)
     if memory == "int8":
         same_as_alone(OrtSession.open(artefact, kernel="fused"), some_texts(2))
 
@@ -149,8 +152,7 @@ def test_tables_and_persistent_vectors_may_be_of_halves_or_bytes(
     graph = onnx.load(artefact / FUSED, load_external_data=False).graph
     nodes = [node for node in graph.node if node.op_type == "RingRelativeLayer"]
     assert all(node.input[i].endswith(kind) for node in nodes for i in (4, 13, 14))
-    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment]
-    compare(artefact, rows(tokens, 3, sum(cut)), cut)
+    compare_cut(artefact, tokens, rule.segment)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-stored", "int8", "int4"])
@@ -284,20 +286,26 @@ def test_a_library_that_cannot_be_loaded_is_named(
 # Altered graphs are refused with a sentence, before anything is read elsewhere.
 
 
+@contextlib.contextmanager
+def altered(source: Path, folder: Path, reseal: Callable[..., None]) -> Iterator[tuple[Any, Any]]:
+    """The graph of a copy of an artefact, and its first layer, to be changed in the block."""
+    shutil.copytree(source, folder)
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    yield model.graph, next(node for node in model.graph.node if node.op_type.startswith("RingRelativeLayer"))
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+
+
 def test_a_table_without_rows_is_refused(
     artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "altered"
-    shutil.copytree(artefacts["ring"], folder)
-    model = onnx.load(folder / FUSED, load_external_data=False)
-    name = next(node for node in model.graph.node if node.op_type == "RingRelativeLayer").input[4]
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    heads, width, _ = tensor.dims
-    tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros((heads, width, 0), np.float32), name))
-    onnx.save(model, folder / FUSED)
-    reseal(folder, FUSED)
+    with altered(artefacts["ring"], tmp_path / "altered", reseal) as (graph, node):
+        name = node.input[4]
+        tensor = next(tensor for tensor in graph.initializer if tensor.name == name)
+        heads, width, _ = tensor.dims
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros((heads, width, 0), np.float32), name))
     with pytest.raises(ArtefactError, match="do not fit together"):
-        check(folder)
+        check(tmp_path / "altered")
 
 
 @pytest.mark.parametrize(
@@ -314,15 +322,10 @@ def test_a_table_without_rows_is_refused(
 def test_a_graph_that_would_read_elsewhere_is_refused(
     attribute: str, value: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "altered"
-    shutil.copytree(artefacts["ring"], folder)
-    model = onnx.load(folder / FUSED, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type == "RingRelativeLayer")
-    next(a for a in node.attribute if a.name == attribute).i = value
-    onnx.save(model, folder / FUSED)
-    reseal(folder, FUSED)
+    with altered(artefacts["ring"], tmp_path / "altered", reseal) as (_, node):
+        next(a for a in node.attribute if a.name == attribute).i = value
     with pytest.raises(ArtefactError, match=r"could not (be loaded|run)"):
-        one_step(folder)
+        one_step(tmp_path / "altered")
 
 
 @pytest.mark.parametrize(("dropped", "given"), [(1, 2), (2, 3), (3, 17), (4, 18)])
@@ -335,16 +338,12 @@ def test_a_graph_without_its_ring_outputs_is_refused(
     tmp_path: Path,
 ) -> None:
     """Outputs 3 and 4 are the scales of a ring of bytes."""
-    folder = Path(shutil.copytree(artefacts["ring"] if dropped < 3 else in_bytes, tmp_path / "altered"))
-    model = onnx.load(folder / FUSED, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type.startswith("RingRelativeLayer"))
-    past = node.input[given]
-    model.graph.node.append(onnx.helper.make_node("Identity", [past], [node.output[dropped]]))
-    node.output[dropped] = ""
-    onnx.save(model, folder / FUSED)
-    reseal(folder, FUSED)
+    source = artefacts["ring"] if dropped < 3 else in_bytes
+    with altered(source, tmp_path / "altered", reseal) as (graph, node):
+        graph.node.append(onnx.helper.make_node("Identity", [node.input[given]], [node.output[dropped]]))
+        node.output[dropped] = ""
     with pytest.raises(ArtefactError, match="could not run"):
-        one_step(folder)
+        one_step(tmp_path / "altered")
 
 
 def one_step(folder: Path) -> None:
