@@ -29,7 +29,7 @@ from benchmarks.models import random_run
 from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import from_json
-from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
+from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision, verdict
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, Spec
 from trainer.run.checkpoint import load_run
 from xl_export import export
@@ -66,7 +66,7 @@ class Row(CaseRow):
     num_bytes: int
     bytes_per_stream: int
     #: The quality on the test text of the run; None for random weights, and for fp32.
-    measured: Measured | None
+    measured: Measured | MeasuredStep | None
 
 
 def size_of(run: Path) -> BenchmarkConfig:
