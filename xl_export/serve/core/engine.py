@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from xl_export.serve.core.running import Rows, Running
 from xl_export.serve.core.scheduler import Scheduler, piece_after
 from xl_export.serve.core.task import Delivery, Ended, Task
 
-Command = tuple[Literal["enter", "cancel", "resume"], Running]
 LOG = logging.getLogger(__name__)
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
 # Bounds of Retry-After, in seconds.
@@ -63,9 +62,8 @@ class Engine:
         #: the same seed gives the same tokens under any load; otherwise what the trial found.
         self.dependence = dependence_of_rows(session, settings, self.scheduler.rows)
         self._changed = threading.Condition()
-        self._commands: list[Command] = []
-        self._entering = 0  # commands that bring a task
-        self._submitted: dict[Task, Running] = {}
+        self._commands: list[Callable[[], None]] = []  # for the engine's thread
+        self._submitted: dict[Task, Running] = {}  # whose end was not delivered yet
         self._sleeping = False
         #: Of the engine's thread, outside of steps of the session and without waiting for work.
         self.other_seconds = 0.0
@@ -92,8 +90,7 @@ class Engine:
                     raise StoppedError
                 assert task not in self._submitted, "a task is submitted once"
                 self._submitted[task] = run
-                self._entering += 1
-                self._command("enter", run)
+                self._command(partial(self.scheduler.enter, run))
         except BaseException:
             place.release()
             raise
@@ -102,7 +99,7 @@ class Engine:
         """Ends a task as soon as the present step is over, unless it has ended; any thread."""
         with self._changed:
             if run := self._submitted.get(task):
-                self._command("cancel", run)
+                self._command(partial(self.scheduler.cancel, run, "cancelled"))
 
     def taken(self, task: Task, count: int) -> None:
         """Notes that the client has taken so many answers more; one thread for each task."""
@@ -112,7 +109,7 @@ class Engine:
         run.taken += count
         if run.paused and self.scheduler.may_resume(run):
             with self._changed:
-                self._command("resume", run)
+                self._command(partial(self.scheduler.resume, run))
 
     def stop(self, *, within: float) -> None:
         """Ends all tasks as `stopped`, with their states if they are kept, and admits no more.
@@ -142,7 +139,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """How many tasks have no row, paused ones included."""
-        return max(0, self._entering + self.scheduler.outside)
+        return max(0, len(self._submitted) - len(self.scheduler.rows.runs))
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`; any thread."""
@@ -180,9 +177,9 @@ class Engine:
         seconds = (scheduler.model_seconds + self.other_seconds) / max(1, ended)
         return min(MOST_WAIT, max(LEAST_WAIT, seconds * self.waiting / 8))
 
-    def _command(self, what: Literal["enter", "cancel", "resume"], run: Running) -> None:
+    def _command(self, command: Callable[[], None]) -> None:
         """Queues a command for the engine's thread; `_changed` is held."""
-        self._commands.append((what, run))
+        self._commands.append(command)
         if self._sleeping:
             self._changed.notify()
 
@@ -204,7 +201,7 @@ class Engine:
     def _advance(self) -> bool:
         """Waits for work and does one iteration; whether it was the last."""
         scheduler = self.scheduler
-        commands: list[Command] = []
+        commands: list[Callable[[], None]] = []
         stopping = self.admission.closed
         if self._commands or stopping or not scheduler.has_work:
             self._flush()
@@ -219,14 +216,13 @@ class Engine:
         began = time.perf_counter()
         before = scheduler.model_seconds
         try:
-            if commands:
-                self._apply(commands)
+            for command in commands:
+                command()
             delivery = scheduler.stop() if stopping else scheduler.iterate()
         except Exception as error:  # a fault of this project: its tasks end, and the engine continues
             with self._changed:  # tasks of commands that were not applied end as well
                 runs = list(self._submitted.values())
                 self._commands = []
-                self._entering = 0
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
         if self._undelivered:  # no step has sent it
@@ -240,18 +236,6 @@ class Engine:
             self._flush()
         self.other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping
-
-    def _apply(self, commands: Sequence[Command]) -> None:
-        scheduler = self.scheduler
-        for what, run in commands:
-            if what == "enter":
-                with self._changed:
-                    scheduler.enter(run)
-                    self._entering -= 1
-            elif what == "cancel":
-                scheduler.cancel(run, "cancelled")
-            else:
-                scheduler.resume(run)
 
     def _flush(self) -> None:
         """Delivers the answers of the last iteration, once."""

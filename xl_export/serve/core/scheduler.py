@@ -118,11 +118,6 @@ class Scheduler:
         self.ended: Counter[str] = Counter()
 
     @property
-    def outside(self) -> int:
-        """How many tasks have no row."""
-        return len(self.runs) - len(self.rows.runs)
-
-    @property
     def has_work(self) -> bool:
         """Whether an iteration would do anything."""
         return bool(self.rows.runs or self.queue.count or self._emitting)
