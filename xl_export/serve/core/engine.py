@@ -120,9 +120,7 @@ class Engine:
         with self._changed:
             self.admission.closed = True
             self._changed.notify()
-        if self._thread.ident is None:  # never started: nothing runs that could end the tasks
-            self._run()
-        elif self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive():
             self._thread.join(within)
 
     @property

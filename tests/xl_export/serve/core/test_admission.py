@@ -88,6 +88,7 @@ def test_reserved_places_are_there_whoever_comes_in_between(session: Session) ->
         engine.submit(task(), places)
         with pytest.raises(Busy):
             engine.submit(task(), places)  # none is left
+    engine.start()
     engine.stop(within=60)
     assert not engine.admission._places
     with pytest.raises(UserError, match="accepts no more tasks"):
@@ -113,6 +114,7 @@ def test_the_bytes_of_states_are_bounded(session: Session) -> None:
     engine.submit(task(state=other), memory)  # which is covered
     with pytest.raises(UserError, match=r"3 prompts with several choices .* send fewer prompts"):
         engine.admission.reserve(0, states=3)
+    engine.start()
     engine.stop(within=60)
     memory.release()
     memory.release()

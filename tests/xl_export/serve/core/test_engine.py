@@ -156,15 +156,6 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     assert session.before_run is None  # the session does not keep an engine that has ended
 
 
-def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:
-    clients = Clients()
-    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
-    engine.submit(task := endless(keep=True))
-    engine.stop(within=60)
-    assert [end.reason for end in clients.ends(task)] == ["stopped"]
-    assert clients.ends(task)[0].state.position == 0
-
-
 def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
     clients, failed = Clients(), []
 
