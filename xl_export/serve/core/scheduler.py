@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from runtimes.base.errors import UserError, first_line
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
@@ -23,25 +24,21 @@ from xl_export.serve.core.admission import EngineSettings, Quota
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.running import Account, Queue, Rows, Running
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import (
-    NO_ROOM,
-    NOT_FINITE,
-    Answer,
-    Delivery,
-    Drawn,
-    Ended,
-    Fed,
-    Likeliest,
-    Reason,
-    Task,
-    fault_line,
-    fault_sentence,
-)
+from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Likeliest, Reason, Task
 
 LOG = logging.getLogger(__name__)
 QUEUED = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
 Verb = Literal["predict", "score", "step"]
 UNKNOWN = -1  # the id of a likeliest token at a place whose logits are not known
+# What `Ended.error` says if the model or the memory is at fault.
+NOT_FINITE = (
+    "the model's logits are not finite, so no next token can be drawn; its weights are damaged or "
+    "diverged, or the stream that it continues is damaged."
+)
+NO_ROOM = (
+    "the client reads no answers, and the memory for streams that wait for their clients is full; read "
+    "answers sooner, or give the server more memory."
+)
 
 
 class Histogram:
@@ -476,6 +473,21 @@ class Scheduler:
     def may_resume(self, run: Running) -> bool:
         """Whether the client of a paused run has accepted enough; called on any thread."""
         return run.sent - run.taken <= self._settings.unread // 2
+
+
+def fault_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {first_line(error):.200}"
+
+
+def fault_sentence(error: Exception) -> str:
+    """The sentence for the client of a task that failed with this error."""
+    if isinstance(error, UserError):
+        return str(error)
+    return (
+        f"the model's step failed ({fault_line(error)}); ask again, and report it to the operator if it "
+        "fails again."
+    )
 
 
 # Pieces of tasks' own tokens: how they are cut, which are fed, and what a step returns for them. A row's

@@ -8,22 +8,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from runtimes.base.errors import UserError, first_line
 from runtimes.contract.sampling import Sampler
 from xl_export.serve.core.state import StreamState
 
 # Why a task ended: the token that ends a document, a stop string, all tokens that were asked for, cancelled
 # by its client, stopped because the server stops, failed by a fault (see `Ended.error`).
 Reason = Literal["end", "stop", "length", "cancelled", "stopped", "failed"]
-# What `Ended.error` says if the model or the memory is at fault.
-NOT_FINITE = (
-    "the model's logits are not finite, so no next token can be drawn; its weights are damaged or "
-    "diverged, or the stream that it continues is damaged."
-)
-NO_ROOM = (
-    "the client reads no answers, and the memory for streams that wait for their clients is full; read "
-    "answers sooner, or give the server more memory."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +116,3 @@ class Ended:
 
 Answer: TypeAlias = Fed | Drawn | Ended
 Delivery: TypeAlias = list[tuple[Task, list[Answer]]]
-
-
-def fault_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {first_line(error):.200}"
-
-
-def fault_sentence(error: Exception) -> str:
-    """The sentence for the client of a task that failed with this error."""
-    if isinstance(error, UserError):
-        return str(error)
-    return (
-        f"the model's step failed ({fault_line(error)}); ask again, and report it to the operator if it "
-        "fails again."
-    )
