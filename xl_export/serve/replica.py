@@ -34,7 +34,7 @@ from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, decoded, misfit, too_large
 from xl_export.serve.http.base.steps import StepEngine
-from xl_export.serve.http.base.workers import finished
+from xl_export.serve.http.base.workers import background, finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.streams.files import MovedError, SharedFile, is_local
@@ -168,7 +168,6 @@ class Replica:
             self._engine = Engine(session, settings, deliver=self._bridge.deliver)
         else:
             self._engine = StepEngine(session, settings)
-        self._begun: set[asyncio.Task[dict[str, Any]]] = set()  # the loop itself keeps no task alive
         self._engine.start()
 
     async def answer(self, name: str, body: object) -> dict[str, Any]:
@@ -191,10 +190,7 @@ class Replica:
             raise RefusedError(
                 f"max_tokens is {ask.max_tokens}; expected 0 to {MOST_TOKENS}.", param="max_tokens"
             )
-        begun = asyncio.create_task(self._done(self._begin(name), ask))
-        self._begun.add(begun)
-        begun.add_done_callback(self._begun.discard)
-        return await asyncio.shield(begun)
+        return await asyncio.shield(background(self._done(self._begin(name), ask)))
 
     async def delete(self, name: str) -> bool:
         """Removes a stream; False if there was none."""

@@ -20,6 +20,7 @@ from xl_export.serve import replica as replica_module
 from xl_export.serve.core.admission import EngineSettings, StoppedError
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.workers import BACKGROUND
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.replica import Replica, SharedStreams, UnavailableError
 from xl_export.serve.streams.files import SharedFile
@@ -189,7 +190,7 @@ def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, t
             with pytest.raises(UnavailableError, match="another operation is using the stream a"):
                 await busy
         may_go_on.set()
-        await asyncio.wait(list(one._begun))
+        await asyncio.wait(list(BACKGROUND))
         assert (await one.answer("a", body))["position"] == 51
         assert left.cancelled()
         assert one._engine.scheduler.drawn == 50

@@ -20,6 +20,7 @@ from xl_export.serve.http.app import Application
 from xl_export.serve.http.base.connection import Config
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import ON_SIGNAL, Log, Server
+from xl_export.serve.http.base.workers import background
 
 try:
     import resource as _resource
@@ -167,15 +168,8 @@ class Web(uvicorn.Server):
 def _reloads(server: Server) -> Iterator[None]:
     """While the block runs, SIGHUP reads the keys and changed models again."""
     loop = asyncio.get_running_loop()
-    running = set[asyncio.Task[None]]()
-
-    def start() -> None:
-        task = loop.create_task(server.reload_changed())
-        running.add(task)
-        task.add_done_callback(running.discard)
-
     try:
-        loop.add_signal_handler(signal.SIGHUP, start)
+        loop.add_signal_handler(signal.SIGHUP, lambda: background(server.reload_changed()))
     except (ValueError, RuntimeError, NotImplementedError, AttributeError):  # no main thread, or no POSIX
         yield
         return

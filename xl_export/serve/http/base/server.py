@@ -39,7 +39,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits, too_many
 from xl_export.serve.http.base.steps import StepEngine
-from xl_export.serve.http.base.workers import on_thread
+from xl_export.serve.http.base.workers import background, on_thread
 from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore, UnservedStreams
@@ -410,7 +410,6 @@ class Server:
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
         self._open_models: set[Model] = set()  # those that drain, too
-        self._draining: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
 
     async def start(self) -> None:
@@ -485,9 +484,7 @@ class Server:
             before=old.session.identity,
             threads=fresh.threads,
         )
-        task = asyncio.ensure_future(self._drain(old))
-        self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
+        background(self._drain(old))
         return fresh
 
     async def reload_changed(self) -> None:
@@ -520,8 +517,6 @@ class Server:
     async def stop(self, within: float = ON_SIGNAL) -> None:
         """Ends every task with its state and stops the engines. New requests are refused from now on."""
         self.stopping = True
-        for task in self._draining:
-            task.cancel()
         try:
             await asyncio.gather(*(on_thread(model.stop, within) for model in self._open_models))
         finally:
@@ -547,7 +542,7 @@ class Server:
         """Stops a model that no request uses any more, however long that takes: none is cut. All requests
         end, since their tokens are bounded, and a client that reads nothing is disconnected.
         """
-        while model.users:
+        while model.users and not self.stopping:
             await asyncio.sleep(0.05)
         await on_thread(model.stop, ON_SIGNAL)
         self._open_models.discard(model)

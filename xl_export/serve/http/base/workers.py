@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ INLINE = 1 << 10  # bytes, or as much work as a byte of text is; less is done on
 SHORT = 1 << 14  # less is short work
 TOKEN_WORK = 16  # how much more work a token with its log-probability is than a byte of text
 TURN = 0.005  # seconds after which it is the next job's turn
+BACKGROUND: set[asyncio.Task[Any]] = set()  # see `background`
 
 
 @dataclass(eq=False)
@@ -138,6 +139,14 @@ class Workers:
 def _steps_of(function: Callable[..., Any], arguments: Any, named: Any) -> Steps[Any]:
     result = function(*arguments, **named)
     return (yield from result) if isinstance(result, Generator) else result
+
+
+def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """A task that goes on to its end whoever waits for it; event loops themselves keep no reference to it."""
+    task = asyncio.ensure_future(work)
+    BACKGROUND.add(task)
+    task.add_done_callback(BACKGROUND.discard)
+    return task
 
 
 async def on_thread(function: Callable[..., Result], *arguments: object) -> Result:

@@ -17,7 +17,7 @@ from xl_export.serve.http.base.encoding import json_steps, to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Model, Server
-from xl_export.serve.http.base.workers import DISK, INLINE, aside, size_of
+from xl_export.serve.http.base.workers import DISK, INLINE, aside, background, size_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
@@ -37,7 +37,6 @@ from xl_export.serve.streams.store import StreamStore, UnservedStreams
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
-KEPT: set[asyncio.Task[Any]] = set()  # event loops keep no reference to tasks
 
 
 class StreamWork:
@@ -59,13 +58,10 @@ class StreamWork:
 
     async def lasting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of one of the coroutines below. Cancelling this one lets it end early by itself."""
-
-        task = asyncio.ensure_future(work)
-        KEPT.add(task)
+        task = background(work)
         self._model.users += 1  # also after the client has left
 
         def ended(done: asyncio.Task[Result]) -> None:
-            KEPT.discard(done)
             self._model.users -= 1
             if not done.cancelled():
                 done.exception()  # asyncio logs an error that nothing has asked for
