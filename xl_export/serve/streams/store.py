@@ -313,7 +313,8 @@ class UnservedStreams(ByOwner):
         self.damaged = damaged
         #: Whether a store has taken the folder over.
         self.closed = False
-        self._lock = threading.Lock()
+        #: Held while a stream is deleted, and while a store takes the folder over.
+        self.lock = threading.Lock()
 
     @staticmethod
     def read(path: Path) -> UnservedStreams | None:
@@ -344,9 +345,9 @@ class UnservedStreams(ByOwner):
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while another process uses the
         folder, and ClosedStoreError once a store has taken it over.
         """
-        with self._lock, contextlib.ExitStack() as stack:
+        with self.lock, contextlib.ExitStack() as stack:
             if self.closed:
-                raise ClosedStoreError("the artefact of the stream is being opened; ask again in a second.")
+                raise ClosedStoreError("the artefact of the stream was just opened; ask again.")
             try:
                 stack.enter_context(only_writer(self.path, doing="deleting a stream"))
             except UserError as error:
@@ -356,11 +357,6 @@ class UnservedStreams(ByOwner):
                 ) from error
             self.find(name, owner).files.delete()
             del self.streams[name]
-
-    def close(self) -> None:
-        """Waits for what is being deleted; from now on nothing is."""
-        with self._lock:
-            self.closed = True
 
 
 def stored(path: Path, *, flush: bool = False) -> tuple[dict[str, Stream], dict[str, str | None]]:

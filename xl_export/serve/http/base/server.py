@@ -319,21 +319,18 @@ class Stores:
 
     def _open(self, session: Session, unserved: UnservedStreams | None) -> StreamStore:
         identity = session.identity[:IDENTITY]
-        if unserved is not None:
-            unserved.close()
 
         def elsewhere(owner: str) -> tuple[int, int]:
             held = [each.held(owner) for each in self.others(()) if each.identity != identity]
             return sum(count for count, _ in held), sum(num_bytes for _, num_bytes in held)
 
-        try:
-            return StreamStore(
+        with unserved.lock if unserved is not None else contextlib.nullcontext():
+            store = StreamStore(
                 self._folder, session, key=self._key, settings=self._settings, elsewhere=elsewhere
             )
-        except BaseException:
             if unserved is not None:
-                unserved.closed = False
-            raise
+                unserved.closed = True
+        return store
 
     def _of(self, identity: str) -> _Kept:
         with self._lock:
