@@ -234,7 +234,7 @@ def test_changed_models_are_reloaded_despite_faults_of_others(
 
 def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:
     model = keyed.server.models["first"]
-    weights = model.path / "weights.bin"
+    weights = keyed.server.sources["first"].path / "weights.bin"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     answer = keyed.post("/admin/models/first/reload", headers=bearer(ROOT))

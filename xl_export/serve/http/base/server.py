@@ -59,7 +59,6 @@ class Model:
     """One artefact under one name. After a reload there is another object under the name; this one drains."""
 
     name: str
-    path: Path
     session: Session
     #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
@@ -155,7 +154,6 @@ class Source:
             figures.queued.append(engine.scheduler.queued)
         return Model(
             name=self.name,
-            path=self.path,
             session=session,
             threads=threads,
             engine=engine,
