@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from trainer.model.config import ModelConfig, VocabularyConfig
+
+if TYPE_CHECKING:
+    from trainer.run.config import TrainConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
 
@@ -26,6 +30,12 @@ class BenchmarkConfig:
     training_batch: int = 8  # rows of a training step
     texts: int = 1000  # of score
     alone: int = 60  # how many of them are also scored one by one
+
+    @classmethod
+    def of(cls, name: str, recipe: TrainConfig, **more: Any) -> BenchmarkConfig:
+        """The size of a recipe's model with its rule of evaluation."""
+        rule = recipe.evaluation
+        return cls(name=name, model=recipe.model, segment=rule.segment, mem_len=rule.mem_len, **more)
 
 
 CONFIGS = {

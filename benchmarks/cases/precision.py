@@ -69,19 +69,6 @@ class Row(CaseRow):
     measured: Measured | MeasuredStep | None
 
 
-def size_of(run: Path) -> BenchmarkConfig:
-    """A trained run as a size to measure: its model and its evaluation rule."""
-    config = load_run(run).config
-    rule = config.evaluation
-    return BenchmarkConfig(
-        name=run.resolve().name,
-        model=config.model,
-        segment=rule.segment,
-        mem_len=rule.mem_len,
-        token_repeats=100,
-    )
-
-
 def run(job: Job) -> list[Row]:
     """A row for each precision of a trained run, or of random weights; the tokens are timed in turns.
 
@@ -164,7 +151,8 @@ def _size(options: dict[str, Any]) -> BenchmarkConfig:
         return config
     if config.name != SMALL:
         raise ConfigError("--run has a size of its own; leave out --config, or leave out --run.")
-    return size_of(options["trained"])
+    run: Path = options["trained"]
+    return BenchmarkConfig.of(run.resolve().name, load_run(run).config, token_repeats=100)
 
 
 CASE = Case(

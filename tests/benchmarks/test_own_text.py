@@ -25,7 +25,7 @@ def test_texts_are_trained_once_and_scored_after_a_stop(
 
     def measure(**more: Any) -> list[Any]:
         options = {"text": source, "out": tmp_path / "out", "minutes": 1.0}
-        return CASE.measure(own_text.size(), options=options, **more)
+        return CASE.measure(CASE.size({}), options=options, **more)
 
     def stopped(*given: object, **options: object) -> None:
         raise KeyboardInterrupt

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from benchmarks.cases.learning import recipes
-from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, Wanted, configuration
+from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, Wanted, configuration, folder_name
 from benchmarks.documents import table
 from benchmarks.runs import History
-from runtimes.base.records import to_json
 from tests.benchmarks.shown import a_run, in_documents
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
 
-SIZE = recipes.size()
+SIZE = recipes.CASE.size({})
 TINY = (
     *("model.layers=1", "model.d_model=16", "model.heads=2", "model.head_dim=8", "model.d_ff=32"),
     *("training.segment=16", "training.mem_len=16", "evaluation.segment=16", "evaluation.mem_len=16"),
@@ -95,9 +94,9 @@ def test_a_row_with_other_facts_is_trained_again(
     def trained(job: Wanted, source: Path, data: Path, out: Path, progress: object) -> Row:
         made.append(job)
         assert data == out / "data" / f"enwik8-{hashlib.sha256(source.read_bytes()).hexdigest()[:8]}"
-        fields = dict.fromkeys(Row.__dataclass_fields__) | to_json(job) | {"test": 1.0}
+        fields = dict.fromkeys(Row.__dataclass_fields__) | job | {"test": 1.0}
         del fields["sha256"]
-        return Row(**fields | {"corpus": {"sha256": job.sha256}})
+        return Row(**fields | {"corpus": {"sha256": job["sha256"]}})
 
     made: list[Wanted] = []
     monkeypatch.setattr(recipes, "_trained", trained)
@@ -109,12 +108,10 @@ def test_a_row_with_other_facts_is_trained_again(
         measure(tmp_path / "out", earlier=[before[0] | other], **tiny)
     (tmp_path / "corpora" / "enwik8.piece").write_bytes(text.encode()[20_000:40_000])
     measure(tmp_path / "out", earlier=before, **tiny)
-    assert [job.sha256 == made[0].sha256 for job in made] == [True] * 5 + [False]
+    assert [job["sha256"] == made[0]["sha256"] for job in made] == [True] * 5 + [False]
     assert len(list((tmp_path / "out" / "data").iterdir())) == 2
-    folders = [
-        dataclasses.replace(made[0], **facts).folder for facts in ({}, {"threads": 2}, {"changes": ()})
-    ]
-    assert len({*folders, made[-1].folder}) == 4
+    folders = [folder_name(made[0] | facts) for facts in ({}, {"threads": 2}, {"changes": []})]
+    assert len({*folders, folder_name(made[-1])}) == 4
 
 
 def test_the_table_has_passes_and_perplexities() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.learning import text_quality
-from runtimes.base.errors import ArtefactError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
 from tests.benchmarks.shown import in_documents, rows_of
@@ -28,7 +27,7 @@ STORIES = [
 
 
 def measure(**options):
-    return rows_of("text-quality", text_quality.size(), **options)
+    return rows_of("text-quality", text_quality.CASE.size({}), **options)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +69,3 @@ def test_all_predictors_are_scored_on_the_same_bytes(teller, tmp_path):
     note = in_documents("text-quality", list(rows.values()))[-3]
     assert f"Artefact {session.identity[:12]}…, memory of {session.rule.mem_len} tokens" in note
     assert f"test.txt {hashes['test.txt'][:12]}…" in note
-
-
-def test_a_missing_artefact_comes_with_its_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_quality, "find_shipped", lambda artefact: None)
-    with pytest.raises(
-        ArtefactError, match="--out stories/tales`, and give --artefact stories/tales"
-    ) as found:
-        measure(parts=tmp_path)
-    assert "\n" not in str(found.value)

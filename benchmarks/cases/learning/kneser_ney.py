@@ -36,14 +36,7 @@ class KneserNey:
     """An n-gram model of a stream of token ids."""
 
     def __init__(self, tokens: np.ndarray, *, vocab_size: int, order: int = 5) -> None:
-        """Counts the n-grams of `tokens` [N].
-
-        Raises ConfigError where the text is shorter than an n-gram, or an n-gram does not fit into 64 bits.
-        """
-        if len(tokens) < order:
-            raise ConfigError(
-                f"the text has {len(tokens):,} tokens; {order}-grams need a text of at least {order} tokens."
-            )
+        """Counts the n-grams of `tokens` [N]; raises ConfigError if an n-gram does not fit into 64 bits."""
         self.vocab_size = vocab_size
         self.bits = max(1, (vocab_size - 1).bit_length())
         if order * self.bits > 64:

@@ -25,13 +25,12 @@ from benchmarks.case import (
     Job,
     Line,
     file_option,
-    number,
 )
 from benchmarks.cases.learning.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
 from benchmarks.runs import Figures, Run
-from runtimes.base.errors import ArtefactError, TextError
+from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -75,15 +74,20 @@ class Row(CaseRow):
 def run(job: Job) -> list[Row]:
     """A row for the whole test part with memory, and one for each way at the same 1,000 events.
 
-    Raises ArtefactError if the artefact is missing or fails its check, and TextError if the parts are not ids
-    of its vocabulary or too short.
+    Raises ArtefactError if the artefact is missing or fails its check.
     """
-    artefact = job["artefact"] or _chorales()
+    artefact = job["artefact"] or find_shipped(MUSIC)
+    if artefact is None:
+        raise ArtefactError(f"{MUSIC} is not there; train it as examples/music/README.md says.")
     parts = job["parts"]
     repeats = job.repeats(REPEATS)
     threads = job.given_threads
     session = open_session(artefact, threads=threads, device="cpu")
-    tokens = {part: _events(parts / f"{part}.jsonl", session.vocab.size) for part in ("train", "test")}
+    contents = {part: read_bytes(parts / f"{part}.jsonl") for part in ("train", "test")}
+    tokens = {
+        part: np.concatenate([np.array(json.loads(line), np.int64) for line in content.splitlines()])
+        for part, content in contents.items()
+    }
     test = tokens["test"]
     longest = max(session.rule.mem_len, *WINDOWS)
     at = spread_positions(len(test), count=min(EVENTS, max(1, len(test) - longest)), longest=longest)
@@ -107,10 +111,7 @@ def run(job: Job) -> list[Row]:
     job.progress(f"{repeats} new events in each way")
     times = take_turns(_next_event(session, test), repeats=repeats, warmup=3, turns=TURNS)
     facts: dict[str, Any] = {
-        "parts": {
-            f"{part}.jsonl": hashlib.sha256(read_bytes(parts / f"{part}.jsonl")).hexdigest()
-            for part in tokens
-        },
+        "parts": {f"{part}.jsonl": hashlib.sha256(content).hexdigest() for part, content in contents.items()},
         "identity": session.identity,
         "rule": session.rule,
         "precision": session.spec.precision if session.spec else "fp32",
@@ -142,39 +143,6 @@ def run(job: Job) -> list[Row]:
     return rows
 
 
-def size() -> BenchmarkConfig:
-    """The recipe of the chorales, for the history; the rule of the artefact is in its rows."""
-    recipe = TrainConfig.load("chorales")
-    rule = recipe.evaluation
-    return BenchmarkConfig(name="chorales", model=recipe.model, segment=rule.segment, mem_len=rule.mem_len)
-
-
-def _chorales() -> Path:
-    artefact = find_shipped(MUSIC)
-    if artefact is None:
-        raise ArtefactError(
-            f"{MUSIC} is not there; train it as examples/music/README.md says, and give its folder as "
-            "--artefact."
-        )
-    return artefact
-
-
-def _events(path: Path, size: int) -> np.ndarray:
-    """The ids of all pieces of a part, one after the other, int64 [N]."""
-    try:
-        pieces = [np.array(json.loads(line)) for line in read_bytes(path).splitlines()]
-        events = np.concatenate([piece for piece in pieces if piece.size])
-    except (ValueError, TypeError, OverflowError):
-        events = np.empty(0, np.int64)
-    flat = events.dtype.kind == "i" and events.ndim == 1  # one fraction makes all of them floating-point
-    if not flat or not events.size or events.min() < 0 or events.max() >= size:
-        raise TextError(
-            f"{path} does not hold one list of token ids below {size} on each line; give the folder that "
-            "examples/music/prepare.py keeps next to its dataset."
-        )
-    return events
-
-
 def _next_event(session: Session, tokens: np.ndarray) -> dict[str, Callable[[], object]]:
     """For each way that keeps something, a call that computes the distribution of one new event."""
     full = session.start(1)
@@ -204,11 +172,6 @@ def _more(row: Figures, run: Run) -> str:
     return "" if row["more"] is None else f"{round(row['more'], 3) + 0.0:+.3f} ± {row['error']:.3f}"
 
 
-def _range(row: Figures, run: Run) -> str:
-    timing = row["timing"]
-    return "" if timing is None else f"{number(timing['fastest'])} to {number(timing['slowest'])}"
-
-
 def _notes(lines: Sequence[Line]) -> list[str]:
     row = lines[0].row
     hashes = ", ".join(f"{name} {digest[:12]}…" for name, digest in row["parts"].items())
@@ -229,7 +192,6 @@ CASE = Case(
         Column("bits per event", "bits_per_event", ".3f"),
         Column("more than with memory", _more),
         Column("ms for a new event", "timing"),
-        Column("from, to", _range, detail=True),
     ),
     notes=_notes,
     options=(
@@ -241,7 +203,7 @@ CASE = Case(
         file_option("--artefact", "The artefact; the one in examples/music by default."),
         "repeats",
     ),
-    size=lambda options: size(),
+    size=lambda options: BenchmarkConfig.of("chorales", TrainConfig.load("chorales")),
     published=lambda history: history.of("music-memory")[-1:],
     precision="int8-stored",
 )

@@ -122,11 +122,6 @@ def _beginning(source: Path, size: int) -> bytes:
         raise TextError(f"{source} is not UTF-8; convert it, or give another text.") from error
 
 
-def size() -> BenchmarkConfig:
-    """The smallest model that a plan picks, for the history; the rows have the sizes."""
-    return BenchmarkConfig(name="own-text", model=TrainConfig.load("tiny").model, segment=64, mem_len=64)
-
-
 def newest(history: History) -> list[Run]:
     """The newest run of each size and time, of the text that was measured last."""
     runs = history.of("own-text")
@@ -176,7 +171,7 @@ CASE = Case(
         minutes_option("The time for each size; 10 by default.", 10.0),
         file_option("--out", "The folder for texts and runs.", default=Path("own-text")),
     ),
-    size=lambda options: size(),
+    size=lambda options: BenchmarkConfig.of("own-text", TrainConfig.load("tiny")),  # the rows have the sizes
     published=newest,
     resumable=True,
     engine="torch",

@@ -39,7 +39,6 @@ from benchmarks.configs import BenchmarkConfig
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import sha256
-from runtimes.base.records import to_json
 from runtimes.tasks.evaluate import evaluate
 from trainer.data.dataset import open_dataset
 from trainer.data.prepare import prepare
@@ -126,6 +125,7 @@ RECIPES = {
     "text8-large": Recipe(base="text8-large", pattern="text8*", published=1.08),
     "ptb": Recipe(base="ptb", pattern="*ptb*", published=54.52),
 }
+Wanted = dict[str, Any]  # a row that is wanted, by everything that its figures depend on
 DEFAULT = ("enwik8-base, reduced", "text8-large, reduced", "ptb, reduced")
 
 
@@ -160,34 +160,6 @@ class Row(CaseRow):
     protocol: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A row that is wanted, by everything that its figures depend on."""
-
-    name: str
-    changes: tuple[str, ...]
-    budget_seconds: float
-    #: Of the file of the corpus.
-    sha256: str
-    threads: int
-    protocol: int = PROTOCOL
-
-    def made(self, row: dict[str, Any]) -> bool:
-        """Whether a row of the history is this one."""
-        corpus = row.get("corpus", {})  # a row of another case has none
-        found = {**row, "changes": tuple(row.get("changes", ())), "sha256": corpus.get("sha256")}
-        return all(found.get(key) == value for key, value in to_json(self).items())
-
-    @property
-    def folder(self) -> str:
-        """The name of the run's folder, which ends with the first 8 digits of a hash of all of this.
-
-        So a run never goes on with another text, other changes or other threads than it began with.
-        """
-        digest = hashlib.sha256(json.dumps(to_json(self)).encode()).hexdigest()
-        return f"{self.name.replace(', ', '-')}-{self.budget_seconds / 60:g}-{digest[:8]}"
-
-
 def run(job: Job) -> Iterator[Row]:
     """A row for each recipe; datasets and runs are folders in --out.
 
@@ -197,20 +169,37 @@ def run(job: Job) -> Iterator[Row]:
     out = job["out"]
     for name in job.chosen(RECIPES, DEFAULT):
         source = _corpus_file(RECIPES[name], job["corpora"])
-        wanted = Wanted(
-            name=name,
-            changes=RECIPES[name].changes,
-            budget_seconds=60.0 * job["minutes"],
-            sha256=sha256(source),
-            threads=job.threads,
-        )
-        if row := next((Row(**row) for row in reversed(job.earlier) if wanted.made(row)), None):
-            yield row
+        wanted = {  # all that the figures of the row depend on
+            "name": name,
+            "changes": list(RECIPES[name].changes),
+            "budget_seconds": 60.0 * job["minutes"],
+            "sha256": sha256(source),
+            "threads": job.threads,
+            "protocol": PROTOCOL,
+        }
+        known = [row for row in job.earlier if _facts(row, wanted) == wanted]
+        if known:
+            yield Row(**known[-1])
             continue
         row = _trained(wanted, source, _dataset(wanted, source, out, job.progress), out, job.progress)
         job.keep(row)
         job.progress(f"{name}: {row.test:.4f} bits per {row.unit} of the test part")
         yield row
+
+
+def _facts(row: Figures, wanted: Wanted) -> Wanted:
+    """The same facts of a row of the history."""
+    corpus = row.get("corpus", {})  # a row of another case has none
+    return {**{name: row.get(name) for name in wanted}, "sha256": corpus.get("sha256")}
+
+
+def folder_name(wanted: Wanted) -> str:
+    """The name of a run's folder, which ends with the first 8 digits of a hash of what is wanted.
+
+    So a run never goes on with another text, other changes or other threads than it began with.
+    """
+    digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
+    return f"{wanted['name'].replace(', ', '-')}-{wanted['budget_seconds'] / 60:g}-{digest[:8]}"
 
 
 def configuration(recipe: Recipe, data: Path | None, *, threads: int) -> TrainConfig:
@@ -256,9 +245,9 @@ def _corpus_file(recipe: Recipe, corpora: Path | None) -> Path:
 
 def _dataset(wanted: Wanted, source: Path, out: Path, progress: Callable[[str], None]) -> Path:
     """The dataset of the corpus's file, made newly or by an earlier call; its name has the file's hash."""
-    corpus = TrainConfig.load(RECIPES[wanted.name].base).corpus
+    corpus = TrainConfig.load(RECIPES[wanted["name"]].base).corpus
     assert corpus is not None
-    data = out / "data" / f"{corpus}-{wanted.sha256[:8]}"
+    data = out / "data" / f"{corpus}-{wanted['sha256'][:8]}"
     if not data.is_dir():
         progress(f"preparing {corpus} from {source.name}")
         data.parent.mkdir(parents=True, exist_ok=True)
@@ -267,16 +256,16 @@ def _dataset(wanted: Wanted, source: Path, out: Path, progress: Callable[[str], 
 
 
 def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Callable[[str], None]) -> Row:
-    name = wanted.name
-    recipe = RECIPES[wanted.name]
-    folder = out / wanted.folder
+    name = wanted["name"]
+    recipe = RECIPES[name]
+    folder = out / folder_name(wanted)
     began = time.process_time()
     goes_on = (folder / CONFIG).is_file()
     if goes_on:
         progress(f"{name}: going on with {folder}")
         resume(folder, progress=False)
     else:
-        config = for_budget(configuration(recipe, data, threads=wanted.threads), wanted.budget_seconds)
+        config = for_budget(configuration(recipe, data, threads=wanted["threads"]), wanted["budget_seconds"])
         progress(f"{name}: {config.steps:,} steps")
         began = time.process_time()
         train(config, folder, progress=False)
@@ -286,29 +275,29 @@ def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Call
     config = trained.config
     rule = trained.config.evaluation
     session = TorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
-    torch.set_num_threads(wanted.threads)
+    torch.set_num_threads(wanted["threads"])
     return Row(
         name=name,
         base=recipe.base,
-        changes=wanted.changes,
+        changes=recipe.changes,
         published=recipe.published,
         unit={"byte": "byte", "char": "character"}.get(config.vocab, "word"),
         parameters=count_parameters(config.model),
         steps=config.steps,
         step_tokens=config.batch * config.training.segment,
-        budget_seconds=wanted.budget_seconds,
+        budget_seconds=wanted["budget_seconds"],
         cpu_seconds=None if goes_on else seconds,
         curve=tuple(points(folder, "bits_per_token")),
         validation=tuple(points(folder, "validation_bits_per_token")),
         test=evaluate(session, dataset.test, lanes=LANES).bits_per_token,
         corpus={
             "name": source.name,
-            "sha256": wanted.sha256,
+            "sha256": wanted["sha256"],
             "published": dataset.facts.published,
             "tokens": dataset.facts.tokens,
         },
-        threads=wanted.threads,
-        protocol=wanted.protocol,
+        threads=wanted["threads"],
+        protocol=wanted["protocol"],
     )
 
 
@@ -318,13 +307,6 @@ def points(folder: Path, key: str) -> Iterator[tuple[float, ...]]:
         facts = json.loads(line)
         if key in facts and math.isfinite(facts[key]):
             yield (facts["step"], round(facts[key], 4))
-
-
-def size() -> BenchmarkConfig:
-    """The sizes of the reduced recipes for bytes, for the history."""
-    config = configuration(RECIPES[DEFAULT[0]], None, threads=1)
-    rule = config.training
-    return BenchmarkConfig(name="recipes", model=config.model, segment=rule.segment, mem_len=rule.mem_len)
 
 
 def newest(history: History) -> list[Run]:
@@ -387,7 +369,7 @@ CASE = Case(
         file_option("--out", "The folder for datasets and runs.", default=Path("recipes")),
         only_option(RECIPES, "Train this recipe only"),
     ),
-    size=lambda options: size(),
+    size=lambda options: BenchmarkConfig.of("recipes", configuration(RECIPES[DEFAULT[0]], None, threads=1)),
     published=newest,
     resumable=True,
     engine="torch",

@@ -66,7 +66,9 @@ def run(job: Job) -> list[Row]:
 
     Raises ArtefactError if the artefact is missing.
     """
-    artefact = job["artefact"] or _stories()
+    artefact = job["artefact"] or find_shipped(STORIES)
+    if artefact is None:
+        raise ArtefactError(f"{STORIES} is not there; train it as examples/stories/README.md says.")
     parts = job["parts"]
     train = read_bytes(parts / "train.txt")
     test = read_bytes(parts / "test.txt")
@@ -85,24 +87,6 @@ def run(job: Job) -> list[Row]:
         f"{part}.txt": hashlib.sha256(text).hexdigest() for part, text in (("train", train), ("test", test))
     }
     return [replace(row, texts=texts) for row in rows]
-
-
-def size() -> BenchmarkConfig:
-    """The recipe of the stories, for the history; the rule of the artefact is in its rows."""
-    recipe = TrainConfig.load("stories")
-    rule = recipe.evaluation
-    return BenchmarkConfig(name="stories", model=recipe.model, segment=rule.segment, mem_len=rule.mem_len)
-
-
-def _stories() -> Path:
-    artefact = find_shipped(STORIES)
-    if artefact is None:
-        raise ArtefactError(
-            f"{STORIES} is not there; train it as examples/stories/README.md says, the last command of which "
-            "is `xl-export export stories/run --precision int8-stored --mem-len 224 --out stories/tales`, "
-            "and give --artefact stories/tales."
-        )
-    return artefact
 
 
 def _encoded(vocab: Vocab, path: Path) -> np.ndarray:
@@ -200,7 +184,7 @@ CASE = Case(
         ),
         file_option("--artefact", "The artefact; the one in examples/stories by default."),
     ),
-    size=lambda options: size(),
+    size=lambda options: BenchmarkConfig.of("stories", TrainConfig.load("stories")),
     # How busy the machine was changes nothing but the seconds.
     published=lambda history: history.of("text-quality")[-1:],
     precision="int8",
