@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.serving import baseline_server, serve
-from benchmarks.cases.serving.serve import Bench, Row, Sizes, baseline_between, window
+from benchmarks.cases.serving.serve import Bench, Row, window
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.cases.serving.wire import LoadError
 from benchmarks.configs import CONFIGS, BenchmarkConfig
@@ -30,21 +30,20 @@ from runtimes.contract.session import Session
 from tests.benchmarks.shown import a_run, call, in_documents, on_terminal
 from xl_export.serve.http.base import server as opening
 
-SIZES = Sizes(
-    streams=(1, 2),
-    together=2,
-    prompt=24,
-    arriving=2,
-    listening=2,
-    clients=2,
-    stored=10,
-    warm=3,
-    attacks=1,
-    attacked=1.0,
-)
+SIZES: dict[str, Any] = {
+    "STREAMS": (1, 2),
+    "TOGETHER": 2,
+    "PROMPT": 24,
+    "ARRIVING": 2,
+    "LISTENING": 2,
+    "CLIENTS": 2,
+    "STORED": 10,
+    "WARM": 3,
+    "ATTACKED": 1.0,
+}
 OPERATIONS = {
-    *("streams created", "appends", "continuations", "clients that left", "forks", "rewinds", "snapshots"),
-    *("restores", "completions", "scores", "requests for four choices"),
+    *("streams created", "appends", "continuations", "clients that left", "forks", "rewinds"),
+    *("completions", "scores"),
 }
 
 
@@ -55,14 +54,7 @@ class Recorder:
         self.vocab, self.fed = SimpleNamespace(size=5), list[tuple[list[int], list[int]]]()
 
     def start(self, rows: int) -> SimpleNamespace:
-        return self._of(np.zeros(rows, np.int64))
-
-    def _of(self, positions: np.ndarray) -> SimpleNamespace:
-        return SimpleNamespace(
-            positions=positions,
-            tensors={"key": np.ones(2)},
-            part=lambda first, last: self._of(positions[first:last]),
-        )
+        return SimpleNamespace(positions=np.zeros(rows, np.int64), tensors={"key": np.ones(2)})
 
     def predict(self, tokens: np.ndarray, memory: SimpleNamespace) -> None:
         self.fed.append((memory.positions.tolist(), tokens[:, 0].tolist()))
@@ -72,7 +64,7 @@ class Recorder:
 def bench_of(config: BenchmarkConfig) -> Bench:
     """A run of the case that needs no artefact."""
     facts: dict[str, Any] = {"threads": 1, "given_threads": 1, "folder": Path(), "artefact": Path()}
-    return Bench(config=config, default_threads=1, sizes=SIZES, **facts)
+    return Bench(config=config, default_threads=1, **facts)
 
 
 def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) -> None:
@@ -80,32 +72,21 @@ def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) 
     bench = bench_of(tiny)
     session = Recorder()
     bench.baseline_loop(cast(Session, session), 2)
-    first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
+    first, last = tiny.segment + serve.WARM, tiny.segment + bench.long
     assert [at for at, _ in session.fed[-(last - first) :]] == [[at, at] for at in range(first, last)]
     assert min(at for positions, _ in session.fed for at in positions) >= 0
 
 
-def test_rounds_of_the_loop_are_those_of_a_server() -> None:
-    session = Recorder()
-    seconds = baseline_between(cast(Session, session), 2, 4, at=9, prompts=2, pieces=2)
-    assert [positions for positions, _ in session.fed] == [
-        [9, 9], [9],  # not timed
-        [10, 10], [0], [11, 11], [4],
-        [12, 12], [0], [13, 13], [4],
-    ]  # fmt: skip
-    assert len(seconds) == 4
-
-
 @pytest.fixture
 def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All parts ask one server, which is started by the first of them."""
+    """All parts ask one server, which is started by the first of them; an attack needs one of its own."""
     with contextlib.ExitStack() as stack:
         found: list[Served] = []
 
         @contextlib.contextmanager
-        def shared(artefact: Path, *, threads: int, options: Any = (), **root: Path) -> Iterator[Served]:
-            if root:  # an attack needs a server of its own
-                with serving(artefact, threads=threads, options=options, **root) as served:
+        def shared(artefact: Path, *, threads: int, options: Any = ()) -> Iterator[Served]:
+            if "--api-keys" in options:
+                with serving(artefact, threads=threads, options=options) as served:
                     yield served
                 return
             if not found:
@@ -114,7 +95,10 @@ def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             yield found[0]
 
         monkeypatch.setattr(serve, "serving", shared)
-        monkeypatch.setattr(serve, "SIZES", SIZES)
+        for name, value in SIZES.items():
+            monkeypatch.setattr(serve, name, value)
+        kind = "1,000,000 ids"
+        monkeypatch.setattr(serve, "ATTACKS", {kind: serve.ATTACKS[kind]})
         yield
 
 
@@ -146,18 +130,15 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     assert rows["throughput", "baseline server over baseline loop, 1 thread", 2]["figure"]["median"] > 0
     assert ("overhead", "baseline server", 1) in rows
     assert rows["between", "prompts of 24 arrive, p99", 2]["figure"]["repeats"] > 0
-    rounds = rows["between", "the same rounds in a loop, p99", 2]["figure"]
-    assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
     assert rows["between", "first token after 24 tokens", 1]["most"] > 0
     late = rows["long", "token 1,000 over token 250", 1]
     assert (late["most"], late["figure"]["repeats"]) == (1.05, serve.TURNS)
-    note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]
-    assert "10 stored streams" in note
-    done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note.partition("; ")[2])}
+    note = rows["resident", "end over first tenth of 0.01 minutes", SIZES["STORED"]]["note"]
+    done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note)}
     assert set(done) == OPERATIONS
-    assert rows["stall", "texts of 3 MB, now: /health, longest", 8]["most"] == 50.0
     # However short the time is, each client does each of them once.
-    assert min(done.values()) >= SIZES.clients
+    assert min(done.values()) >= SIZES["CLIENTS"]
+    assert rows["stall", "1,000,000 ids: /health, longest", 8]["most"] == 50.0
 
 
 def test_other_tokens_than_those_of_generate_are_not_measured(
@@ -171,7 +152,7 @@ def test_other_tokens_than_those_of_generate_are_not_measured(
         window(Wrong(), bench_of(tiny), [[0]], [["1", "2"]])
 
 
-def test_the_table_shows_targets_and_what_was_skipped() -> None:
+def test_the_table_shows_targets() -> None:
     rows = [
         Row(part="overhead", side="whole", streams=16, unit="µs", figure=Timing.of([12.0, 14.0]), most=15.0),
         Row(part="overhead", side="whole", streams=1, unit="µs", figure=Timing.of([81.0]), most=80.0),
@@ -185,7 +166,6 @@ def test_the_table_shows_targets_and_what_was_skipped() -> None:
             threads=2,
             note="n",
         ),
-        Row(part="others", side="llama.cpp's server", streams=8, unit="tokens/s", figure=None, note="why"),
     ]
     written = in_documents("serve", rows, config="small")
     assert "| overhead | small | whole | 16 | 13.0 | µs | at most 15.0: holds |" in written
@@ -194,7 +174,6 @@ def test_the_table_shows_targets_and_what_was_skipped() -> None:
     shown = on_terminal("serve", rows)
     assert any("**MISSED**" in line for line in shown)
     assert any(line.endswith("n; 2 threads") for line in shown)
-    assert any(line.endswith("skipped: why") for line in shown)
     history = History((a_run("serve", rows, config="small"),))
     assert table("serve", history)[2:5] == written[2:5]  # those with a target
     assert table("serve", History(())) == [NOTHING]

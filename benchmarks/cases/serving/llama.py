@@ -36,8 +36,8 @@ def feed_forward_width(model: ModelConfig, num_bytes: int) -> int:
     return max(STEP, round(width / STEP) * STEP)
 
 
-def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int) -> int:
-    """Writes a Llama of the sizes of the model with random weights in fp32; returns the bytes of its weights.
+def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int) -> None:
+    """Writes a Llama of the sizes of the model with random weights in fp32.
 
     Its tokens are numbers, so that each is an event of its own; three special ones come before them.
     """
@@ -75,21 +75,17 @@ def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int)
         shapes |= {block + f"ffn_{name}": (width, model.d_model) for name in ("gate", "up")}
         shapes[block + "ffn_down"] = (model.d_model, width)
     norms = [f"blk.{layer}.{kind}_norm" for layer in range(model.layers) for kind in ("attn", "ffn")]
-    total = 0
     for name, shape in shapes.items():
         weights = draw.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
         if name == "output":
             weights[:SPECIAL] = 0  # a logit of 0 is never the largest; these tokens would have no text
         writer.add_tensor(f"{name}.weight", weights)
-        total += weights.nbytes
     for name in (*norms, "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(model.d_model, np.float32))
-        total += 4 * model.d_model
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return total
 
 
 def serve(path: str, threads: int, streams: int, context: int) -> None:

@@ -1,4 +1,4 @@
-"""Mixed load for minutes: completions, some of which are left, several choices, scores, and stored streams.
+"""Mixed load for minutes: completions, some of which are left, scores, and stored streams.
 
 A client is a generator: it yields a request, and goes on when its answer is whole or the connection was cut.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +51,6 @@ class Mixed:
     def post(self, path: str, body: Any, *, method: str = "POST") -> Request:
         return Request(self.job["port"], method, path, body)
 
-    # Clients without state.
-
-    def any_client(self) -> Client:
-        """Completions and scores, until the time is over."""
-        kinds = (self.complete, self.leave, self.score, self.several)
-        while not self.has_ended:
-            (kind,) = self.chance.choices(kinds, (5, 3, 1, 1))
-            yield from kind()
-
     def complete(self) -> Client:
         """A stream whose tokens are known."""
         known = self.chance.choice(self.job["known"])
@@ -83,22 +74,7 @@ class Mixed:
                 raise LoadError("a score under mixed load differs from `evaluate`.")
         self.done["scores"] += 1
 
-    def several(self) -> Client:
-        """Four random choices of one prompt in one document, each as long as was asked for."""
-        body = {**self.chance.choice(self.job["known"])["body"], "stream": False, "n": 4, "temperature": 1.0}
-        del body["stream_options"]
-        yield (request := self.post(COMPLETIONS, body)), None
-        document = request.answer.document()
-        if document["usage"]["completion_tokens"] != 4 * body["max_tokens"]:
-            raise LoadError("four choices have not as many tokens as were asked for.")
-        ends = [(choice["index"], choice["finish_reason"]) for choice in document["choices"]]
-        if sorted(ends) != [(index, "length") for index in range(4)]:
-            raise LoadError(f"four choices have ended as {ends}; expected each once, by its length.")
-        self.done["requests for four choices"] += 1
-
-    # Clients of stored streams.
-
-    def storing_client(self, first: int) -> Client:
+    def client(self, first: int) -> Client:
         """Makes `first` streams, does each operation once, and then any until the time is over."""
         for _ in range(first):
             yield from self.create()
@@ -108,11 +84,9 @@ class Mixed:
             self.go_on_and_leave: 10,
             self.fork: 10,
             self.rewind: 5,
-            self.move: 5,
             self.complete: 3,
             self.leave: 3,
             self.score: 3,
-            self.several: 1,
         }
         for kind in self.chance.sample(list(weights), len(weights)):
             yield from kind()
@@ -161,7 +135,10 @@ class Mixed:
         stored = self._taken()
         other = self._taken()
         yield (request := self.post(f"{STREAMS}/{stored.name}/fork", None)), None
-        self.idle += [stored, self._copied(stored, request)]
+        facts = request.answer.document()
+        if facts["position"] != stored.position or facts["id"] == stored.name:
+            raise LoadError("a fork is not where its origin was.")
+        self.idle += [stored, Stored(facts["id"], stored.position)]
         self.done["forks"] += 1
         yield from self._deleted(other)
 
@@ -178,26 +155,6 @@ class Mixed:
         yield from self._appended(stored, self._some(count))
         self.idle.append(stored)
         self.done["rewinds"] += 1
-
-    def move(self) -> Client:
-        """A snapshot is restored as another stream, which takes the place of the first."""
-        stored = self._taken()
-        yield (request := self.post(f"{STREAMS}/{stored.name}/snapshot", None, method="GET")), None
-        content = request.answer.content()
-        self.done["snapshots"] += 1
-        yield (request := self.post(f"{STREAMS}/restore", content)), None
-        restored = self._copied(stored, request)
-        self.done["restores"] += 1
-        yield from self._appended(restored, self._tokens(1))
-        self.idle.append(restored)
-        yield from self._deleted(stored)
-
-    def _copied(self, stored: Stored, request: Request) -> Stored:
-        """The stream that a fork or a snapshot of this one has become."""
-        facts = request.answer.document()
-        if facts["position"] != stored.position or facts["id"] == stored.name:
-            raise LoadError("a fork or a restored stream is not where its origin was.")
-        return Stored(facts["id"], stored.position)
 
     def _replaced(self, stored: Stored) -> Client:
         if stored in self.idle:
@@ -236,7 +193,7 @@ class Mixed:
 
 
 def mixed(job: Job) -> Job:
-    """Runs `clients` clients for `seconds`; streams: how many are stored, 0 where the server stores none.
+    """Runs `clients` clients for `seconds`, with `streams` stored streams.
 
     resident: bytes of the server's process over the time, from when all streams are stored. done: how often
     each operation was done.
@@ -271,12 +228,8 @@ def mixed(job: Job) -> Job:
             due = now + job["seconds"] / SAMPLES
             resident.append(resident_bytes(job["pid"]))
 
-    share = -(-job["streams"] // job["clients"])
-    make: Callable[[], Client] = shared.any_client
-    if job["streams"]:
-        make = lambda: shared.storing_client(share)  # noqa: E731
     for _ in range(job["clients"]):
-        advance(make())
+        advance(shared.client(-(-job["streams"] // job["clients"])))
     loop.run(each)
     if not resident:
         raise LoadError("the time was over before all streams were stored; give more minutes.")

@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,9 +54,16 @@ REPEATS = 5
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
 SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
 GREEDY = Sampler(temperature=0)
-CLOSE = 1e-4  # nats a token, between `/v1/score` and `evaluate`
-SIDES = ("whole", "engine", "HTTP", "engine's clock", "baseline server")  # of the overhead
-OUTSIDE = ("engine_other_seconds_total", "engine_tokens_drawn_total")
+SIDES = ("whole", "engine", "HTTP", "baseline server")  # of the overhead
+STREAMS = (1, 4, 16, 32)  # of the overhead
+TOGETHER = 8  # streams of the throughput
+PROMPT = 10_000  # tokens of each long prompt that arrives
+ARRIVING = 3  # long prompts
+LISTENING = 4  # streams that are read meanwhile
+WARM = 20  # tokens of each stream before anything is timed
+SPARE = 500  # tokens by which streams outlast the prompts that arrive
+CLIENTS = 64  # of the mixed load
+STORED = 1000  # streams of the mixed load
 MANY = 16  # streams from which the target AT_MANY holds
 AT_MANY = 15.0
 AT_ONE = 80.0
@@ -73,8 +79,8 @@ FIRST_TOKENS = 4  # that are checked after each long prompt
 MODEL = ROOT / "examples" / "stories" / "tales"  # its tokens are parts of words, which cost most to encode
 TENANTS = {"attacker": "attacker-0123456789abcdef", "other": "other-0123456789abcdef"}
 HEALTH = 50.0  # milliseconds
-KINDS = (*ATTACKS, "snapshots", "headers of 60 MB")
 ATTACKERS = 8  # requests of the attacker
+ATTACKED = 5.0  # seconds of each attack
 RAW = "loop over Session"
 OWN = "xl-export serve"
 GENAI = "onnxruntime-genai"
@@ -89,41 +95,11 @@ class Row(CaseRow):
     side: str  # what was measured
     streams: int  # at once
     unit: str
-    figure: Timing | None  # median, fastest and slowest of the repeats; None if the side was skipped
+    figure: Timing  # median, fastest and slowest of the repeats
     most: float | None = None  # the target that the median must keep, if there is one
     least: float | None = None
-    note: str = ""  # what belongs to the figure, or why it is missing
+    note: str = ""  # what belongs to the figure
     threads: int | None = None  # CPUs of a step, if the side does not name them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How much is measured."""
-
-    #: Of the overhead.
-    streams: tuple[int, ...] = (1, 4, 16, 32)
-    #: Of the throughput.
-    together: int = 8
-    #: Tokens of each prompt that arrives.
-    prompt: int = 10_000
-    #: Number of long prompts that arrive.
-    arriving: int = 3
-    #: Streams that are read meanwhile.
-    listening: int = 4
-    #: Of the mixed load.
-    clients: int = 64
-    stored: int = 1000
-    #: Tokens of each stream before anything is timed.
-    warm: int = 20
-    #: Tokens by which streams outlast the prompts that arrive.
-    spare: int = 500
-    #: Kinds of them in the part `stall`.
-    attacks: int = 100
-    #: Seconds of each.
-    attacked: float = 5.0
-
-
-SIZES = Sizes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,22 +110,19 @@ class Bench(Job):
     #: With which everything is measured but throughput, which has `threads` and one thread, and the overhead,
     #: which has one: those that the server chooses for itself, if the user gives none.
     default_threads: int
-    sizes: Sizes
 
     @property
     def long(self) -> int:
         """Tokens of each stream that is timed."""
-        return self.sizes.warm + 4 * self.config.token_repeats
+        return WARM + 4 * self.config.token_repeats
 
     def session(self, threads: int) -> Session:
         """The model in this process."""
         return open_session(self.artefact, threads=threads, device="cpu")
 
     def baseline_loop(self, session: Session, streams: int) -> Baseline:
-        """Steps as those of streams after a prompt of one segment, between `warm` and `long` tokens."""
-        at = self.config.segment + self.sizes.warm
-        count = self.long - self.sizes.warm
-        return baseline_steps(session, streams, count, at=at)
+        """Steps as those of streams after a prompt of one segment, between WARM and `long` tokens."""
+        return baseline_steps(session, streams, self.long - WARM, at=self.config.segment + WARM)
 
     def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:
         """Random prompts of whole segments, which a server feeds in the same pieces as `generate`."""
@@ -170,7 +143,7 @@ def run(job: Job) -> Iterator[Row]:
     # line a new machine would measure standard operators, and nothing would show it.
     open_checked(artefact, threads=job.threads, operators="fused")
     threads = job.given_threads or _default_threads(artefact)
-    bench = Bench(**vars(job), artefact=artefact, default_threads=threads, sizes=SIZES)
+    bench = Bench(**vars(job), artefact=artefact, default_threads=threads)
     for part in job.chosen(PARTS):
         yield from PARTS[part](bench)
 
@@ -188,15 +161,14 @@ def overhead(bench: Bench) -> Iterator[Row]:
     """CPU time of the server's process beyond that of the same steps, per token, with one thread.
 
     The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
-    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps. `baseline
-    server` is a program that only steps and sends (see `baseline_server`), measured in the same way.
+    thread of its own. `baseline server` is a program that only steps and sends (see `baseline_server`),
+    measured in the same way.
     """
     session = bench.session(1)
-    prompts = bench.prompts(max(bench.sizes.streams))
+    prompts = bench.prompts(max(STREAMS))
     expected = greedy(session, prompts, bench.long)
-    with serving(bench.artefact, threads=1, options=("--rows", max(bench.sizes.streams))) as served:
-        check_scores(served, session, prompts[:4])
-        for streams in bench.sizes.streams:
+    with serving(bench.artefact, threads=1, options=("--rows", max(STREAMS))) as served:
+        for streams in STREAMS:
             bench.progress(f"overhead: {streams} streams")
             found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
             some = prompts[:streams]
@@ -204,16 +176,13 @@ def overhead(bench: Bench) -> Iterator[Row]:
             with baseline_server(bench.artefact, threads=1, streams=streams) as baseline:
                 for _ in range(bench.repeats(REPEATS)):
                     loop = bench.baseline_loop(session, streams).cpu / streams * 1e6
-                    before = served.metrics()
                     figures = window(served, bench, some, right)
-                    outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
                     per_token = 1e6 / figures["tokens"]
                     whole = figures["server_cpu"] * per_token - loop
                     http = figures["server_main_cpu"] * per_token
                     found["whole"].append(whole)
                     found["HTTP"].append(http)
                     found["engine"].append(whole - http)
-                    found["engine's clock"].append(outside / drawn * 1e6)
                     found["client"].append(figures["client_cpu"] / figures["seconds"])
                     figures = window(baseline, bench, some, right)
                     found["baseline server"].append(figures["server_cpu"] / figures["tokens"] * 1e6 - loop)
@@ -224,7 +193,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
                     part="overhead",
                     side=side,
                     streams=streams,
-                    unit="µs a token" if side == "engine's clock" else "µs of CPU a token",
+                    unit="µs of CPU a token",
                     figure=Timing.of(found[side]),
                     most=target if side == "whole" else None,
                     note=note if side == "whole" else "",
@@ -235,7 +204,7 @@ def throughput(bench: Bench) -> Iterator[Row]:
     """Tokens per second through the server over those of the baseline loop, with one thread and with all;
     next to it those of a program that only steps and sends (see `baseline_server`).
     """
-    streams = bench.sizes.together
+    streams = TOGETHER
     prompts = bench.prompts(streams)
     for threads in sorted({1, bench.threads}):
         bench.progress(f"throughput: {streams} streams, {threads} threads")
@@ -250,7 +219,7 @@ def throughput(bench: Bench) -> Iterator[Row]:
                 rates["baseline loop"].append(streams / bench.baseline_loop(session, streams).seconds)
                 for side, program in (("baseline server", baseline), ("server", served)):
                     figures = window(program, bench, prompts, expected)
-                    rates[side].append(figures["tokens"] / figures["seconds"])
+                    rates[side].append(_rate(figures))
         named = f", {threads} thread{'s' * (threads > 1)}"
         for side, values in rates.items():
             yield Row(
@@ -278,38 +247,34 @@ def between(bench: Bench) -> Iterator[Row]:
 
     Targets: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
     """
-    sizes = bench.sizes
     segment = bench.config.segment
     session = bench.session(bench.default_threads)
-    pieces = -(-sizes.prompt // segment)
-    longs = bench.prompts(sizes.arriving + bench.repeats(REPEATS), pieces, seed=1)
+    pieces = -(-PROMPT // segment)
+    longs = bench.prompts(ARRIVING + bench.repeats(REPEATS), pieces, seed=1)
     shorts = bench.prompts(bench.repeats(REPEATS), seed=2)
-    prompts = bench.prompts(sizes.listening, seed=3)
-    warm = sizes.warm + bench.config.token_repeats
-    length = warm + sizes.arriving * pieces + sizes.spare
+    prompts = bench.prompts(LISTENING, seed=3)
+    warm = WARM + bench.config.token_repeats
+    length = warm + ARRIVING * pieces + SPARE
     bench.progress("between: what the model says in this process")
     answers = greedy(session, prompts, length)
     long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
     short_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in shorts]
     piece = baseline_steps(session, 1, max(8, bench.config.token_repeats), segment, at=len(longs[0])).seconds
-    rounds = baseline_between(
-        session, sizes.listening, segment, at=segment + warm, prompts=sizes.arriving, pieces=pieces
-    )
     with serving(bench.artefact, threads=bench.default_threads, options=("--cache", 0)) as served:
-        bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
+        bench.progress(f"between: {ARRIVING} prompts of {len(longs[0]):,} tokens arrive")
         found = served.load(
             "arrivals",
             bodies=[body(prompt, length) for prompt in prompts],
-            prompts=[body(prompt, FIRST_TOKENS) for prompt in longs[: sizes.arriving]],
+            prompts=[body(prompt, FIRST_TOKENS) for prompt in longs[:ARRIVING]],
             warm=warm,
         )
         check_texts(found["texts"], answers)
-        check_texts(found["prompt_texts"], long_answers[: sizes.arriving])
+        check_texts(found["prompt_texts"], long_answers[:ARRIVING])
         idle, busy = (np.array(found["gaps"][name]) * 1e3 for name in ("idle", "busy"))
         middle = float(np.median(idle))
         common: dict[str, Any] = {
             "part": "between",
-            "streams": sizes.listening,
+            "streams": LISTENING,
             "unit": "ms",
             "threads": bench.default_threads,
         }
@@ -323,15 +288,9 @@ def between(bench: Bench) -> Iterator[Row]:
             note=f"a piece of {segment} tokens alone takes {piece * 1e3:.3g} ms",
             **common,
         )
-        yield Row(
-            side="the same rounds in a loop, p99",
-            figure=_percentile(np.array(rounds) * 1e3, 99),
-            note="a step of the streams and a piece of a prompt, by `Session.predict` alone",
-            **common,
-        )
         for some, right in (
             (shorts, short_answers),
-            (longs[sizes.arriving :], long_answers[sizes.arriving :]),
+            (longs[ARRIVING:], long_answers[ARRIVING:]),
         ):
             bench.progress(f"between: first token after {len(some[0]):,} tokens")
             seconds = []
@@ -386,7 +345,6 @@ def long_stream(bench: Bench) -> Iterator[Row]:
 
 def resident(bench: Bench) -> Iterator[Row]:
     """The server's resident memory under mixed load: at the end over the first tenth."""
-    sizes = bench.sizes
     minutes = bench["minutes"]
     session = bench.session(bench.default_threads)
     # Whole segments, so that the same pieces are fed here and there.
@@ -399,27 +357,24 @@ def resident(bench: Bench) -> Iterator[Row]:
     scores = [{"tokens": p, "log_prob": -evaluate(session, np.array(p)).nats} for p in prompts[::3]]
     options = ("--cache", 16, "--state", bench.folder / "state")
     with serving(bench.artefact, threads=bench.default_threads, options=options) as served:
-        stored = sizes.stored if served.asked("GET", "/v1/streams").status == 200 else 0
-        what = f"{stored:,} stored streams" if stored else "completions and scores; the server stores none"
-        bench.progress(f"resident: {minutes:g} minutes of mixed load, {what}")
+        bench.progress(f"resident: {minutes:g} minutes of mixed load, {STORED:,} stored streams")
         found = served.load(
             "mixed",
             seconds=minutes * 60,
-            streams=stored,
-            clients=sizes.clients,
+            streams=STORED,
+            clients=CLIENTS,
             segment=bench.config.segment,
             vocabulary=bench.config.model.vocab_size,
             seed=0,
             known=known,
             scores=scores,
         )
-        _check_all_rows_are_free(served)
     memory = found["resident"]
     tenth = max(1, len(memory) // 10)
     first = median(memory[:tenth])
     last = median(memory[-tenth:])
     done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
-    common: dict[str, Any] = {"part": "resident", "streams": stored, "threads": bench.default_threads}
+    common: dict[str, Any] = {"part": "resident", "streams": STORED, "threads": bench.default_threads}
     for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):
         yield Row(side=side, unit="MB", figure=Timing.of([bytes_ / 1e6 for bytes_ in value]), **common)
     yield Row(
@@ -427,88 +382,59 @@ def resident(bench: Bench) -> Iterator[Row]:
         unit="ratio",
         figure=Timing.of([last / first]),
         most=FLAT,
-        note=f"{what}; {done}",
+        note=done,
         **common,
     )
 
 
 def stall(bench: Bench) -> Iterator[Row]:
     """The longest answer to `/health`, and to a text of 5 KB that another tenant encodes, during each attack,
-    and the memory that the attack takes. This server and the one of --before take turns.
+    and the memory that the attack takes.
 
     Targets: 50 ms, and twice the time of an idle server and one step of the model.
     """
-    if not MODEL.is_dir():
-        yield Row(
-            part="stall",
-            side="all",
-            streams=ATTACKERS,
-            unit="ms",
-            figure=None,
-            note=f"{MODEL.name} is missing",
-        )
-        return
     session = open_session(MODEL, threads=1, device="cpu")
     step = baseline_steps(session, 1, 8, session.rule.segment, at=session.rule.mem_len).seconds * 1e3
-    versions = {"now": ROOT} | ({"before": bench["before"]} if bench["before"] else {})
-    with tempfile.TemporaryDirectory() as name:
-        keys = Path(name) / "keys"
-        keys.touch(mode=0o600)
-        keys.write_text("".join(f"{tenant} {key}\n" for tenant, key in TENANTS.items()), encoding="utf-8")
-        for kind in KINDS[: bench.sizes.attacks]:
-            found: dict[str, list[dict[str, Any]]] = {version: [] for version in versions}
-            for at in range(bench.repeats(REPEATS)):
-                for version, root in versions.items():
-                    bench.progress(f"stall: {kind}, {version}")
-                    # A server of its own each: what an attack has begun may go on after it.
-                    state = Path(name) / f"{kind} {version} {at}"
-                    options = ("--api-keys", keys, "--state", state)
-                    with serving(MODEL, threads=1, options=options, root=root) as served:
-                        job = {"attack": kind, "at_once": ATTACKERS, "seconds": bench.sizes.attacked}
-                        found[version].append(served.load("stall", **job, keys=list(TENANTS.values())))
-            for version, rounds in found.items():
-                yield from _stalled(kind, version, rounds, step)
-
-
-def _stalled(kind: str, version: str, rounds: list[dict[str, Any]], step: float) -> Iterator[Row]:
-    common: dict[str, Any] = {"part": "stall", "streams": ATTACKERS, "threads": 1}
-    idle = median(median(each["idle"]["short"]) for each in rounds)
-    for asked, title, most in (
-        ("health", "/health", HEALTH),
-        ("short", "a text of 5 KB", 2 * idle + step),
-    ):
-        middle = median(median(each["busy"][asked]) for each in rounds)
-        usual = median(median(each["idle"][asked]) for each in rounds)
+    keys = bench.folder / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("".join(f"{tenant} {key}\n" for tenant, key in TENANTS.items()), encoding="utf-8")
+    for kind in ATTACKS:
+        rounds = []
+        for _ in range(bench.repeats(REPEATS)):
+            bench.progress(f"stall: {kind}")
+            # A server of its own each: what an attack has begun may go on after it.
+            with serving(MODEL, threads=1, options=("--api-keys", keys)) as served:
+                job = {"attack": kind, "at_once": ATTACKERS, "seconds": ATTACKED}
+                rounds.append(served.load("stall", **job, keys=list(TENANTS.values())))
+        common: dict[str, Any] = {"part": "stall", "streams": ATTACKERS, "threads": 1}
+        usual = {
+            asked: median(median(each["idle"][asked]) for each in rounds) for asked in ("health", "short")
+        }
+        for asked, title, most in (
+            ("health", "/health", HEALTH),
+            ("short", "a text of 5 KB", 2 * usual["short"] + step),
+        ):
+            middle = median(median(each["busy"][asked]) for each in rounds)
+            yield Row(
+                side=f"{kind}: {title}, longest",
+                unit="ms",
+                figure=Timing.of([max(each["busy"][asked]) for each in rounds]),
+                most=most,
+                note=f"median {middle:.3g} ms, of an idle server {usual[asked]:.3g} ms",
+                **common,
+            )
         yield Row(
-            side=f"{kind}, {version}: {title}, longest",
-            unit="ms",
-            figure=Timing.of([max(each["busy"][asked]) for each in rounds]),
-            most=most if version == "now" else None,
-            note=f"median {middle:.3g} ms, of an idle server {usual:.3g} ms",
+            side=f"{kind}: more memory",
+            unit="MB",
+            figure=Timing.of([each["resident"] / 1e6 for each in rounds]),
             **common,
         )
-    yield Row(
-        side=f"{kind}, {version}: more memory",
-        unit="MB",
-        figure=Timing.of([each["resident"] / 1e6 for each in rounds]),
-        **common,
-    )
 
 
 def _percentile(values: np.ndarray, which: int) -> Timing:
     """A percentile as a figure, with the smallest and the largest of all values."""
     found = Timing.of(values.tolist())
     return replace(found, median=float(np.percentile(values, which)))
-
-
-def _check_all_rows_are_free(served: Served) -> None:
-    """Raises ArtefactError where tasks that have ended still hold rows."""
-    for _ in range(100):
-        figures = served.metrics()
-        if figures["rows_decoding"] + figures["rows_prompt"] == 0:
-            return
-        time.sleep(0.1)
-    raise ArtefactError("rows of the server are not free although no client is left; please report this.")
 
 
 def others(bench: Bench) -> Iterator[Row]:
@@ -521,15 +447,21 @@ def others(bench: Bench) -> Iterator[Row]:
     session = bench.session(bench.default_threads)
     assert session.spec is not None, "the model is an artefact"
     num_bytes = 4 * session.spec.model.parameters
-    prompts = bench.prompts(bench.sizes.together)
+    prompts = bench.prompts(TOGETHER)
     expected = greedy(session, prompts, bench.long)
-    for streams in sorted({1, bench.sizes.together}):
+    notes = {RAW: "", OWN: ""}
+    if missing := llama.missing():
+        bench.progress(f"others: {LLAMA} is skipped: {missing}")
+    else:
+        notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama of as many bytes"
+    if importlib.util.find_spec("onnxruntime_genai") is None:
+        bench.progress(f"others: {GENAI} is skipped: it is not installed; pip install onnxruntime-genai")
+    else:
+        notes[GENAI] = f"{version('onnxruntime-genai')}, in this process, the same tokens"
+    for streams in sorted({1, TOGETHER}):
         some = prompts[:streams]
         right = expected[:streams]
-        missing = {LLAMA: llama.missing(), GENAI: _missing_genai(bench, right)}
-        rates: dict[str, list[float]] = {
-            side: [] for side in (RAW, OWN, GENAI, LLAMA) if not missing.get(side)
-        }
+        rates: dict[str, list[float]] = {side: [] for side in (RAW, OWN, GENAI, LLAMA) if side in notes}
         bench.progress(f"others: {streams} streams")
         for _ in range(bench.repeats(REPEATS)):
             rates[RAW].append(streams / bench.baseline_loop(session, streams).seconds)
@@ -539,33 +471,20 @@ def others(bench: Bench) -> Iterator[Row]:
                 rates[GENAI].append(_genai(bench, some, right))
             if LLAMA in rates:
                 rates[LLAMA].append(_llama(bench, some, num_bytes))
-        notes = dict(missing)
-        if GENAI in rates:
-            notes[GENAI] = f"{version('onnxruntime-genai')}, in this process, the same tokens"
-        if LLAMA in rates:
-            notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama of as many bytes"
-        for side in (RAW, OWN, GENAI, LLAMA):
+        for side, values in rates.items():
             yield Row(
                 part="others",
                 side=side,
                 streams=streams,
                 unit="tokens/s",
-                figure=Timing.of(rates[side]) if side in rates else None,
+                figure=Timing.of(values),
                 threads=bench.default_threads,
-                note=notes.get(side) or "",
+                note=notes[side],
             )
 
 
 def _rate(figures: dict[str, float]) -> float:
     return figures["tokens"] / figures["seconds"]
-
-
-def _missing_genai(bench: Bench, expected: list[list[str]]) -> str | None:
-    if len({text for texts in expected for text in texts}) == bench.config.model.vocab_size:
-        return "every token is drawn, and genai would end a text at one of them"
-    if importlib.util.find_spec("onnxruntime_genai") is None:
-        return "onnxruntime-genai is not installed; pip install onnxruntime-genai"
-    return None
 
 
 def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[str]]) -> float:
@@ -586,14 +505,14 @@ def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[s
     found: list[list[str]] = [[] for _ in prompts]
     began = 0.0
     for step in range(bench.long):
-        if step == bench.sizes.warm:
+        if step == WARM:
             began = time.perf_counter()
         generator.generate_next_token()
         for texts, token in zip(found, generator.get_next_tokens(), strict=True):
             texts.append(str(token))
     seconds = time.perf_counter() - began
     check_texts(found, expected)
-    return len(prompts) * (bench.long - bench.sizes.warm) / seconds
+    return len(prompts) * (bench.long - WARM) / seconds
 
 
 def _llama(bench: Bench, prompts: Sequence[Sequence[int]], num_bytes: int) -> float:
@@ -664,21 +583,13 @@ def window(
     found = served.load(
         "streams",
         bodies=[body(prompt, bench.long) | fields for prompt in prompts],
-        warm=bench.sizes.warm,
+        warm=WARM,
         until=bench.long - 2,
     )
     if expected is not None:
         check_texts(found["texts"], expected)
     figures: dict[str, float] = found["window"]
     return figures
-
-
-def check_scores(served: Served, session: Session, texts: Sequence[Sequence[int]]) -> None:
-    """Raises ArtefactError where `/v1/score` differs from `evaluate`."""
-    answer = served.asked("POST", "/v1/score", {"texts": [list(text) for text in texts]}).document()
-    for text, found in zip(texts, answer["data"], strict=True):
-        if abs(found["log_prob"] + evaluate(session, np.array(text)).nats) > CLOSE * len(text):
-            raise ArtefactError("a score of the server differs from `evaluate`; please report this.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -710,35 +621,6 @@ def baseline_steps(
     for step in range(warm, count + warm):
         session.predict(tokens[step], memory)
     return Baseline(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
-
-
-def baseline_between(
-    session: Session, rows: int, width: int, *, at: int, prompts: int, pieces: int
-) -> list[float]:
-    """The seconds of each round of a loop that does what a server does while prompts arrive: a step of `rows`
-    rows at position `at`, and a piece of `width` tokens of a prompt in the row behind them.
-
-    Prompts have `pieces` pieces each and come one after the other. The first round, which makes the bindings,
-    is done twice and timed once.
-    """
-    memory = session.start(rows + 1)
-    for array in memory.tensors.values():
-        array.fill(0)
-    memory.positions[:] = at
-    decoding = memory.part(0, rows)
-    prompt = memory.part(rows, rows + 1)
-    tokens = np.random.default_rng(0).integers(session.vocab.size, size=(prompts, pieces, rows + width))
-    seconds = []
-    session.predict(tokens[0, 0, :rows, None], decoding)
-    session.predict(tokens[0, 0, None, rows:], prompt)
-    for of_prompt in tokens:
-        prompt.positions[:] = 0
-        for each in of_prompt:
-            began = time.perf_counter()
-            session.predict(each[:rows, None], decoding)
-            session.predict(each[None, rows:], prompt)
-            seconds.append(time.perf_counter() - began)
-    return seconds
 
 
 def baseline_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
@@ -785,8 +667,6 @@ def _worst(rows: Sequence[Figures]) -> list[Figures]:
     """For each figure of the other client, the attack that makes it largest."""
     worst: dict[str, Figures] = {}
     for row in rows:
-        if ", before: " in row["side"]:  # of another checkout
-            continue
         figure = row["side"].rpartition(": ")[2]
         if figure not in worst or row["figure"]["median"] > worst[figure]["figure"]["median"]:
             worst[figure] = row
@@ -794,22 +674,21 @@ def _worst(rows: Sequence[Figures]) -> list[Figures]:
 
 
 def _target(row: Figures, run: Run) -> str:
-    figure = row["figure"]
+    median = row["figure"]["median"]
     most = row["most"]
     least = row["least"]
-    if figure is None or (most is None and least is None):
-        return ""
-    holds = figure["median"] <= most if most is not None else figure["median"] >= least
-    bound = f"at most {number(most)}" if most is not None else f"at least {number(least)}"
-    return f"{bound}: {'holds' if holds else '**MISSED**'}"
+    if most is not None:
+        return f"at most {number(most)}: {'holds' if median <= most else '**MISSED**'}"
+    if least is not None:
+        return f"at least {number(least)}: {'holds' if median >= least else '**MISSED**'}"
+    return ""
 
 
 def _note(row: Figures, run: Run) -> str:
-    """What belongs to a figure, with its threads; or why it is missing."""
-    notes = [f"skipped: {row['note']}" if row["figure"] is None else row["note"]]
-    if threads := row.get("threads"):  # rows of earlier versions do not say it
-        notes.append(f"{threads} thread{'s' * (threads > 1)}")
-    return "; ".join(note for note in notes if note)
+    """What belongs to a figure, with its threads."""
+    threads = row.get("threads")  # rows of earlier versions do not say it
+    named = f"{threads} thread{'s' * (threads > 1)}" if threads else ""
+    return "; ".join(note for note in (row["note"], named) if note)
 
 
 CASE = Case(
@@ -839,11 +718,6 @@ CASE = Case(
             "Tokens of the longest stream; 20,000 by default.",
             type=click.IntRange(1000, 1 << 24),
             default=20_000,
-        ),
-        option(
-            "--before",
-            "Another checkout of this project, which the part stall measures in turns with this one.",
-            type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
         ),
     ),
     published=published,

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.serving.wire import Answer, asked
 from runtimes.base.errors import ArtefactError
 
 ROOT = Path(__file__).parents[3]
 ENDS_WITHIN = 20.0  # seconds from SIGTERM
 PORT = re.compile(r"http://[^ ]*:(\d+)")
-METRIC = re.compile(r'xl_export_(\w+)\{model_name="[^"]*"\} (\S+)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,40 +43,22 @@ class Served:
             raise ArtefactError(f"the server is not measured: {answer['error']}")
         return answer
 
-    def asked(self, method: str, path: str, body: Any = None) -> Answer:
-        """The whole answer to one request."""
-        return asked(self.port, method, path, body)
-
-    def metrics(self) -> dict[str, float]:
-        """The figures that have no label but the model, by their names."""
-        lines = self.asked("GET", "/metrics").body.decode().splitlines()
-        found = [METRIC.fullmatch(line) for line in lines]
-        return {match[1]: float(match[2]) for match in found if match}
-
 
 @contextlib.contextmanager
-def serving(
-    artefact: Path, *, threads: int, options: Sequence[object] = (), root: Path = ROOT
-) -> Iterator[Served]:
-    """While the block runs, `xl-export serve` serves the artefact.
-
-    options: further ones of the command. root: of the checkout whose server it is.
-    """
+def serving(artefact: Path, *, threads: int, options: Sequence[object] = ()) -> Iterator[Served]:
+    """While the block runs, `xl-export serve` serves the artefact. options: further ones of the command."""
     command = [sys.executable, "-m", "xl_export", "serve", artefact, "--port", 0, "--threads", threads]
-    with running([*map(str, command), "--quiet", *map(str, options)], root=root) as served:
+    with running([*map(str, command), "--quiet", *map(str, options)]) as served:
         yield served
 
 
 @contextlib.contextmanager
-def running(command: list[str], *, root: Path = ROOT) -> Iterator[Served]:
-    """While the block runs, the process of this command serves at the address that it prints. root: of the
-    checkout whose code it runs.
-    """
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    # What the process says about itself goes to a file, since nobody reads it while it serves.
+def running(command: list[str]) -> Iterator[Served]:
+    """While the block runs, the process of this command serves at the address that it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
         )
         try:
             assert process.stdout is not None

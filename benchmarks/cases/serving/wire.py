@@ -119,25 +119,22 @@ class Answer:
 
 
 class Request:
-    """One request on a connection of its own, and its answer. body: bytes as they are, or what becomes JSON.
+    """One request on a connection of its own, and its answer.
 
-    count: events that have arrived. sent: when the request was sent. ended: when the answer was whole, or
-    when `leave` was called.
+    body: bytes as they are, or what becomes JSON. key: of the API. count: events that have arrived. sent:
+    when the request was sent. ended: when the answer was whole, or when `leave` was called.
     """
 
-    def __init__(self, port: int, method: str, path: str, body: Any = None) -> None:
+    def __init__(self, port: int, method: str, path: str, body: Any = None, *, key: str = "") -> None:
         self.answer = Answer()
         self.count = 0
         self.ended: float | None = None
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        content = body
-        kind = "application/octet-stream"
-        if not isinstance(body, bytes):
-            content = b"" if body is None else json.dumps(body).encode()
-            kind = "application/json"
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n"
-        head += f"content-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n"
+        head += f"authorization: Bearer {key}\r\n" if key else ""
+        head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         self.sent = time.perf_counter()
         self.socket.sendall(head.encode() + content)
         self.socket.setblocking(False)
@@ -169,16 +166,18 @@ class Loop:
         self.requests.remove(request)
         request.leave()
 
-    def run(self, each: Callable[[list[Request]], None] = lambda ready: None) -> None:
+    def run(
+        self, each: Callable[[list[Request]], None] = lambda ready: None, *, silence: float = SILENCE
+    ) -> None:
         """Reads until every answer is whole. each: called with the requests of which something has arrived,
         each time; it may add requests and leave some.
 
-        Raises LoadError where the server ends a connection early, or is silent for ten minutes.
+        Raises LoadError if the server ends a connection early, or is silent for so many seconds.
         """
         while self.requests:
-            ready = [key.data for key, _ in self._selector.select(SILENCE)]
+            ready = [key.data for key, _ in self._selector.select(silence)]
             if not ready:
-                raise LoadError(f"the server was silent for {SILENCE:g} seconds.")
+                raise LoadError(f"the server was silent for {silence:g} seconds.")
             for request in ready:
                 self._read(request)
             each(ready)
@@ -200,11 +199,16 @@ class Loop:
             request.ended = now
 
 
-def asked(port: int, method: str, path: str, body: Any = None) -> Answer:
-    """The whole answer to one request."""
+def asked(
+    port: int, method: str, path: str, body: Any = None, *, key: str = "", silence: float = SILENCE
+) -> Answer:
+    """The whole answer to one request. silence: seconds without a byte after which the client leaves."""
     loop = Loop()
-    loop.add([request := Request(port, method, path, body)])
-    loop.run()
+    loop.add([request := Request(port, method, path, body, key=key)])
+    try:
+        loop.run(silence=silence)
+    finally:
+        request.socket.close()
     return request.answer
 
 
