@@ -22,6 +22,7 @@ from benchmarks.runs import History, Run, read_results
 from benchmarks.summaries import FIGURES
 from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
 from runtimes.base.machine import available_cpus
+from runtimes.base.records import to_json
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, show
 from xl_export.figures.canvas import check_picture
@@ -132,10 +133,10 @@ def measure(
     if case.resumable:
         earlier = read_results(result.file) if result.file.is_file() else []
         more["earlier"] = [row for document in earlier for row in document["rows"]]
-        more["keep"] = lambda row: result.finish([row.to_json()])
+        more["keep"] = lambda row: result.finish([to_json(row)])
     rows = case.measure(config, threads=threads, options=options, **more)
     result = result.remeasured()
-    document = (result.document if case.resumable else result.finish)([row.to_json() for row in rows])
+    document = (result.document if case.resumable else result.finish)([to_json(row) for row in rows])
     title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
     # A claim is about a size as it is.
     table = terminal(case, Run(document), judged=options.keys() <= {"config", "repeats"})
@@ -146,7 +147,7 @@ def measure(
         click.echo(f"written to {csv_to}", err=True)
     if plot_to:
         assert case.draw is not None
-        plot(plot_to, case.draw, rows, title=title)
+        plot(plot_to, case.draw, document["rows"], title=title)
         click.echo(f"drawn to {plot_to}", err=True)
 
 

@@ -18,20 +18,12 @@ from benchmarks.configs import CONFIGS, LONGEST, BenchmarkConfig
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.machine import available_cpus
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
 MakeOption = Callable[[], click.Option]
 Cell = Callable[[Figures, Run], str]  # the text of a column for a row of a run
-
-
-class CaseRow:
-    """The base of the rows that cases return: dataclasses whose fields are what the history holds."""
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 class Line(NamedTuple):
@@ -103,7 +95,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the case: those that have a value
     progress: Callable[[str], None] = lambda line: None
     earlier: Sequence[Figures] = ()  # of a resumable case, what is in its history
-    keep: Callable[[CaseRow], object] = lambda row: None  # of a resumable case, appends a row to its history
+    keep: Callable[[Any], object] = lambda row: None  # of a resumable case, appends a row to its history
 
     def __getitem__(self, name: str) -> Any:
         """The value of an option; None if it has none."""
@@ -142,7 +134,7 @@ class Case:
 
     name: str
     summary: str  # one line
-    run: Callable[[Job], Iterable[CaseRow]]  # checks every side, measures, and gives rows
+    run: Callable[[Job], Iterable[Any]]  # checks every side, measures, and returns a dataclass for each row
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]
     options: tuple[str | MakeOption, ...] = ()  # names in `OPTIONS`, and options of its own
@@ -155,7 +147,7 @@ class Case:
     published: Callable[[History], Sequence[Run]] = lambda history: []
     # The size to record for a case without --config, or with an option that decides it.
     size: Callable[[dict[str, Any]], BenchmarkConfig] = lambda options: options["config"]
-    draw: Callable[[Any, Sequence[Any]], None] | None = None  # into a figure of matplotlib
+    draw: Callable[[Any, Sequence[Figures]], None] | None = None  # into a figure of matplotlib
     unavailable: Callable[[], str | None] = lambda: None  # why this machine cannot measure the case
     resumable: bool = False  # `run` does not measure again what `earlier` has, and keeps each new row at once
     engine: str = "onnxruntime"  # the package that computes
@@ -163,7 +155,7 @@ class Case:
 
     def measure(
         self, config: BenchmarkConfig, *, threads: int | None = None, options: Mapping[str, Any], **more: Any
-    ) -> list[CaseRow]:
+    ) -> list[Any]:
         """The rows of one run. more: further fields of its `Job`."""
         with tempfile.TemporaryDirectory() as folder:
             job = Job(

@@ -59,12 +59,6 @@ class Limits:
     read_bytes: float
     multiply_adds: float
 
-    def read_milliseconds(self, num_bytes: float) -> float:
-        return num_bytes / self.read_bytes * 1e3
-
-    def compute_milliseconds(self, multiply_adds: float) -> float:
-        return multiply_adds / self.multiply_adds * 1e3
-
 
 def in_turns(
     sides: Mapping[Side, Callable[[], Any]],

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.case import Line
 from benchmarks.cases import CASES
-from benchmarks.plot import THEMES, Theme, draw_positions, themed
+from benchmarks.plot import THEMES, Theme, draw_growing_cache, themed
 from benchmarks.runs import Figures, History
 from benchmarks.summaries import server_rates, sliding_window
 from runtimes.base.files import atomic_file
@@ -35,7 +35,7 @@ def draw_growing(figure: Any, history: History, theme: Theme) -> None:
     rows = result["rows"]
     model = result["model"]
     cpu = result["machine"]["cpu"].replace("(R)", "").replace(" Processor", "")
-    draw_positions(figure, rows, theme)
+    draw_growing_cache(figure, rows, theme)
     _title(figure, f"What one more token costs, after 0 to {rows[-1]['position']:,} tokens", theme)
     _caption(
         figure,

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.runs import Figures
 from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title
 
 WINDOW = "#c2410c"
@@ -15,10 +16,10 @@ SEGMENT = "#1d4ed8"
 FIXED = "fixed memory"
 GROWING = "growing cache"
 
-Draw = Callable[[Any, Sequence[Any]], None]  # draws rows into a figure of matplotlib
+Draw = Callable[[Any, Sequence[Figures]], None]  # draws rows into a figure of matplotlib
 
 
-def plot(path: Path, draw: Draw, rows: Sequence[Any], *, title: str) -> None:
+def plot(path: Path, draw: Draw, rows: Sequence[Figures], *, title: str) -> None:
     """Writes a picture of rows to a PNG file."""
     figure = new_figure(11, 4.8)
     set_title(figure, title)
@@ -34,13 +35,13 @@ def draw_lines(x: str, lines: Mapping[str, str], xlabel: str, *, log: bool = Fal
     x, lines: fields of the rows; lines: by label. log: whether times differ by orders of magnitude.
     """
 
-    def draw(figure: Any, rows: Sequence[Any]) -> None:
+    def draw(figure: Any, rows: Sequence[Figures]) -> None:
         axes = figure.subplots()
-        lengths = [getattr(row, x) for row in rows]
+        lengths = [row[x] for row in rows]
         for (label, name), colour in zip(lines.items(), (WINDOW, SEGMENT), strict=True):
-            timings = [getattr(row, name) for row in rows]
-            axes.plot(lengths, [t.median for t in timings], "o-", color=colour, label=label)
-            band = [t.fastest for t in timings], [t.slowest for t in timings]
+            timings = [row[name] for row in rows]
+            axes.plot(lengths, [t["median"] for t in timings], "o-", color=colour, label=label)
+            band = [t["fastest"] for t in timings], [t["slowest"] for t in timings]
             axes.fill_between(lengths, *band, color=colour, alpha=0.15, lw=0)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
@@ -74,13 +75,8 @@ THEMES = (
 LIGHT = THEMES[0]
 
 
-def draw_growing_cache(figure: Any, rows: Sequence[Any]) -> None:
-    """Milliseconds and megabytes against the tokens so far."""
-    draw_positions(figure, [row.to_json() for row in rows], LIGHT)
-
-
-def draw_positions(figure: Any, rows: Sequence[dict[str, Any]], theme: Theme) -> None:
-    """Time and memory of both sides against the tokens so far."""
+def draw_growing_cache(figure: Any, rows: Sequence[Figures], theme: Theme = LIGHT) -> None:
+    """Milliseconds and megabytes of both sides against the tokens so far."""
     lengths = [row["position"] / 1000 for row in rows]
     panels = {
         "time per token (ms)": {side: [row[side]["median"] for row in rows] for side in ("growing", "fixed")},

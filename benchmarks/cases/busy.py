@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Cell,
     Column,
     Job,
@@ -43,7 +42,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side in one state of the machine. Times are milliseconds of wall-clock time per token."""
 
     others: int  # processes that compute at the same time

@@ -25,7 +25,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     Line,
@@ -50,7 +49,7 @@ KEYS = "past_key_values.0.key"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One position of a stream."""
 
     position: int  # tokens read before the timed ones

@@ -25,7 +25,6 @@ import torch
 from benchmarks.arithmetic import step_bytes
 from benchmarks.case import (
     Case,
-    CaseRow,
     Claim,
     Column,
     Job,
@@ -57,7 +56,7 @@ TOLERANCE = PRESETS["fp32"].tolerance  # nats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side."""
 
     side: str

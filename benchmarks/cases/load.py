@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     megabytes,
@@ -58,7 +57,7 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side."""
 
     side: str

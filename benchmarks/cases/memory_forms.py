@@ -15,7 +15,6 @@ import numpy as np
 from benchmarks.arithmetic import step_bytes
 from benchmarks.case import (
     Case,
-    CaseRow,
     Claim,
     Column,
     Job,
@@ -34,7 +33,7 @@ TOLERANCE = 1e-4  # nats, between the forms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One form of memory."""
 
     form: Form

@@ -27,7 +27,6 @@ import runtimes
 import xl_export
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     Line,
@@ -169,7 +168,7 @@ class _Cpp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side."""
 
     side: str

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from benchmarks.case import (
     SMALL,
     Case,
-    CaseRow,
     Column,
     Job,
     file_option,
@@ -50,7 +49,7 @@ WARM_UP = 10  # tokens before the timed ones of each turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One precision with ring memory."""
 
     precision: Precision

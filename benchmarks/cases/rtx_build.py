@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import click
 
-from benchmarks.case import Case, CaseRow, Column, Job, megabytes, only_option, option
+from benchmarks.case import Case, Column, Job, megabytes, only_option, option
 from benchmarks.models import random_run
 from runtimes.contract.engine import PLAN, Attention
 from runtimes.contract.precision import Precision
@@ -36,7 +36,7 @@ SHOWN = {"plugin": "a node", "native": "operators"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One engine."""
 
     memory: Form

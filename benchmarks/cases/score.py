@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Claim,
     Column,
     Job,
@@ -34,7 +33,7 @@ Side = Literal["one stream", "texts", "one by one"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side."""
 
     side: Side

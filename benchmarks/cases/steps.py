@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from benchmarks.arithmetic import step_bytes
 from benchmarks.case import (
     Case,
-    CaseRow,
     Cell,
     Column,
     Job,
@@ -36,7 +34,7 @@ from trainer.run.session import ProjectedTorchSession
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One kind of step: memory length (M), number of streams (B), and tokens of each stream (T)."""
 
     mem_len: int
@@ -52,9 +50,8 @@ class Row(CaseRow):
     multiply_adds: int
     #: Of the comparison with PyTorch, in nats.
     tolerance: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "ratio": self.pytorch.median / self.onnxruntime.median}
+    #: PyTorch's time divided by ONNX Runtime's.
+    ratio: float
 
 
 def decode(job: Job) -> Iterator[Row]:
@@ -98,6 +95,7 @@ def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Itera
             num_bytes=num_bytes,
             multiply_adds=batch * step_multiply_adds(job.config.model, rule, "ring", tokens),
             tolerance=artefact.spec.tolerance,
+            ratio=timed["pytorch"].median / timed["onnxruntime"].median,
         )
 
 

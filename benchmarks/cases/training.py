@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     file_option,
@@ -45,7 +44,7 @@ Step = Callable[[], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side at one memory length."""
 
     mem_len: int

@@ -26,7 +26,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Claim,
     Column,
     Job,
@@ -54,7 +53,7 @@ CPP = "C++"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side."""
 
     side: str

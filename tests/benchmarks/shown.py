@@ -12,6 +12,7 @@ from benchmarks.cases import CASES
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.render import markdown, terminal
 from benchmarks.runs import Run
+from runtimes.base.records import to_json
 
 
 def rows_of(case: str, config: BenchmarkConfig, *, earlier: Sequence[Any] = (), **options: Any) -> list[Any]:
@@ -20,7 +21,7 @@ def rows_of(case: str, config: BenchmarkConfig, *, earlier: Sequence[Any] = (), 
 
 
 def a_run(case: str, rows: Sequence[Any], **changes: Any) -> Run:
-    """A run of a case on an idle machine; rows: with `to_json`, or as the history holds them."""
+    """A run of a case on an idle machine; rows: dataclasses, or as the history holds them."""
     facts = {
         "case": case,
         "time": "2026-11-01T10:00:00+00:00",
@@ -31,7 +32,7 @@ def a_run(case: str, rows: Sequence[Any], **changes: Any) -> Run:
         "limits": {"read_bytes": 1e9, "multiply_adds": 1e9},
         "commit": None,
     }
-    documents = [row if isinstance(row, dict) else row.to_json() for row in rows]
+    documents = [row if isinstance(row, dict) else to_json(row) for row in rows]
     return Run({**facts, "rows": documents, **changes})
 
 

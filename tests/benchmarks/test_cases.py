@@ -151,9 +151,7 @@ def test_overhead_is_measured_for_each_precision(
     monkeypatch.setattr(overhead, "PRECISIONS", ("fp32", "int4"))
     (document,) = measured(tmp_path, "overhead", "--repeats", 3)
     assert [row["precision"] for row in document["rows"]] == ["fp32", "int4"]
-    for row in document["rows"]:
-        assert row["predict_adds"] == pytest.approx(row["predict"]["median"] - row["onnxruntime"]["median"])
-        assert row["times_least"] == pytest.approx(row["onnxruntime"]["median"] / row["least"])
+    assert {row[side]["repeats"] for row in document["rows"] for side in ("onnxruntime", "generate")} == {3}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from benchmarks.cases.on_gpu.sides import Graph, matching
 from benchmarks.configs import CONFIGS
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import write_json
-from runtimes.base.records import from_json
+from runtimes.base.records import from_json, to_json
 from runtimes.sessions.tensorrt.session import TrtSession
 from tests.benchmarks.shown import on_terminal
 from tests.gpu import stand_ins
@@ -45,7 +45,7 @@ def test_an_engine_is_timed_with_its_limits(work: Path) -> None:
         assert row.step.median > 0
         assert row.reading == gpu.least_bytes(TINY, graph, row.batch, halves=True) / 2e12 * 1e3
         assert row.computing is not None
-        assert from_json(gpu.Row, row.to_json(), where="row") == row
+        assert from_json(gpu.Row, to_json(row), where="row") == row
     assert on_terminal("gpu", [*rows, gpu.Row(side="rates", fact="fast")])[-1].endswith("fast")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cases.learning import own_text
 from benchmarks.cases.learning.own_text import CASE
+from runtimes.base.records import to_json
 from tests.benchmarks.shown import in_documents
 from trainer.run.checkpoint import TEST
 from trainer.run.config import TrainConfig
@@ -46,7 +47,7 @@ def test_texts_are_trained_once_and_scored_after_a_stop(
     tested = [path.read_text(encoding="utf-8") for path in (tmp_path / "out").glob(f"*/{TEST}")]
     assert len(tested) == 2
     assert all(each in text for each in tested)
-    earlier = json.loads(json.dumps([row.to_json() for row in rows]))
+    earlier = json.loads(json.dumps([to_json(row) for row in rows]))
     assert measure(earlier=earlier, keep=kept.append) == rows
     assert len(kept) == 2
     assert any("8 kB" in line for line in in_documents("own-text", rows))

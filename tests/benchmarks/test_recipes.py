@@ -15,6 +15,7 @@ from benchmarks.cases.learning import recipes
 from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, Wanted, configuration, folder_name
 from benchmarks.documents import table
 from benchmarks.runs import History
+from runtimes.base.records import to_json
 from tests.benchmarks.shown import a_run, in_documents
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
@@ -81,9 +82,9 @@ def test_a_stopped_run_continues_and_a_finished_row_stays(
     assert [step for step, _ in row.validation] == [5, 10, 15, 20]
     assert row.curve[0][1] > row.curve[-1][1]
     assert 3 < row.test < 8
-    before = json.loads(json.dumps([row.to_json(), {"name": "a row of another case"}]))
+    before = json.loads(json.dumps([to_json(row), {"name": "a row of another case"}]))
     again = measure(tmp_path / "elsewhere", earlier=before, keep=kept.append, **tiny)
-    assert [json.loads(json.dumps(other.to_json())) for other in again] == before[:1]
+    assert [json.loads(json.dumps(to_json(other))) for other in again] == before[:1]
     assert len(kept) == 1
     assert not (tmp_path / "elsewhere").exists()
 
@@ -101,7 +102,7 @@ def test_a_row_with_other_facts_is_trained_again(
     made: list[Wanted] = []
     monkeypatch.setattr(recipes, "_trained", trained)
     (row,) = measure(tmp_path / "out", **tiny)
-    before = [row.to_json()]
+    before = [to_json(row)]
     assert measure(tmp_path / "out", earlier=before, **tiny) == [row]
     assert len(made) == 1
     for other in ({"protocol": 0}, {"threads": 2}, {"changes": ["batch=2"]}, {"budget_seconds": 1.0}):

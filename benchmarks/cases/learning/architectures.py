@@ -43,7 +43,6 @@ import torch
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     Line,
@@ -124,7 +123,7 @@ MODELS: dict[str, tuple[dict[str, Any], MemoryRule, str]] = {  # sizes, rule of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One trained model: a name, a side, a seed."""
 
     name: str

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.case import Case, CaseRow, Column, Job, Line
+from benchmarks.case import Case, Column, Job, Line
 from benchmarks.cases.learning import architectures
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.records import to_json
@@ -36,7 +36,7 @@ LANES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One pair."""
 
     seed: int

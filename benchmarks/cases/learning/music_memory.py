@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     Line,
@@ -49,7 +48,7 @@ WINDOWS = (16, 32, 64, 128, 256)  # events
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One way to predict the next event."""
 
     name: str

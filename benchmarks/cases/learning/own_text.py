@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.case import Case, CaseRow, Column, Job, Line, file_option, minutes_option
+from benchmarks.case import Case, Column, Job, Line, file_option, minutes_option
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import TextError
@@ -38,7 +38,7 @@ SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One text, trained for a stated time."""
 
     text_bytes: int

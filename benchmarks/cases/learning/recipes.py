@@ -27,7 +27,6 @@ import torch
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     Line,
@@ -130,7 +129,7 @@ DEFAULT = ("enwik8-base, reduced", "text8-large, reduced", "ptb, reduced")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One trained recipe."""
 
     name: str

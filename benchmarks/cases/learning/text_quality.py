@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.case import Case, CaseRow, Column, Job, Line, file_option
+from benchmarks.case import Case, Column, Job, Line, file_option
 from benchmarks.cases.learning.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from runtimes.base.errors import ArtefactError
@@ -41,7 +41,7 @@ LANES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One way to predict the text."""
 
     name: str

@@ -22,7 +22,6 @@ import torch
 from benchmarks.arithmetic import FLOAT, step_bytes
 from benchmarks.case import (
     Case,
-    CaseRow,
     Cell,
     Column,
     Job,
@@ -54,7 +53,7 @@ from benchmarks.runs import Figures
 from runtimes import Session
 from runtimes.base.errors import UserError, first_line, of_library
 from runtimes.base.files import read_json, write_json
-from runtimes.base.records import from_json
+from runtimes.base.records import from_json, to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.sessions.ort_gpu.driver import ask_driver
@@ -79,7 +78,7 @@ NAMES = (*_OF_SESSIONS, *MODELS, *TRAININGS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One step of one side: `batch` streams of `tokens` tokens each, with full memory."""
 
     side: str
@@ -326,7 +325,7 @@ def main(arguments: Sequence[str]) -> None:
     name, config, work, repeats, out = arguments
     rows = []
     for row in measure(name, CONFIGS[config], Path(work), int(repeats) or None):
-        rows.append(row.to_json())
+        rows.append(to_json(row))
         write_json(Path(out), rows)  # after each row, so that a crash loses none
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case, CaseRow, Column, Job
+from benchmarks.case import Case, Column, Job
 from benchmarks.cases.on_gpu.rates import gpu_timing, measure_rates
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
@@ -79,7 +79,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side at one shape."""
 
     shape: Shape

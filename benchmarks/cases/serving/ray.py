@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     Line,
@@ -46,7 +45,7 @@ TOLERANCE = 1e-4  # nats a text, between one process and actors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One side."""
 
     #: 0 is one process without Ray.

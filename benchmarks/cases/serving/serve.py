@@ -25,7 +25,6 @@ import numpy as np
 
 from benchmarks.case import (
     Case,
-    CaseRow,
     Column,
     Job,
     minutes_option,
@@ -88,7 +87,7 @@ LLAMA = "llama.cpp's server"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(CaseRow):
+class Row:
     """One figure."""
 
     part: str  # of the case
