@@ -382,33 +382,26 @@ def mean_of(values: Sequence[float]) -> str:
 
 
 def published(history: History) -> list[Run]:
-    """The newest run of each row, of the protocol, text and budget with most pairs of model and side.
+    """The newest run of each row with the protocol, text and budget of the newest one.
 
-    Of several with as many, the newest protocol wins, and then the largest budget; seeds do not count.
-    An empty list if there is none. Rows of a model are left out if its newest row of this project has another
-    number of steps. Each row has its CPU time, so a busy machine is no reason to leave one out.
+    Rows of a model are left out if its newest row of this project has another number of steps. Each row has
+    its CPU time, so a busy machine is no reason to leave one out.
     """
-    groups: dict[tuple[object, ...], dict[tuple[object, ...], Run]] = {}
-    for run in history.of("architectures"):
+    runs = history.of("architectures")
+    found: dict[tuple[str, str, int], Run] = {}
+    steps: dict[str, int] = {}
+    for run in runs:
         row = run.rows[0]
-        if "protocol" not in row:
-            continue
-        shared = (row["protocol"], row["budget_seconds"], row["text"]["sha256"])
-        groups.setdefault(shared, {})[row["name"], row["side"], row["seed"]] = run
-    if not groups:
-        return []
-
-    def fullness(shared: tuple[object, ...]) -> tuple[int, int, float]:
-        found = groups[shared]
-        return len({(name, side) for name, side, _ in found}), int(str(shared[0])), float(str(shared[1]))
-
-    found = groups[max(groups, key=fullness)]
-    own = sorted(
-        (run for (_, side, _), run in found.items() if side == HERE),
-        key=lambda run: str(run.document["time"]),
-    )
-    steps = {run.rows[0]["name"]: run.rows[0]["steps"] for run in own}  # the newest comes last
+        if _shared(row) == _shared(runs[-1].rows[0]):
+            found[row["name"], row["side"], row["seed"]] = run
+            if row["side"] == HERE:
+                steps[row["name"]] = row["steps"]
     return [run for (name, _, _), run in found.items() if run.rows[0]["steps"] == steps.get(name)]
+
+
+def _shared(row: Figures) -> tuple[object, ...]:
+    """What all rows of a table have in common."""
+    return row.get("protocol"), row.get("budget_seconds"), row.get("text")
 
 
 def summarized(lines: list[Line]) -> list[Line]:
