@@ -16,15 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Cell,
-    Column,
-    Job,
-    Line,
-    number,
-    option,
-)
+from benchmarks.case import Case, Cell, Column, Job, Line, number, option
 from benchmarks.checked_sessions import agreed, fed
 from benchmarks.measure import in_turns
 from benchmarks.models import random_run

@@ -23,14 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    Line,
-    megabytes,
-    number,
-)
+from benchmarks.case import Case, Column, Job, Line, megabytes, number
 from benchmarks.checked_sessions import agreed, fused_library, nats_apart, open_checked
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact, random_run

@@ -23,14 +23,7 @@ import onnxruntime
 import torch
 
 from benchmarks.arithmetic import step_bytes
-from benchmarks.case import (
-    Case,
-    Claim,
-    Column,
-    Job,
-    Line,
-    number,
-)
+from benchmarks.case import Case, Claim, Column, Job, Line, number
 from benchmarks.checked_sessions import Operators, agreed, nats_apart, open_graph
 from benchmarks.measure import Timing, in_turns, milliseconds
 from benchmarks.models import Weights, random_artefact, random_weights

@@ -15,13 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    megabytes,
-    number,
-)
+from benchmarks.case import Case, Column, Job, megabytes, number
 from benchmarks.measure import Timing
 from benchmarks.models import random_artefact, random_run
 from runtimes.contract.spec import WEIGHTS

@@ -13,14 +13,7 @@ from typing import get_args
 import numpy as np
 
 from benchmarks.arithmetic import step_bytes
-from benchmarks.case import (
-    Case,
-    Claim,
-    Column,
-    Job,
-    Line,
-    number,
-)
+from benchmarks.case import Case, Claim, Column, Job, Line, number
 from benchmarks.checked_sessions import Operators, agreed, fed, open_checked, step_of
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact

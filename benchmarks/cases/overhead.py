@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.arithmetic import needed_multiply_adds
-from benchmarks.case import (
-    Case,
-    Cell,
-    Column,
-    Job,
-    Line,
-    megabytes,
-    microseconds,
-)
+from benchmarks.case import Case, Cell, Column, Job, Line, megabytes, microseconds
 from benchmarks.cases.precision import read_bytes
 from benchmarks.checked_sessions import Operators, filled, open_checked
 from benchmarks.measure import Limits, Timing, measure_limits, milliseconds, take_turns

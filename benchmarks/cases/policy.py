@@ -25,13 +25,7 @@ from torch.nn import functional as F
 
 import runtimes
 import xl_export
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    Line,
-    microseconds,
-)
+from benchmarks.case import Case, Column, Job, Line, microseconds
 from benchmarks.cases.web import compiled, has_cpp
 from benchmarks.checked_sessions import agreed
 from benchmarks.measure import Timing

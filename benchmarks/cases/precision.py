@@ -12,15 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from benchmarks.case import (
-    SMALL,
-    Case,
-    Column,
-    Job,
-    file_option,
-    megabytes,
-    number,
-)
+from benchmarks.case import SMALL, Case, Column, Job, file_option, megabytes, number
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns

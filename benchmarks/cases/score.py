@@ -14,13 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Claim,
-    Column,
-    Job,
-    per_second,
-)
+from benchmarks.case import Case, Claim, Column, Job, per_second
 from benchmarks.checked_sessions import Operators, agreed, fed, filled, open_checked
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact

@@ -22,12 +22,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    number,
-)
+from benchmarks.case import Case, Column, Job, number
 from benchmarks.checked_sessions import (
     Operators,
     agreed,

@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.arithmetic import step_bytes
-from benchmarks.case import (
-    Case,
-    Cell,
-    Column,
-    Job,
-    megabytes,
-    number,
-    per_second,
-)
+from benchmarks.case import Case, Cell, Column, Job, megabytes, number, per_second
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing, take_turns

@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    file_option,
-    number,
-    per_second,
-)
+from benchmarks.case import Case, Column, Job, file_option, number, per_second
 from benchmarks.cases.learning.architectures import check
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig

@@ -24,13 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Claim,
-    Column,
-    Job,
-    Line,
-)
+from benchmarks.case import Case, Claim, Column, Job, Line
 from benchmarks.measure import REST, Timing
 from benchmarks.models import random_artefact
 from runtimes.base.errors import ArtefactError

@@ -41,16 +41,7 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    Line,
-    file_option,
-    minutes_option,
-    only_option,
-    option,
-)
+from benchmarks.case import Case, Column, Job, Line, file_option, minutes_option, only_option, option
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import in_turns, milliseconds

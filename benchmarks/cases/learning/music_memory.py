@@ -18,13 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    Line,
-    file_option,
-)
+from benchmarks.case import Case, Column, Job, Line, file_option
 from benchmarks.cases.learning.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns

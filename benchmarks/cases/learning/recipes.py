@@ -25,15 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    Line,
-    file_option,
-    minutes_option,
-    only_option,
-)
+from benchmarks.case import Case, Column, Job, Line, file_option, minutes_option, only_option
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError

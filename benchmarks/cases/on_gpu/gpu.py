@@ -20,14 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.arithmetic import FLOAT, step_bytes
-from benchmarks.case import (
-    Case,
-    Cell,
-    Column,
-    Job,
-    number,
-    option,
-)
+from benchmarks.case import Case, Cell, Column, Job, number, option
 from benchmarks.cases.on_gpu.rates import Rates, measure_rates
 from benchmarks.cases.on_gpu.sides import (
     BATCHES,

@@ -21,12 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    Line,
-)
+from benchmarks.case import Case, Column, Job, Line
 from benchmarks.cases.score import draw_texts
 from benchmarks.checked_sessions import agreed, open_checked
 from benchmarks.models import random_artefact

@@ -23,15 +23,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.case import (
-    Case,
-    Column,
-    Job,
-    minutes_option,
-    number,
-    only_option,
-    option,
-)
+from benchmarks.case import Case, Column, Job, minutes_option, number, only_option, option
 from benchmarks.cases.serving import llama
 from benchmarks.cases.serving.attacks import ATTACKS
 from benchmarks.cases.serving.baseline_server import baseline_server
