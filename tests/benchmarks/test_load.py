@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from benchmarks.cases.serving import load
-from benchmarks.cases.serving.load import Drawn, gaps_between
+from benchmarks.cases.serving.load import gaps_between
 from benchmarks.cases.serving.wire import Answer, LoadError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKENS = [b'data: {"choices":[{"text":" %d","finish_reason":null}]}\n\n' % token for token in (7, 12)]
 LAST = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
-USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -31,7 +29,7 @@ def read(data: bytes, size: int) -> Answer:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_events_are_read_however_they_arrive(size: int) -> None:
-    data = sent(TOKENS[0], TOKENS[1] + LAST, USAGE, DONE)  # two events in one chunk
+    data = sent(TOKENS[0], TOKENS[1] + LAST, DONE)  # two events in one chunk
     answer = read(data, size)
     texts, times = answer.completion()
     assert texts == [" 7", " 12"]
@@ -50,10 +48,7 @@ def test_a_document_is_read_however_it_arrives(size: int) -> None:
 
 
 BROKEN = [
-    (sent(*TOKENS, LAST, USAGE, DONE, end=b""), "a stream has not ended"),
-    (sent(*TOKENS, LAST, USAGE), "without its last event"),
-    (sent(TOKENS[0], LAST, USAGE, DONE), "has 1 events with tokens, a usage of 2"),
-    (sent(*TOKENS, USAGE, DONE), "ended by None"),
+    (sent(*TOKENS, LAST, DONE, end=b""), "a stream has not ended"),
     (sent(TOKENS[0], b'data: {"error":{"message":"no"}}\n\n', DONE), "a stream has failed"),
     (b"HTTP/1.1 429 No\r\nContent-Length: 2\r\n\r\nno", "429 b'no'"),
 ]
@@ -90,43 +85,3 @@ def test_a_long_stream_and_its_forks_draw_in_turns(monkeypatch: pytest.MonkeyPat
     wrong = True
     with pytest.raises(LoadError, match="drawn other tokens than the stream"):
         load.long(job)
-
-
-def drawn_by(*events: tuple[float, dict[str, Any]]) -> Drawn:
-    """What was taken of an answer whose events came at these moments, each on its own."""
-    drawn, answer = Drawn(), Answer()
-    for when, event in events:
-        answer.events.append(b"data: " + json.dumps(event).encode())
-        answer.times.append(when)
-        drawn.take(answer)
-    return drawn
-
-
-def test_the_time_of_a_token_excludes_the_first_piece() -> None:
-    """Two ids came first and five until 4.0 s; the last one came with the end, which is not timed."""
-    drawn = drawn_by(
-        (1.0, {"object": "stream.chunk", "tokens": [5, 6]}),
-        (2.0, {"object": "stream.chunk", "tokens": [7]}),
-        (4.0, {"object": "stream.chunk", "tokens": [8, 9]}),
-        (9.0, {"object": "stream.continue", "tokens": [3], "finish_reason": "length"}),
-    )
-    assert drawn.ids == [5, 6, 7, 8, 9, 3]
-    assert drawn.seconds_a_token(6) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("events", "message"),
-    [
-        ([{"error": {"message": "it is full"}}], "drawn 0 tokens .*it is full"),
-        (
-            [{"object": "stream.continue", "tokens": [1], "finish_reason": "length"}],
-            "drawn 1 tokens .*expected 2",
-        ),
-        ([{"object": "stream.continue", "tokens": [1, 2], "finish_reason": "stop"}], "ended by stop"),
-        ([{"object": "stream.continue", "tokens": [1, 2], "finish_reason": "length"}], "came at once"),
-    ],
-)
-def test_a_stored_stream_that_is_not_whole_is_not_timed(events: list[dict[str, Any]], message: str) -> None:
-    drawn = drawn_by((0.0, {"object": "stream.chunk", "tokens": []}), *((1.0, event) for event in events))
-    with pytest.raises(LoadError, match=message):
-        drawn.seconds_a_token(2)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +14,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks.cases.serving import baseline_server, serve
+from benchmarks.cases.serving import serve
 from benchmarks.cases.serving.serve import Bench, Row, window
 from benchmarks.cases.serving.server import Served, serving
-from benchmarks.cases.serving.wire import LoadError
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.documents import NOTHING, table
 from benchmarks.measure import Timing
@@ -212,21 +208,3 @@ def test_the_default_threads_are_those_of_the_server(
     for short, expected in ((True, 4), (False, 5)):
         monkeypatch.setattr(opening, "has_short_steps", lambda session, short=short: short)
         assert serve._default_threads(artefacts["ring"]) == expected
-
-
-def test_the_baseline_server_reads_a_body_in_parts() -> None:
-    near, far = socket.socketpair()
-    body = b'{"prompt": [1, 2], "max_tokens": 3}'
-    head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with near, far:
-        parts_of_it = (head[:20], head[20:] + body[:9], body[9:])
-        sent = threading.Thread(
-            target=lambda: [far.sendall(part) or time.sleep(0.02) for part in parts_of_it]
-        )
-        sent.start()
-        assert baseline_server._body(near) == {"prompt": [1, 2], "max_tokens": 3}
-        sent.join()
-        far.sendall(head)
-        far.shutdown(socket.SHUT_WR)
-        with pytest.raises(LoadError, match="has left"):
-            baseline_server._body(near)

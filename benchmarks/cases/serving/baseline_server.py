@@ -9,6 +9,7 @@ A server in Python can hardly cost less. What a real one costs more is schedulin
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import sys
@@ -16,11 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httptools
 import numpy as np
 
 from benchmarks.cases.serving.server import Served, running
-from benchmarks.cases.serving.wire import LoadError
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 
@@ -62,9 +61,8 @@ def answer(session: Session, listener: socket.socket, streams: int) -> None:
             client.sendall(_chunk(b"%s%d%s" % (BEFORE, token, AFTER)))
         if drawn + 1 < count:
             logits, memory = session.predict(tokens[:, None], memory)
-    usage = EVENT + b'"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n' % count
     for client in clients:
-        client.sendall(_chunk(LAST + usage) + b"0\r\n\r\n")
+        client.sendall(_chunk(LAST + b"data: [DONE]\n\n") + b"0\r\n\r\n")
         client.close()
 
 
@@ -72,30 +70,12 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-class Received:
-    """A request, as the parser has read it so far."""
-
-    def __init__(self) -> None:
-        self.body = b""
-        self.done = False
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-
-    def on_message_complete(self) -> None:
-        self.done = True
-
-
 def _body(client: socket.socket) -> dict[str, Any]:
     """The document of a request."""
-    received = Received()
-    parser = httptools.HttpRequestParser(received)
-    while not received.done:
-        data = client.recv(1 << 16)
-        if not data:
-            raise LoadError("a client has left before its request was whole.")
-        parser.feed_data(data)
-    document: dict[str, Any] = json.loads(received.body)
+    with client.makefile("rb") as stream:
+        stream.readline()
+        headers = http.client.parse_headers(stream)
+        document: dict[str, Any] = json.loads(stream.read(int(headers["content-length"])))
     return document
 
 

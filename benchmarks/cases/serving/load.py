@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.cases.serving.attacks import stall
 from benchmarks.cases.serving.mixed import COMPLETIONS, STREAMS, mixed
-from benchmarks.cases.serving.wire import Answer, LoadError, Loop, Request, asked, cpu_seconds
+from benchmarks.cases.serving.wire import LoadError, Loop, Request, asked, cpu_seconds
 
 Job = dict[str, Any]
 
@@ -146,54 +146,11 @@ def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
 
 
 def _continued(job: Job, stream: str, count: int) -> tuple[list[int], float]:
-    """Draws `count` tokens of a stored stream: their ids, and the mean seconds between two of them."""
-    body = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "stream": True, "surprisal": False}
-    loop = Loop()
-    drawn = Drawn()
-    loop.add([request := Request(job["port"], "POST", f"{STREAMS}/{stream}/continue", body)])
-    loop.run(lambda ready: drawn.take(request.answer))
-    if request.answer.status != 200:
-        request.answer.content()  # raises what the server has said
-    return drawn.ids, drawn.seconds_a_token(count)
-
-
-class Drawn:
-    """What a stored stream draws: its ids, and when its first and its last piece came."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self._last: dict[str, Any] = {}  # event
-        self._begun = self._ended = 0.0  # when the first and the last piece came
-        self._ids_at_first = self._ids_at_last = 0
-
-    def take(self, answer: Answer) -> None:
-        """Takes the events that have come. They are dropped: a million of them would fill the memory."""
-        for event, when in zip(answer.events, answer.times, strict=True):
-            if event == b"data: [DONE]":
-                continue
-            self._last = json.loads(event.removeprefix(b"data: "))
-            self.ids += self._last.get("tokens", ())
-            if self._last.get("object") != "stream.chunk":
-                continue  # the end has been written to the disk before it is told
-            self._ended = when
-            self._ids_at_last = len(self.ids)
-            if not self._ids_at_first:
-                self._begun = when
-                self._ids_at_first = len(self.ids)
-        answer.events.clear()
-        answer.times.clear()
-
-    def seconds_a_token(self, count: int) -> float:
-        """The mean from the first piece to the last; raises LoadError for a stream without `count` tokens."""
-        reason = self._last.get("finish_reason")
-        if len(self.ids) != count or reason != "length":
-            raise LoadError(
-                f"a stream has drawn {len(self.ids)} tokens and ended by {reason}; expected {count} and the "
-                f"end by length. Its last event is {str(self._last)[:300]}."
-            )
-        if self._ids_at_last == self._ids_at_first:
-            raise LoadError("all tokens of a stream came at once; ask for more tokens.")
-        return (self._ended - self._begun) / (self._ids_at_last - self._ids_at_first)
+    """Draws `count` tokens of a stored stream: their ids, and the seconds of one."""
+    body = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "surprisal": False}
+    began = time.perf_counter()
+    ids: list[int] = _asked(job, "POST", f"{STREAMS}/{stream}/continue", body)["tokens"]
+    return ids, (time.perf_counter() - began) / count
 
 
 JOBS = {

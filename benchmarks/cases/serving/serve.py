@@ -530,14 +530,8 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 
 
 def body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-    """A request for a greedy completion as a stream, with its usage at the end."""
-    return {
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    """A request for a greedy completion as a stream."""
+    return {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0, "stream": True}
 
 
 def greedy(session: Session, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[str]]:
