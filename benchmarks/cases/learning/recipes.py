@@ -1,14 +1,12 @@
-"""Published recipes trained for real, on whatever piece of their corpus is at hand, with their curves.
+"""Published recipes, reduced to a size that a CPU trains, on whatever piece of their corpus is at hand.
 
-The published sizes need GPUs for days. So each recipe is here twice: as published, of which a CPU does a few
-steps, and reduced to a size of which a CPU does some thousands. What a reduced recipe changes is a list of
-assignments as in `xl-export train --set`. A recipe is trained for as many steps as its budget of
-CPU seconds allows, by the time of a few steps at the start; validations and checkpoints are not in the
-budget. The run is a folder like any other: it can be resumed, which a second call of this case does,
-exported, and compared.
+The published sizes need GPUs for days. What a reduced recipe changes is a list of assignments as in
+`xl-export train --set`. A recipe is trained for as many steps as its budget of CPU seconds allows, by the
+time of a few steps at the start; validations and checkpoints are not in the budget. The run is a folder like
+any other: it can be resumed, which a second call of this case does, exported, and compared.
 
-A piece of enwik8 or text8 is cut 90/5/5 as the whole corpus is. It is not the published text, so neither are
-the scores comparable with published ones.
+A piece of enwik8 or text8 is cut 90/5/5 as the whole corpus is. It is not the published text, so the scores
+are not comparable with published ones.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class Recipe:
     #: The score on the test part that the paper reports for the recipe as published, trained to the end: bits
     #: per symbol, or the perplexity of words.
     published: float
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...]
 
 
 BYTES = (*SIZES, "model.d_ff=1024", *SHORT)
@@ -112,9 +110,6 @@ RECIPES = {
             "schedule.warmup_steps=100",
         ),
     ),
-    "enwik8-base": Recipe(base="enwik8-base", pattern="enwik8*", published=1.06),
-    "text8-large": Recipe(base="text8-large", pattern="text8*", published=1.08),
-    "ptb": Recipe(base="ptb", pattern="*ptb*", published=54.52),
 }
 Wanted = dict[str, Any]  # a row that is wanted, by everything that its figures depend on
 DEFAULT = ("enwik8-base, reduced", "text8-large, reduced", "ptb, reduced")
@@ -336,7 +331,7 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="recipes",
-    summary="published recipes, reduced or as they are, trained for a stated CPU time: their curves",
+    summary="published recipes, reduced and trained for a stated CPU time: their curves",
     run=run,
     keys=("name", "budget_seconds", "threads", "protocol"),
     columns=(
