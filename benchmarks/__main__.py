@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from benchmarks import documents
-from benchmarks.case import FILE, OPTIONS, Case
+from benchmarks.case import FILE, OPTIONS, Case, file_option, option
 from benchmarks.cases import CASES
 from benchmarks.compare import compare, find_results
 from benchmarks.gpu_report import gpu_report_command
@@ -71,30 +71,26 @@ main.add_command(run_group)
 
 def command_of(case: Case) -> click.Command:
     """The command that measures a case, with its own options first."""
-    options = [OPTIONS[made]() if isinstance(made, str) else made() for made in case.options]
-    options += [
-        click.Option(
-            ["--threads"],
+    replaced = "files of --csv and --plot if they exist" if case.draw else "file of --csv if it exists"
+    options = [
+        *(OPTIONS[each] if isinstance(each, str) else each for each in case.options),
+        option(
+            "--threads",
+            "CPU threads of every side; by default all that this process may use.",
             type=click.IntRange(1, available_cpus()),
-            help="CPU threads of every side; by default all that this process may use.",
         ),
-        click.Option(
-            ["--history"],
-            type=FILE,
-            help=f"The file that the result is appended to. Default: {case.name}.jsonl in "
-            "benchmarks/history/ of a checkout of this project, and in ./benchmark-history/ elsewhere.",
+        file_option(
+            "--history",
+            f"The file that the result is appended to. Default: {case.name}.jsonl in benchmarks/history/ of "
+            "a checkout of this project, and in ./benchmark-history/ elsewhere.",
         ),
-        click.Option(["--csv", "csv_to"], type=FILE, help="Also write the rows to this CSV file."),
+        file_option("--csv csv_to", "Also write the rows to this CSV file."),
+        *([file_option("--plot plot_to", "Also draw the result to this PNG file.")] if case.draw else []),
+        option("--force", f"Replace the {replaced}.", is_flag=True),
     ]
-    if case.draw:
-        options.append(
-            click.Option(["--plot", "plot_to"], type=FILE, help="Also draw the result to this PNG file.")
-        )
-    files = "files of --csv and --plot if they exist" if case.draw else "file of --csv if it exists"
-    options.append(click.Option(["--force"], is_flag=True, help=f"Replace the {files}."))
     command = click.Command(
         case.name,
-        params=list(options),
+        params=[*options],
         callback=lambda **given: measure(case, **given),
         help=f"{case.summary[:1].upper()}{case.summary[1:]}.",
         short_help=case.summary,

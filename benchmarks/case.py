@@ -22,7 +22,6 @@ from runtimes.contract.rule import MemoryRule
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
-MakeOption = Callable[[], click.Option]
 Cell = Callable[[Figures, Run], str]  # the text of a column for a row of a run
 
 
@@ -137,7 +136,7 @@ class Case:
     run: Callable[[Job], Iterable[Any]]  # checks every side, measures, and returns a dataclass for each row
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]
-    options: tuple[str | MakeOption, ...] = ()  # names in `OPTIONS`, and options of its own
+    options: tuple[str | click.Option, ...] = ()  # names in `OPTIONS`, and options of its own
     claims: tuple[Claim, ...] = ()
     # Paragraphs under the table, before the notes of its columns.
     notes: Callable[[Sequence[Line]], list[str]] = lambda lines: []
@@ -169,37 +168,25 @@ class Case:
             return list(self.run(job))
 
 
-def option(name: str, text: str, **settings: Any) -> MakeOption:
+def option(name: str, text: str, **settings: Any) -> click.Option:
     """An option; name: as on the command line, and in `Job` if that differs."""
-    return lambda: click.Option(name.split(), help=text, **settings)
+    return click.Option(name.split(), help=text, **settings)
 
 
-def minutes_option(text: str, default: float) -> MakeOption:
+def minutes_option(text: str, default: float) -> click.Option:
     """A time; text: what it limits."""
     return option("--minutes", text, type=click.FloatRange(min=0, min_open=True), default=default)
 
 
-def only_option(names: Iterable[str], text: str) -> MakeOption:
+def only_option(names: Iterable[str], text: str) -> click.Option:
     """Names of parts of the case."""
     kind = click.Choice(list(names))
     return option("--only --rows names", f"{text}; may be repeated.", multiple=True, type=kind)
 
 
-def file_option(name: str, text: str, **settings: Any) -> MakeOption:
+def file_option(name: str, text: str, **settings: Any) -> click.Option:
     """A file or a folder."""
     return option(name, text, type=FILE, **settings)
-
-
-def config_option() -> click.Option:
-    """The size of the model."""
-    return click.Option(
-        ["--config"],
-        default=SMALL,
-        type=click.Choice(list(CONFIGS)),
-        callback=lambda ctx, option, name: CONFIGS[name],
-        help="The size of the model: small (default), enwik8-base (some minutes), wt103-base, enwik8-large, "
-        "medium, tales or demo.",
-    )
 
 
 def parse_lengths(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -216,8 +203,15 @@ def parse_lengths(ctx: click.Context, option: click.Parameter, text: str | None)
 
 
 # Options that several cases have, by the name that a case gives.
-OPTIONS: dict[str, MakeOption] = {
-    "config": config_option,
+OPTIONS = {
+    "config": option(
+        "--config",
+        "The size of the model: small (default), enwik8-base (some minutes), wt103-base, enwik8-large, "
+        "medium, tales or demo.",
+        default=SMALL,
+        type=click.Choice(list(CONFIGS)),
+        callback=lambda ctx, option, name: CONFIGS[name],
+    ),
     "repeats": option(
         "--repeats",
         "Timed calls of each side; the default depends on the case and the size.",

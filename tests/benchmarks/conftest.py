@@ -3,10 +3,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import click
 import pytest
 import torch
 
 from benchmarks import machine, measure
+from benchmarks.case import OPTIONS
 from benchmarks.cases import steps
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing
@@ -53,6 +55,7 @@ def quick_limits() -> Iterator[None]:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
     """The configuration `tiny`, with one thread."""
     monkeypatch.setitem(CONFIGS, TINY.name, TINY)
+    monkeypatch.setattr(OPTIONS["config"], "type", click.Choice(list(CONFIGS)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield TINY
@@ -73,5 +76,6 @@ def instant(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
         num_bytes=1,
         multiply_adds=1,
         tolerance=1e-4,
+        ratio=1.0,
     )
     monkeypatch.setattr(steps, "DECODE", dataclasses.replace(steps.DECODE, run=lambda job: [row]))

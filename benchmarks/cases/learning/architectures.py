@@ -30,7 +30,7 @@ import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -442,7 +442,7 @@ text_option = file_option(
 )
 
 
-def seeds_option(what: str) -> Callable[[], click.Option]:
+def seeds_option(what: str) -> click.Option:
     """How often everything is trained."""
     return option("--seeds", f"{what}; 2 by default.", type=click.IntRange(1, 100), default=2)
 
