@@ -132,16 +132,14 @@ def _newest(documents: Sequence[Document]) -> dict[Kind, tuple[Document, Documen
     newest: dict[Kind, tuple[Document, Document]] = {}
     for document in sorted(documents, key=lambda document: str(document["time"])):
         case = str(document["case"])
-        for at, row in enumerate(document["rows"]):
-            kind = Kind(case, document["config"], document["threads"], _row_name(case, row, at))
+        for row in document["rows"]:
+            kind = Kind(case, document["config"], document["threads"], _row_name(case, row))
             newest[kind] = (row, document)
     return newest
 
 
-def _row_name(case: str, row: Document, at: int) -> str:
+def _row_name(case: str, row: Document) -> str:
     """What tells a row from others of its case; a row that names no operators is `standard`."""
-    if case not in CASES:  # of another version of this project
-        return f"row {at + 1}"
     parts = []
     for name in CASES[case].keys:
         value = row.get(name)

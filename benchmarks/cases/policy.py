@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -179,9 +179,9 @@ def run(job: Job) -> list[Row]:
     steps = job.repeats(STEPS)
     M = job.rule.mem_len
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     policy = Policy(job.config.model, M).eval()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_one_thread())
         job.progress("tracing the policy and comparing all sides with PyTorch")
         rule = xl_export.MemoryRule(mem_len=M, segment=1)
         artefact = xl_export.trace(policy, job.folder / "artefact", rule=rule, rows=1)
@@ -224,16 +224,6 @@ def _in_turns(sides: dict[str, _Here | _Cpp], steps: int) -> dict[str, tuple[lis
             if name == "PyTorch, growing window" and median(times) > 1e3 / HZ:
                 del active[name]
     return found
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _artefact_step(artefact: Path) -> Callable[[np.ndarray], np.ndarray]:

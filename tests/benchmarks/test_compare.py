@@ -110,13 +110,7 @@ def test_other_threads_are_another_result(tmp_path: Path) -> None:
     assert "no timing in common" in result.stderr
 
 
-BAD = [
-    "{}",
-    "x",
-    '{"case": 1, "time": "", "config": "", "threads": 1, "rows": [], "machine": {}, "versions": {}}',
-    '{"case": "decode", "time": "", "config": "", "threads": 1, "rows": [1], "machine": {}, "versions": {}}',
-    "[" * 100_000,
-]
+BAD = ["{}", "x", "[1]"]
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
