@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from runtimes.base.errors import TextError
 from runtimes.base.logits import log_sum_exp
+from runtimes.contract.memory import Memory
 from runtimes.contract.precision import Measured, MeasuredStep, OutputLoss
-from runtimes.contract.reference import StepReference, replay_step
+from runtimes.contract.reference import StepReference
 from runtimes.contract.spec import GRAPH, WEIGHTS, Spec
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
@@ -69,7 +71,10 @@ def measure(
             "the text to measure on has a token that the model gives the probability zero; give a --text "
             "without it."
         )
-    seconds = _seconds_per_token(streams)
+    for _, memory in streams:  # beyond this position the whole memory is visible
+        memory.positions[:] = max(int(memory.positions[0]), 1 << 20)
+    token = np.zeros((1, 1), np.int64)
+    seconds = _seconds(streams, lambda session, memory: session.predict(token, memory))
     sizes = _sizes(lowered.spec, folders)
     bits = nats / most / math.log(2)
     return Measured(
@@ -86,16 +91,16 @@ def measure(
 
 
 def measure_step(
-    lowered: OrtSession, exact: OrtSession, reference: StepReference, *, folders: tuple[Path, Path]
+    lowered: OrtSession,
+    exact: OrtSession,
+    *,
+    answers: StepReference,
+    reference: StepReference,
+    folders: tuple[Path, Path],
 ) -> MeasuredStep:
-    """What the session `lowered` loses against `exact` on the inputs of a reference, as `measure` does for a
-    language model.
+    """What the session `lowered`, whose answers to the inputs of a reference are given, loses against PyTorch
+    and `exact`, as `measure` does for a language model.
     """
-    low, full = (
-        replay_step(session, reference.inputs, reference.segments.tolist(), reference.restarts)
-        for session in (lowered, exact)
-    )
-    seconds = np.zeros((2, TIMED))
     length = int(reference.segments.min())
     feed = {
         x.name: reference.inputs[x.name][:, np.arange(length) % reference.inputs[x.name].shape[1]]
@@ -103,26 +108,25 @@ def measure_step(
         else reference.inputs[x.name]
         for x in exact.spec.signature[0][:-1]
     }
-    memories = [session.start(len(reference.restarts[0])) for session in (lowered, exact)]
-    for turn in range(TIMED):
-        for side, (session, memory) in enumerate(zip((lowered, exact), memories, strict=True)):
-            memory.positions[:] = 0
-            began = time.perf_counter()
-            session.step(feed, memory)
-            seconds[side, turn] = time.perf_counter() - began
+    streams = [(session, session.start(len(reference.restarts[0]))) for session in (lowered, exact)]
+
+    def step(session: OrtSession, memory: Memory) -> None:
+        memory.positions[:] = 0
+        session.step(feed, memory)
+
+    seconds = _seconds(streams, step)
     sizes = _sizes(lowered.spec, folders)
-    taken = np.median(seconds, axis=1)
     return MeasuredStep(
         tokens=int(reference.segments.sum()) * reference.restarts.shape[1],
-        outputs={name: _loss(mine, full[name]) for name, mine in low.items()},
+        outputs={name: output_loss(mine, reference.outputs[name]) for name, mine in answers.outputs.items()},
         num_bytes=sizes[0],
         fp32_num_bytes=sizes[1],
-        seconds_per_step=float(taken[0]),
-        fp32_seconds_per_step=float(taken[1]),
+        seconds_per_step=seconds[0],
+        fp32_seconds_per_step=seconds[1],
     )
 
 
-def _loss(mine: np.ndarray, exact: np.ndarray) -> OutputLoss:
+def output_loss(mine: np.ndarray, exact: np.ndarray) -> OutputLoss:
     if exact.dtype.kind == "i":
         return OutputLoss(changed=float((mine != exact).mean()))
     difference = mine.astype(np.float64) - exact
@@ -144,18 +148,17 @@ def _log_probs(logits: np.ndarray) -> np.ndarray:
     return logits - log_sum_exp(logits)[:, None]
 
 
-def _seconds_per_token(streams: list) -> list[float]:
-    """Returns the median times of single tokens with full memory.
+def _seconds(
+    streams: list[tuple[OrtSession, Memory]], step: Callable[[OrtSession, Memory], object]
+) -> list[float]:
+    """Returns the median times of a step of each stream.
 
     The two sides take turns, so that disturbances affect both.
     """
     taken = np.zeros((len(streams), TIMED))
-    token = np.zeros((1, 1), np.int64)
-    for _, memory in streams:  # beyond this position the whole memory is visible
-        memory.positions[:] = max(int(memory.positions[0]), 1 << 20)
     for turn in range(TIMED):
-        for side, (session, memory) in enumerate(streams):
+        for side, stream in enumerate(streams):
             began = time.perf_counter()
-            session.predict(token, memory)
+            step(*stream)
             taken[side, turn] = time.perf_counter() - began
     return [float(x) for x in np.median(taken, axis=1)]

@@ -23,8 +23,8 @@ from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
-from runtimes.contract.precision import Measured, MemoryPrecision, Precision
-from runtimes.contract.reference import Reference, save_reference
+from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision
+from runtimes.contract.reference import Reference, StepReference, save_reference
 from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target, save_spec
@@ -35,11 +35,8 @@ from xl_export.artefact.quality import measure, measure_step
 from xl_export.artefact.validate import (
     ROWS,
     answers_of,
-    check_again,
-    check_lowered_step,
-    check_quantised,
+    check_lowered,
     validate,
-    validate_step,
 )
 from xl_export.graph import genai
 from xl_export.graph.ops import save_graph, save_model
@@ -130,59 +127,25 @@ def write_artefact(
     the graphs do not compute what PyTorch computes.
     """
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
-        if vocab is None:
-            spec = _write_step(spec, folder, write_graphs, original)
+        unpacked = dataclasses.replace(spec, storage="external")  # weights move into the graph afterwards
+        reference: Reference | StepReference
+        if spec.lossy:
+            reference, measured = _write_lowered(unpacked, folder, write_graphs, original, tokens)
+            spec = dataclasses.replace(spec, measured=measured)
         else:
-            spec = _write_language_model(spec, folder, write_graphs, original, vocab, tokens)
+            reference = validate(write_graphs(unpacked, folder), original)
+        if vocab is not None and isinstance(reference, Reference):
+            if spec.storage != "external":
+                spec = pack(spec, vocab, folder, reference)
+            save_vocab(folder, vocab)
+            if genai.takes(spec):
+                for name, document in genai.genai_files(spec, vocab).items():
+                    write_json(folder / name, document)
+        save_reference(folder, reference)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
         if sampler:
             write_sampling(folder, sampler)
-
-
-def _write_language_model(
-    spec: Spec,
-    folder: Path,
-    write_graphs: WriteGraphs,
-    original: Session,
-    vocab: Vocab,
-    tokens: np.ndarray | None,
-) -> Spec:
-    """Writes all files of a language model except `spec.json`; returns what that has to hold."""
-    unpacked = dataclasses.replace(spec, storage="external")  # the weights move into the graph afterwards
-    if spec.lossy:
-        reference, measured = _write_lowered(unpacked, folder, write_graphs, original, tokens)
-        spec = dataclasses.replace(spec, measured=measured)
-    else:
-        reference = validate(write_graphs(unpacked, folder), original)
-    if spec.storage != "external":
-        spec = pack(spec, vocab, folder, reference)
-    save_reference(folder, reference)
-    save_vocab(folder, vocab)
-    if genai.takes(spec):
-        for name, document in genai.genai_files(spec, vocab).items():
-            write_json(folder / name, document)
-    return spec
-
-
-def _write_step(spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session) -> Spec:
-    """Writes graphs and reference of a step that is no language model; returns what `spec.json` has to hold.
-
-    A lower precision is measured on the inputs of the reference, against the same artefact in fp32.
-    """
-    if not spec.lossy:
-        save_reference(folder, validate_step(write_graphs(spec, folder), original))
-        return spec
-    with tempfile.TemporaryDirectory() as name:
-        exact = write_graphs(_in_fp32(spec), Path(name))
-        reference = validate_step(exact, original)
-        low = write_graphs(spec, folder)
-        measured = measure_step(low, exact, reference, folders=(folder, Path(name)))
-        stored = None
-        if spec.answers == "stored-weights":
-            stored = _over_stored_weights(exact, Path(name), folder)
-        save_reference(folder, check_lowered_step(low, stored, reference, measured))
-    return dataclasses.replace(spec, measured=measured)
 
 
 def _in_fp32(spec: Spec) -> Spec:
@@ -193,25 +156,28 @@ def _in_fp32(spec: Spec) -> Spec:
 
 def _write_lowered(
     spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
-) -> tuple[Reference, Measured | None]:
+) -> tuple[Reference | StepReference, Measured | MeasuredStep | None]:
     """Writes graphs in a lower precision; returns their reference, and what the precision costs.
 
     The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
-    the lower precision is measured against it. Nothing is measured without tokens.
+    the lower precision is measured against it: of a language model on tokens, if there are any, and of any
+    other step on the inputs of the reference.
     """
     with tempfile.TemporaryDirectory() as name:
+        folders = folder, Path(name)
         exact = write_graphs(_in_fp32(spec), Path(name))
         reference = validate(exact, original)
         low = write_graphs(spec, folder)
+        stored = None
         if spec.answers == "stored-weights":
-            reference = check_quantised(low, _over_stored_weights(exact, Path(name), folder), reference)
-        else:
-            if spec.answers == "memory-in-bytes":
-                reference = _with_memory_in_bytes(original, reference)
-            check_again(low, reference)
-        if tokens is None:
-            return reference, None
-        return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
+            stored = _over_stored_weights(exact, Path(name), folder)
+        if isinstance(reference, StepReference):
+            right, answers = check_lowered(low, stored, reference)
+            return right, measure_step(low, exact, answers=answers, reference=reference, folders=folders)
+        if spec.answers == "memory-in-bytes":
+            reference = _with_memory_in_bytes(original, reference)
+        right, _ = check_lowered(low, stored, reference)
+        return right, None if tokens is None else measure(low, exact, tokens, folders=folders)
 
 
 def _with_memory_in_bytes(original: Session, reference: Reference) -> Reference:

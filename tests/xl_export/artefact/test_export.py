@@ -61,7 +61,7 @@ def test_validation_sees_an_error_that_only_a_wrapped_ring_has(
         return op.And(op.GreaterOrEqual(distance, zero), op.LessOrEqual(distance, op.Max(position, zero)))
 
     monkeypatch.setattr(visibility, "visible", all_that_came_before)
-    with pytest.raises(UserError, match="over two streams"):
+    with pytest.raises(UserError, match="over 2 streams"):
         export(run, tmp_path / "artefact")
 
 

@@ -103,7 +103,7 @@ def test_a_ring_that_is_off_by_one_after_its_end(
             op.GreaterOrEqual(first, slots), op.Add(first, op.constant(one)), first
         ),
     )
-    with pytest.raises(UserError, match="over two streams"):
+    with pytest.raises(UserError, match="over 2 streams"):
         export(run, tmp_path / "artefact")
 
 

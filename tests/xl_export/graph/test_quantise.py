@@ -134,14 +134,15 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
         log_probs=log_probs,
         last=log_probs[:, :3],
     )
-    session: Any = SimpleNamespace(spec=SimpleNamespace(precision="int8", tolerance=1, mean_tolerance=1))
+    facts = {"precision": "int8", "memory_precision": "fp32", "tolerance": 1, "mean_tolerance": 1}
+    session: Any = SimpleNamespace(spec=SimpleNamespace(**facts))
     with pytest.MonkeyPatch.context() as patch:
         for of_stored, of_lowered in ((0.1, -0.1), (0.1, None), (None, 0.1)):
             answers = [log_probs[:, ::-1] if x is None else log_probs + x for x in (of_stored, of_lowered)]
             patch.setattr(validate, "replay", lambda *_, left=answers: (left.pop(0), reference.last))
             if of_stored and of_lowered:
-                found = validate.check_quantised(session, session, reference)
+                found, _ = validate.check_lowered(session, session, reference)
                 assert (found.log_probs == log_probs + of_stored).all()
             else:
                 with pytest.raises(ArtefactError, match="as another model's would"):
-                    validate.check_quantised(session, session, reference)
+                    validate.check_lowered(session, session, reference)

@@ -188,7 +188,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     [
         (modules.Base, modules.ShortPositions, "a text that goes on beyond token"),
         (modules.Base, modules.PaddingSeen, "rows with padding"),
-        (modules.Ring, modules.RingFull, "two streams"),
+        (modules.Ring, modules.RingFull, "2 streams"),
     ],
 )
 def test_a_traced_graph_is_compared_where_positions_are_unusual(
