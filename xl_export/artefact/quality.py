@@ -93,13 +93,14 @@ def measure(
 def measure_step(
     lowered: OrtSession,
     exact: OrtSession,
-    *,
     answers: StepReference,
     reference: StepReference,
+    *,
     folders: tuple[Path, Path],
 ) -> MeasuredStep:
-    """What the session `lowered`, whose answers to the inputs of a reference are given, loses against PyTorch
-    and `exact`, as `measure` does for a language model.
+    """What the session `lowered` loses against `exact`, as `measure` does for a language model.
+
+    answers: of `lowered` to the inputs of the reference, which are compared with PyTorch's.
     """
     length = int(reference.segments.min())
     feed = {

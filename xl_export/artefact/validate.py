@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -34,14 +34,14 @@ ANOTHER_STEP = 0.5  # the same for an output of any scale, as a share of its roo
 PADDING = 3  # tokens
 SHORTEST_PERIOD = 13  # tokens after which the inputs of a reference may repeat
 LARGEST_INPUTS = 1 << 20  # numbers; more inputs than these repeat
-AnyReference = TypeVar("AnyReference", Reference, StepReference)
+AnyReference = Reference | StepReference
 
 
 class FailingCheckWarning(UserWarning):
     """An artefact is written, and on this machine its `check` fails."""
 
 
-def validate(exported: GraphSession, original: Session) -> Reference | StepReference:
+def validate(exported: GraphSession, original: Session) -> AnyReference:
     """Compares an exported graph with its PyTorch model, and returns the answers of PyTorch.
 
     First it compares single segments of three shapes from empty memory, of a language model over the whole
@@ -60,7 +60,7 @@ def validate(exported: GraphSession, original: Session) -> Reference | StepRefer
     # A cut would change answers, or the graph takes no other segments.
     whole = "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
 
-    def compare(what: str, lengths: list[int], first: list[int], **options: bool | int) -> None:
+    def compare(what: str, lengths: list[int], first: list[int], **options: Any) -> None:
         mine, theirs = (_fed(session, spec, lengths, first, **options) for session in (exported, original))
         _refuse_difference(spec, mine, theirs, what=what)
 
@@ -134,7 +134,7 @@ def _fed(
     return answers
 
 
-def _asked(spec: Spec, segments: np.ndarray, rows: int) -> Reference | StepReference:
+def _asked(spec: Spec, segments: np.ndarray, rows: int) -> AnyReference:
     """A reference of random inputs without answers. The last row starts a new text on the way."""
     restarts = np.zeros((len(segments), rows), bool)
     restarts[len(segments) * 2 // 3, -1] = True
@@ -209,9 +209,7 @@ def check_lowered(
     return right, mine
 
 
-def _refuse_another_model(
-    answers: Reference | StepReference, exact: Reference | StepReference, name: str
-) -> None:
+def _refuse_another_model(answers: AnyReference, exact: AnyReference, name: str) -> None:
     """Raises ArtefactError for answers that are not finite, or that differ by more than a rounding does."""
     if isinstance(answers, StepReference):
         assert isinstance(exact, StepReference)
@@ -241,9 +239,10 @@ def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Refer
     """Raises ArtefactError if a graph in another file does not reproduce its answers within the tolerances of
     `check`.
     """
-    both = [answers_of(x, reference, f"answers of {x.spec.graph_file}") for x in (packed, whole)]
+    mine, right = (answers_of(x, reference, f"answers of {x.spec.graph_file}") for x in (packed, whole))
     option = f"--{packed.spec.storage}"
-    if sentence := _beyond_tolerances(packed.spec, *both, f"with {option} the graph differs from itself"):
+    sentence = _beyond_tolerances(packed.spec, mine, right, f"with {option} the graph differs from itself")
+    if sentence:
         raise ArtefactError(
             f"{sentence}; nothing was written: leave out {option}, or report this difference."
         )
@@ -259,15 +258,13 @@ def answers_of(session: Session, reference: AnyReference, what: str) -> AnyRefer
     return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
 
 
-def _answers(reference: Reference | StepReference) -> list[np.ndarray]:
+def _answers(reference: AnyReference) -> list[np.ndarray]:
     if isinstance(reference, StepReference):
         return list(reference.outputs.values())
     return [reference.log_probs, reference.last]
 
 
-def _beyond_tolerances(
-    spec: Spec, mine: Reference | StepReference, theirs: Reference | StepReference, what: str
-) -> str | None:
+def _beyond_tolerances(spec: Spec, mine: AnyReference, theirs: AnyReference, what: str) -> str | None:
     """Returns the begin of a sentence if two answers differ by more than `check` allows."""
     if isinstance(theirs, StepReference):
         assert isinstance(mine, StepReference)

@@ -34,6 +34,7 @@ from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure, measure_step
 from xl_export.artefact.validate import (
     ROWS,
+    AnyReference,
     answers_of,
     check_lowered,
     validate,
@@ -128,7 +129,6 @@ def write_artefact(
     """
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         unpacked = dataclasses.replace(spec, storage="external")  # weights move into the graph afterwards
-        reference: Reference | StepReference
         if spec.lossy:
             reference, measured = _write_lowered(unpacked, folder, write_graphs, original, tokens)
             spec = dataclasses.replace(spec, measured=measured)
@@ -156,7 +156,7 @@ def _in_fp32(spec: Spec) -> Spec:
 
 def _write_lowered(
     spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
-) -> tuple[Reference | StepReference, Measured | MeasuredStep | None]:
+) -> tuple[AnyReference, Measured | MeasuredStep | None]:
     """Writes graphs in a lower precision; returns their reference, and what the precision costs.
 
     The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
@@ -171,16 +171,15 @@ def _write_lowered(
         stored = None
         if spec.answers == "stored-weights":
             stored = _over_stored_weights(exact, Path(name), folder)
-        if isinstance(reference, StepReference):
-            right, answers = check_lowered(low, stored, reference)
-            return right, measure_step(low, exact, answers=answers, reference=reference, folders=folders)
-        if spec.answers == "memory-in-bytes":
+        elif isinstance(reference, Reference) and spec.answers == "memory-in-bytes":
             reference = _with_memory_in_bytes(original, reference)
-        right, _ = check_lowered(low, stored, reference)
+        right, answers = check_lowered(low, stored, reference)
+        if isinstance(answers, StepReference) and isinstance(reference, StepReference):
+            return right, measure_step(low, exact, answers, reference, folders=folders)
         return right, None if tokens is None else measure(low, exact, tokens, folders=folders)
 
 
-def _with_memory_in_bytes(original: Session, reference: Reference) -> Reference:
+def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReference:
     """Returns the answers of PyTorch, to the same tokens, with memory that is rounded to int8."""
     from trainer.model.projected import append_in_bytes  # not for a traced module; see `traced.py`
     from trainer.run.session import ProjectedTorchSession

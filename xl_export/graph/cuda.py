@@ -4,9 +4,6 @@ which launches one kernel (`runtimes/sessions/ort_gpu/operator.hpp`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
@@ -15,7 +12,6 @@ from trainer.model.config import ModelConfig
 from xl_export.graph.fused_cpu import ATTENTION, FusedStepGraph
 from xl_export.graph.memory import Group
 from xl_export.graph.persistent import persistent_constants
-from xl_export.graph.tables import bias_table, position_table, query_bias
 
 WIDEST = 128  # heads of the kernels
 
@@ -48,28 +44,23 @@ class CudaStepGraph(FusedStepGraph):
     def operator_inputs(self, group: Group, query: ir.Value, context: ir.Value) -> list[ir.Value | None]:
         """The operator's inputs for a group of heads, zeros for terms that the model does not have."""
         op = self.op
-        heads = group.heads
-        terms = self.terms.layer(group.layer)
-        rows = self.terms.rows(group.rule)
-        by_head = (len(heads), 1, self.config.head_dim)
-        table = position_table(terms, heads, rows)
+        terms = self.terms_of(group)
+        by_head = (len(group.heads), 1, self.config.head_dim)
+        table = self.constant_or_zeros(group, terms["position_table"], "position_table", by_head)
+        if terms["position_table"] is not None:
+            # [h, R, K]. It is stored once, as [h, K, R], and turned when the graph is loaded.
+            table = op.Transpose(table, perm=[0, 2, 1])
         inputs: list[ir.Value | None] = [
             query,
             context,
             *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
-            self.or_zeros(group, None, "", by_head) if table is None else self.turned(group, table),
+            table,
             self.inputs["position_ids"],
-            self.or_zeros(group, query_bias(terms.u, heads), "u", by_head),
-            self.or_zeros(group, query_bias(terms.v, heads), "v", by_head),
-            self.or_zeros(
-                group,
-                bias_table(terms, heads, rows, head_dim=self.config.head_dim),
-                "bias_table",
-                (len(heads), 1, 1),
-            ),
+            *(self.constant_or_zeros(group, terms[kind], kind, by_head) for kind in ("u", "v")),
+            self.constant_or_zeros(group, terms["bias_table"], "bias_table", (len(group.heads), 1, 1)),
         ]
         if self.config.sublayers == "all-attention":
-            keys, values = persistent_constants(self, group.layer, heads)
+            keys, values = persistent_constants(self, group.layer, group.heads)
             inputs += [op.Transpose(keys, perm=[0, 2, 1]), values]
         if group.rule.initial_memory == "zeros":
             inputs += [None] * (11 - len(inputs))
@@ -77,14 +68,3 @@ class CudaStepGraph(FusedStepGraph):
                 initial = self.initial(group, kind)
                 inputs.append(self.named_constant(group, initial, f"initial_{kind}"))
         return inputs
-
-    def turned(self, group: Group, table: np.ndarray) -> ir.Value:
-        """A position table as [h, R, K]. It is stored once, as [h, K, R], and turned when the graph is
-        loaded.
-        """
-        return self.op.Transpose(self.named_constant(group, table, "position_table"), perm=[0, 2, 1])
-
-    def or_zeros(self, group: Group, array: np.ndarray | None, kind: str, shape: Sequence[int]) -> ir.Value:
-        if array is None:
-            return self.op.constant(np.zeros(shape, np.float32))
-        return self.op.constant(array, f"blocks.{group.name}.{kind}")

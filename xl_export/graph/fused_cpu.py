@@ -21,7 +21,6 @@ from xl_export.graph.head import embedding_scale, output_weights, project
 from xl_export.graph.memory import Group
 from xl_export.graph.persistent import attend_persistent, persistent_constants
 from xl_export.graph.step import StepGraph
-from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
 
 DOMAIN = "xl_export"
 # The operator's inputs that may be of halves or bytes, by index: the position table, and persistent keys and
@@ -178,31 +177,25 @@ class FusedStepGraph(StepGraph):
 
     def operator_inputs(self, group: Group, query: ir.Value, context: ir.Value) -> list[ir.Value | None]:
         """The operator's inputs for a group of heads; the last of them that it does not need are left out."""
-        config = self.config
-        heads = group.heads
-        terms = self.terms.layer(group.layer)
-        rows = self.terms.rows(group.rule)
+        terms = {kind: self.named_constant(group, x, kind) for kind, x in self.terms_of(group).items()}
         initial: list[np.ndarray | None] = [None, None]
         if group.rule.initial_memory == "zeros":
             initial = [self.initial(group, kind) for kind in ("key", "value")]
         persistent: list[ir.Value | None] = [None, None]
-        if config.sublayers == "all-attention":
-            persistent = list(persistent_constants(self, group.layer, heads))
-        bias = bias_table(terms, heads, rows, head_dim=config.head_dim, masks=not self.gated)
+        if self.config.sublayers == "all-attention":
+            persistent = list(persistent_constants(self, group.layer, group.heads))
         inputs = [
             query,
             context,
             *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
-            self.named_constant(group, position_table(terms, heads, rows), "position_table"),
+            terms["position_table"],
             self.inputs["position_ids"],
-            self.named_constant(group, query_bias(terms.u, heads), "u"),
-            self.named_constant(group, query_bias(terms.v, heads), "v"),
-            self.named_constant(group, bias, "bias_table"),
+            *(terms[kind] for kind in ("u", "v", "bias_table")),
             *(
                 self.named_constant(group, x, f"initial_{kind}")
                 for x, kind in zip(initial, ("key", "value"), strict=True)
             ),
-            self.named_constant(group, span_table(terms, heads, rows) if self.gated else None, "span_table"),
+            terms["span_table"],
             None,
             *persistent,
         ]
@@ -212,6 +205,3 @@ class FusedStepGraph(StepGraph):
         while inputs[-1] is None:
             inputs.pop()
         return inputs
-
-    def named_constant(self, group: Group, array: np.ndarray | None, kind: str) -> ir.Value | None:
-        return None if array is None else self.op.constant(array, f"blocks.{group.name}.{kind}")

@@ -165,20 +165,15 @@ class StepGraph(MemoryLayers):
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         """Answers [B, h, T, K] of one group's heads to keys and values [B, h, J, K]."""
         op = self.op
-        name = f"blocks.{group.name}."
         mask = self.mask_of(group)
-        terms = self.terms.layer(group.layer)
-        rows = self.terms.rows(group.rule)
-        u, v = (query_bias(vector, group.heads) for vector in (terms.u, terms.v))
-        table = position_table(terms, group.heads, rows)
-        bias = bias_table(terms, group.heads, rows, head_dim=self.config.head_dim, masks=not self.gated)
+        u, v, table, bias, _ = (
+            self.named_constant(group, x, kind) for kind, x in self.terms_of(group).items()
+        )
         scores = None  # of distances: [B, h, T, R], or [h, 1, R] without position vectors
         if table is not None:
-            shifted = query if v is None else op.Add(query, op.constant(v, name + "v"))
-            scores = op.MatMul(shifted, op.constant(table, name + "position_table"))
+            scores = op.MatMul(query if v is None else op.Add(query, v), table)
         if bias is not None:
-            bias_values = self.bias_constant(group, bias)
-            scores = bias_values if scores is None else op.Add(scores, bias_values)
+            scores = bias if scores is None else op.Add(scores, bias)
         if scores is None:
             bias_BHTJ = mask.mask
         else:
@@ -188,7 +183,7 @@ class StepGraph(MemoryLayers):
                 )
             row = mask.row_of(len(group.heads))
             bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), mask.mask)
-        content = query if u is None else op.Add(query, op.constant(u, name + "u"))
+        content = query if u is None else op.Add(query, u)
         extra: dict[str, Any] = {"content": content, "bias": bias_BHTJ}
         if self.gated:
             assert self.config.span is not None
@@ -199,9 +194,28 @@ class StepGraph(MemoryLayers):
             return gated_attention(self, key, value, **extra)
         return self.attend(group, content, key, value, bias_BHTJ)
 
-    def bias_constant(self, group: Group, bias: np.ndarray) -> ir.Value:
-        """What is added to the scores by distance, as a constant of the graph."""
-        return self.op.constant(bias, f"blocks.{group.name}.bias_table")
+    def terms_of(self, group: Group) -> dict[str, np.ndarray | None]:
+        """The terms of a group's scores by the names of their constants; None for what the model lacks."""
+        terms = self.terms.layer(group.layer)
+        rows = self.terms.rows(group.rule)
+        heads = group.heads
+        return {
+            "u": query_bias(terms.u, heads),
+            "v": query_bias(terms.v, heads),
+            "position_table": position_table(terms, heads, rows),
+            "bias_table": bias_table(terms, heads, rows, head_dim=self.config.head_dim, masks=not self.gated),
+            "span_table": span_table(terms, heads, rows) if self.gated else None,
+        }
+
+    def named_constant(self, group: Group, array: np.ndarray | None, kind: str) -> ir.Value | None:
+        return None if array is None else self.op.constant(array, f"blocks.{group.name}.{kind}")
+
+    def constant_or_zeros(
+        self, group: Group, array: np.ndarray | None, kind: str, shape: Sequence[int]
+    ) -> ir.Value:
+        """A term as a constant; zeros of a shape for what the model lacks."""
+        found = self.named_constant(group, array, kind)
+        return self.op.constant(np.zeros(shape, np.float32)) if found is None else found
 
     def attend(
         self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value
@@ -218,8 +232,7 @@ class StepGraph(MemoryLayers):
         """m(d) of a group's heads for every query and key, [B, h, T, J]; 0 for keys that are not visible."""
         op = self.op
         mask = self.mask_of(group)
-        table = span_table(self.terms.layer(group.layer), group.heads, self.terms.rows(group.rule))
-        constant = op.constant(table, f"blocks.{group.name}.span_table")
+        constant = self.named_constant(group, self.terms_of(group)["span_table"], "span_table")
         lead = op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0)
         by_key = op.GatherElements(op.Expand(constant, lead), mask.row_of(len(group.heads)), axis=3)
         return op.Mul(by_key, op.Exp(mask.mask))

@@ -59,8 +59,10 @@ class WebStep(StepGraph):
         placed = op.MatMul(mask.one_hot, self.from_memory(new))
         return op.Where(mask.written, self.to_memory(placed), past)
 
-    def bias_constant(self, group: Group, bias: np.ndarray) -> ir.Value:
-        return super().bias_constant(group, np.maximum(bias, LEAST_SCORE))
+    def terms_of(self, group: Group) -> dict[str, np.ndarray | None]:
+        terms = super().terms_of(group)
+        bias = terms["bias_table"]
+        return terms | {"bias_table": None if bias is None else np.maximum(bias, LEAST_SCORE)}
 
     def attend(
         self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value

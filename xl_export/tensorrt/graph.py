@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +23,6 @@ from xl_export.graph.ops import TYPES
 from xl_export.graph.persistent import persistent_tables
 from xl_export.graph.qdq import FORMATS, dequantised
 from xl_export.graph.step import StepGraph
-from xl_export.graph.tables import bias_table, position_table, query_bias
 from xl_export.tensorrt.half import to_half
 from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME, VERSION, Attributes, function_body
 
@@ -99,32 +97,27 @@ class _OperatorStep(_EngineStep):
         """u, v, the position table and the bias table of a group, zeros for those that the model does not
         have.
         """
-        terms = self.terms.layer(group.layer)
-        rows = self.terms.rows(group.rule)
-        heads = group.heads
-        name = f"blocks.{group.name}."
-        u, v = (query_bias(vector, heads) for vector in (terms.u, terms.v))
-        table = position_table(terms, heads[:1] if terms.one_for_all_heads else heads, rows)
-        table = None if table is None else table.transpose(0, 2, 1)
-        bias = bias_table(terms, heads, rows, head_dim=self.config.head_dim)
+        terms = self.terms_of(group)
+        table = terms["position_table"]
+        bias = terms["bias_table"]
+        if table is not None:
+            table = table.transpose(0, 2, 1)
+            table = table[:1] if self.terms.layer(group.layer).one_for_all_heads else table
+        if bias is not None:
+            bias = bias[:, 0]
+        by_head = (len(group.heads), 1, self.config.head_dim)
         return [
-            self.or_zeros(u, name + "u", (len(heads), 1, self.config.head_dim)),
-            self.or_zeros(v, name + "v", (len(heads), 1, self.config.head_dim)),
-            self.or_zeros(table, name + "position_table", (1, 1, self.config.head_dim)),
-            self.or_zeros(None if bias is None else bias[:, 0], name + "bias_table", (1, 1)),
+            *(self.constant_or_zeros(group, terms[kind], kind, by_head) for kind in ("u", "v")),
+            self.constant_or_zeros(group, table, "position_table", (1, 1, self.config.head_dim)),
+            self.constant_or_zeros(group, bias, "bias_table", (1, 1)),
         ]
 
     def persistent(self, group: Group, count: int) -> list[ir.Value]:
         """Persistent keys and values of a group's heads, or one of zeros that is not used."""
         if not count:
-            return [self.or_zeros(None, "", (len(group.heads), 1, self.config.head_dim))] * 2
+            return [self.constant_or_zeros(group, None, "", (len(group.heads), 1, self.config.head_dim))] * 2
         pair = persistent_tables(self, group.layer)
         names = (f"blocks.{group.name}.persistent.{kind}" for kind in ("key", "value"))
         return [
             self.op.constant(table[list(group.heads)], name) for table, name in zip(pair, names, strict=True)
         ]
-
-    def or_zeros(self, array: np.ndarray | None, name: str, shape: Sequence[int]) -> ir.Value:
-        return (
-            self.op.constant(np.zeros(shape, np.float32)) if array is None else self.op.constant(array, name)
-        )
