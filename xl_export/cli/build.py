@@ -37,7 +37,7 @@ class Sizes(click.ParamType):
         "Main options": "--out --flavour --compute-capability --attention --force",
         "Shapes": "--batch --token-batch --tokens",
         "Where the engine runs": "--hardware --version-compatible --refit",
-        "Tuning": "--optimization-level --workspace-mib --timing-cache --tactics",
+        "Tuning": "--optimization-level --workspace-mib --timing-cache",
     },
 )
 @click.argument("artefact", type=click.Path(path_type=Path))
@@ -118,12 +118,6 @@ class Sizes(click.ParamType):
     type=click.Path(path_type=Path),
     help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
     "--flavour tensorrt.",
-)
-@click.option(
-    "--tactics",
-    type=click.Path(path_type=Path),
-    help="A file of the times of the project's kernels, by GPU and shape. What it lacks is timed and added. "
-    "It needs --attention plugin.",
 )
 @triton_option
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier engine.")

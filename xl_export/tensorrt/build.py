@@ -59,8 +59,6 @@ def build(
     profiles = options.profiles(spec.rule)
     if cache := options.timing_cache:  # a build takes minutes, so this is tested first; any suffix will do
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
-    if options.tactics:
-        refuse_unwritable(options.tactics, option="--tactics", suffixes=(options.tactics.suffix,))
     trt, log, gpu = start_tensorrt(spec, options)
     driver, cuda = (driver_version(), Cuda().driver_cuda) if gpu else (None, None)
     if cuda and not driver:
@@ -69,7 +67,7 @@ def build(
             f"{BUILD} and times of kernels have the CUDA that it serves, {cuda}, and no version."
         )
     began = time.perf_counter()
-    tactics = chosen_tactics(artefact, spec, profiles, gpu, options) if gpu else ()
+    tactics = chosen_tactics(artefact, spec, profiles, options)
     with atomic_folder(out, force=force, marker=BUILD, sources=[artefact]) as folder:
         with held_interrupt():
             parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
@@ -107,16 +105,18 @@ def build(
 
 
 def chosen_tactics(
-    artefact: Path, spec: Spec, profiles: tuple[Profile, ...], gpu: Gpu, options: BuildOptions
+    artefact: Path, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions
 ) -> tuple[TacticFacts, ...]:
     """The plugin's kernels that the build offers TensorRT, timed on this GPU; none without the plugin."""
     if options.attention != "plugin":
         return ()
-    from xl_export.tensorrt.kernels.timing import attention_shapes, choose
+    from xl_export.tensorrt.kernels.driver import Driver
+    from xl_export.tensorrt.kernels.timing import attention_shapes, time_shape
     from xl_export.tensorrt.plugin import use_choices
 
+    driver = Driver()
     shapes = attention_shapes(read_model(artefact / GRAPH), spec, profiles)
-    choices = choose(shapes, gpu, file=options.tactics)
+    choices = [time_shape(driver, shape) for shape in shapes]
     use_choices(choices)
     return tuple(choice.facts for choice in choices)
 

@@ -36,7 +36,6 @@ class BuildOptions:
     workspace_mib: int | None = None  # scratch memory of tactics; None for all of the GPU's memory
     optimization_level: int | None = None  # from 0 (quick) to 5 (thorough); None for TensorRT's default
     timing_cache: Path | None = None  # a file of measured kernels, which makes later builds quicker
-    tactics: Path | None = None  # a file of the plugin's timed kernels, which is read and extended
 
     def __post_init__(self) -> None:
         name = NAMES[self.flavour]
@@ -74,11 +73,6 @@ class BuildOptions:
             raise ConfigError(
                 f"--compute-capability is for --flavour rtx, and {name} builds for the GPU of this machine; "
                 "leave it out."
-            )
-        if self.tactics is not None and self.attention != "plugin":
-            raise ConfigError(
-                f"--tactics is for the kernels of --attention plugin, and --attention is {self.attention}; "
-                "leave --tactics out."
             )
         if self.attention == "plugin" and self.hardware == "ampere-plus":
             raise ConfigError(

@@ -12,24 +12,17 @@ It was not run on a GPU; tests run it with a fake driver.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
-from importlib.metadata import version as version_of
-from pathlib import Path
+from collections.abc import Iterable
 from statistics import median
 from typing import Literal
 
 import numpy as np
 import onnx
 
-from runtimes.base.errors import ArtefactError, ConfigError, UserError
-from runtimes.base.files import read_json, write_json
-from runtimes.base.machine import driver_version
+from runtimes.base.errors import ArtefactError
 from runtimes.base.progress import say_once
-from runtimes.base.records import from_json, to_json
-from runtimes.contract.engine import Gpu, Profile, TacticFacts
+from runtimes.contract.engine import Profile, TacticFacts
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import head_groups
 from xl_export.tensorrt.kernels.compile import JOINS, Sizes, Tactic, Type, tactics
@@ -37,7 +30,6 @@ from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, run_embedded
 from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import DOMAIN, INPUTS, RING_INPUTS, SIGNATURES, Attributes
 
-SCHEMA = 1
 REPEATS = 23
 UNTIMED = 3
 
@@ -93,7 +85,7 @@ class Choice:
     shape: Shape
     tactic: Tactic
     join: Tactic
-    milliseconds: float | None  # None for a default that was not timed
+    milliseconds: float
 
     @property
     def facts(self) -> TacticFacts:
@@ -110,31 +102,6 @@ class Choice:
             join_queries=self.join.block_t,
             milliseconds=self.milliseconds,
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Record:
-    """A choice in a file, with what else it depends on."""
-
-    gpu: Gpu
-    # As in `EngineFacts`. If the version is unknown (None), drivers that support the same CUDA count as one.
-    driver_version: str | None = None
-    driver_cuda: str | None = None
-    code: str  # the hash of the kernels and of their compiler
-    choice: Choice
-
-    @property
-    def holds_for(self) -> tuple[object, ...]:
-        """What the choice depends on besides the shape."""
-        return self.gpu, self.driver_version, self.driver_cuda, self.code
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Records:
-    """A file of choices that were timed."""
-
-    schema: int
-    timed: tuple[Record, ...]
 
 
 def attention_shapes(model: onnx.ModelProto, spec: Spec, profiles: Iterable[Profile]) -> tuple[Shape, ...]:
@@ -171,14 +138,6 @@ def attention_shapes(model: onnx.ModelProto, spec: Spec, profiles: Iterable[Prof
     return tuple(dict.fromkeys(shapes))
 
 
-def default(shape: Shape, compute_capability: int) -> Choice:
-    """The kernels for a shape that is not timed: for segments the largest tile of queries that they fill."""
-    possible = _fitting(shape, compute_capability)
-    segment = [tactic for tactic in possible if tactic.kernel == "segment_attention"]
-    tactic = segment[-1] if segment and shape.tokens > 1 else possible[0]
-    return Choice(shape=shape, tactic=tactic, join=JOINS[shape.tokens > 1], milliseconds=None)
-
-
 def time_shape(driver: Driver, shape: Shape) -> Choice:
     """The fastest kernels for a shape on the driver's GPU, of those whose answer is right.
 
@@ -191,7 +150,10 @@ def time_shape(driver: Driver, shape: Shape) -> Choice:
     tolerance = TOLERANCES[shape.dtype] * np.abs(expected).max()
     timed: dict[tuple[Tactic, Tactic], float] = {}
     wrong = []
-    for tactic, join in itertools.product(_fitting(shape, driver.gpu.capability), JOINS):
+    offered = tactics(shape.sizes.head_dim, driver.gpu.capability, shape.dtype)
+    # A tile of queries that is larger than the segment is never the fastest.
+    fitting = [tactic for tactic in offered if tactic.block_t <= shape.tokens]
+    for tactic, join in itertools.product(fitting, JOINS):
         got = run_embedded(
             driver, inputs, shape.attributes, mem_len=mem_len, tactic=tactic, join=join, repeats=REPEATS
         )
@@ -213,57 +175,3 @@ def time_shape(driver: Driver, shape: Shape) -> Choice:
         )
     tactic, join = min(timed, key=timed.__getitem__)
     return Choice(shape=shape, tactic=tactic, join=join, milliseconds=timed[tactic, join])
-
-
-def choose(shapes: Sequence[Shape], gpu: Gpu, *, file: Path | None = None) -> tuple[Choice, ...]:
-    """The kernels of each shape on this machine's GPU: from the file if they were timed before.
-
-    What is timed now is added to the file. If the driver launches nothing, the defaults are used, with a
-    warning. Raises UserError for a file that is not one of these.
-    """
-    records = read_records(file) if file and file.exists() else ()
-    try:
-        driver = Driver()
-    except UserError as error:
-        say_once(f"the plugin's kernels were not timed, and its defaults are built in: {error}")
-        return tuple(default(shape, gpu.capability) for shape in shapes)
-    version = driver_version()
-    here = gpu, version, driver.cuda, code()
-    known = {record.choice.shape: record.choice for record in records if record.holds_for == here}
-    fresh = {shape: time_shape(driver, shape) for shape in shapes if shape not in known}
-    if fresh and file:
-        made = [
-            Record(gpu=gpu, driver_version=version, driver_cuda=driver.cuda, code=code(), choice=one)
-            for one in fresh.values()
-        ]
-        write_json(file, to_json(Records(schema=SCHEMA, timed=(*records, *made))))
-    return tuple((known | fresh)[shape] for shape in shapes)
-
-
-def read_records(file: Path) -> tuple[Record, ...]:
-    """What a file of choices holds; raises UserError for another file."""
-    again = "remove it, or give another --tactics"
-    try:
-        records = from_json(Records, read_json(file), where=str(file))
-    except UserError as error:
-        raise ConfigError(
-            f"{file} is not a file of timed kernels ({str(error).rstrip('.')}); {again}."
-        ) from error
-    if records.schema != SCHEMA:
-        raise ConfigError(f"{file} has the schema {records.schema}, expected {SCHEMA}; {again}.")
-    return records.timed
-
-
-@functools.cache
-def code() -> str:
-    """SHA-256 of the kernels' sources and of the name of their compiler: times are valid only for these."""
-    digest = hashlib.sha256(version_of("triton").encode())
-    for name in ("common", "compile", "join", "segment", "skew", "token"):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
-    return digest.hexdigest()
-
-
-def _fitting(shape: Shape, compute_capability: int) -> list[Tactic]:
-    """The tactics whose tile of queries is not larger than the segment."""
-    offered = tactics(shape.sizes.head_dim, compute_capability, shape.dtype)
-    return [tactic for tactic in offered if tactic.block_t <= shape.tokens]

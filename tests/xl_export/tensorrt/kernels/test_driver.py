@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,13 +112,8 @@ class FakeDriver:
         assert (stream, extra) == (0, 0)
         assert 0 <= shared <= 48 << 10
         self.grids.append((name, grid))
-        self.execute(name, ptx, grid, values, shared)
-        return (self.result,)
-
-    def execute(
-        self, name: str, ptx: str, grid: tuple[int, int, int], values: Sequence[int], shared: int
-    ) -> None:
         execute(parse(ptx, name), values, grid=grid, shared_bytes=shared, memory=self.memory)
+        return (self.result,)
 
 
 @pytest.fixture
