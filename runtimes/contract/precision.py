@@ -8,8 +8,7 @@ from typing import Literal
 from runtimes.base.errors import ConfigError
 
 # Of the weights. int8-stored is in bytes on disk alone: a session widens it to fp32 as it loads the graph.
-# fp8 is for engines alone.
-Precision = Literal["fp32", "fp16", "int8-stored", "int8", "int4", "fp8"]
+Precision = Literal["fp32", "fp16", "int8-stored", "int8", "int4"]
 MemoryPrecision = Literal["fp32", "fp16", "int8"]
 Float = Literal["float32", "float16"]
 MemoryType = Literal[Float, "int8"]  # of keys and values in memory
@@ -49,7 +48,6 @@ PRESETS: dict[Precision, Preset] = {
     "int4": Preset(
         bits=4, rounds_activations=True, tolerance=0.5, mean_tolerance=5e-2, limit=0.05, oldest_gpu=8.0
     ),
-    "fp8": Preset(bits=8, tolerance=0.5, mean_tolerance=5e-2, limit=0.02, oldest_gpu=8.9),
 }
 QUANTISED: tuple[Precision, ...] = tuple(name for name, preset in PRESETS.items() if preset.bits < 16)
 # The largest and the mean difference from PyTorch with memory in int8, which rounds as the artefact does:

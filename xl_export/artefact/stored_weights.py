@@ -114,9 +114,7 @@ class _Stored:
         factors = np.repeat(np.atleast_2d(scales).astype(np.float32), block, axis=0)
         wide = values.astype(np.float32)
         chosen = next(format_ for format_ in FORMATS.values() if format_.dtype.numpy() == values.dtype)
-        # A float has 3 bits after its first, and is never finer than 2^-9.
-        fine = 1.0 if chosen.dtype.is_integer() else np.maximum(np.abs(wide) / 8, 2.0**-9)
-        return _Rounded(wide * factors, fine * factors, np.abs(wide) == chosen.largest)
+        return _Rounded(wide * factors, factors, np.abs(wide) == chosen.largest)
 
     def table(self, name: str) -> _Rounded | None:
         """A constant that is not a matrix of a product; None if it is stored in float32."""

@@ -61,10 +61,6 @@ def precisions_for(
         if value is not None and value not in choices:
             raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
     if target != "tensorrt":
-        if precision == "fp8":
-            raise ConfigError(
-                "weights in fp8 are for engines; give the target tensorrt too, or another precision."
-            )
         if target == "web" and memory_precision == "int8":
             raise ConfigError(
                 "WebGPU has no numbers of 8 bits, as a memory in int8 needs; give it in fp16, or another "

@@ -130,8 +130,7 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
     type=click.Choice(get_args(Precision)),
     help="The precision of the weights. fp16 makes the file smaller. int8-stored makes it smaller still, and "
     "loading widens it to fp32: for browsers, and wherever an engine has no fast int8. int8 and int4 make "
-    "large models faster and lose some accuracy; so does fp8, which is for --target tensorrt. The default "
-    "is fp32, or fp16 with --target tensorrt.",
+    "large models faster and lose some accuracy. The default is fp32, or fp16 with --target tensorrt.",
 )
 @click.option(
     "--memory-precision",

@@ -7,7 +7,6 @@ W of them again:
 |---|---|---|
 | int8 | 8-bit integers | each column |
 | int4 | 4-bit integers | each 128 rows of a column; 64, 32 or 16 where K is no multiple of 128 |
-| fp8 | 8-bit floats E4M3 | each column |
 
 Activations are not quantised, so nothing is calibrated. The tables of the vocabulary, position tables,
 persistent vectors, norms and biases keep their type: TensorRT looks nothing up in a quantised table.
@@ -44,7 +43,6 @@ class Format:
 FORMATS: dict[Precision, Format] = {
     "int8": Format(dtype=ir.DataType.INT8, largest=127),
     "int4": Format(dtype=ir.DataType.INT4, largest=7, in_blocks=True),
-    "fp8": Format(dtype=ir.DataType.FLOAT8E4M3FN, largest=448),
 }
 
 
@@ -85,7 +83,7 @@ def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np
     least = np.full_like(highest, np.inf)
     for share in SHARES:
         tried = np.maximum((share * highest / chosen.largest).astype(np.float16), LEAST).astype(np.float32)
-        rounded = _rounded(blocks / tried, chosen)
+        rounded = np.rint(np.clip(blocks / tried, -chosen.largest, chosen.largest))
         error = ((rounded * tried - blocks) ** 2).sum(axis=1, keepdims=True)
         better = error < least
         scales = np.where(better, tried, scales)
@@ -93,15 +91,6 @@ def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np
         values = np.where(better, rounded, values)
     stored = values.reshape(matrix.shape).astype(chosen.dtype.numpy())
     return stored, scales[:, 0] if block else scales[0, 0]
-
-
-def _rounded(values: np.ndarray, chosen: Format) -> np.ndarray:
-    """Returns float32 values that the format has, the nearest to those given."""
-    cut = np.clip(values, -chosen.largest, chosen.largest)
-    if chosen.dtype.is_integer():
-        return np.rint(cut)
-    rounded: np.ndarray = cut.astype(chosen.dtype.numpy()).astype(np.float32)
-    return rounded
 
 
 def _matrix(node: ir.Node) -> ir.Value | None:

@@ -61,7 +61,6 @@ WEIGHT_BYTES: dict[Precision, float] = {
     "fp16": 2,
     "int8-stored": 4,  # once the graph is loaded
     "int8": 1,
-    "fp8": 1,
     "int4": 0.5,
 }
 MEMORY_BYTES: dict[MemoryPrecision, float] = {"fp32": 4, "fp16": 2, "int8": 1}  # without the scales of int8

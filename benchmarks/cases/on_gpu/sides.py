@@ -117,7 +117,6 @@ ALL: tuple[tuple[Form, Precision], ...] = (
     ("shift", "fp32"),
     ("ring", "int8"),
     ("ring", "int4"),
-    ("ring", "fp8"),
 )
 SIDES = (
     *_engines("tensorrt", "native", *ALL),

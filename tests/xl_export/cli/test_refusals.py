@@ -98,7 +98,6 @@ EXPORT = [
     ("export copy --out out", "vocab.json has 256 symbols", {"copy/vocab.json": '{"kind": "byte"}'}),
     ("export copy --out out", "is not a run", {"copy/config.json": None}),
     *((f"export {{run}} --out out {options}", words) for options, words in (
-        ("--precision fp8", "or another precision"),
         ("--text text.txt", "a text was given to measure a reduced precision on"),
         # engines
         ("--target tensorrt --precision int8-stored", "or another target"),
@@ -114,7 +113,7 @@ EXPORT = [
         ("--exporter trace --target tensorrt --attention-as node", "is for a graph that is written"),
         ("--rows 1", "--rows and --tokens are for a traced graph; give --exporter trace"),
         *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")
-          for p in ("int8", "int4", "fp8")),
+          for p in ("int8", "int4")),
         # memory in int8
         ("--memory-precision int8 --memory shift", "this memory is shift; give memory in fp16"),
         ("--memory-precision int8 --target web", "WebGPU has no numbers of 8 bits"),

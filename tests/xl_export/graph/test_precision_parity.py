@@ -34,10 +34,9 @@ ALIKE = 0.25
 IN_INT8 = 0.2
 WORST_IN_INT8 = 1.2  # the same of single values, as a share of the mean
 IN_HALF = 3e-4  # nats that float16 memory changes at most
-ON_ONNX_RUNTIME: tuple[Precision, ...] = ("fp32", "fp16", "int8-stored", "int8", "int4")  # fp8 is for engines
 # Memory in int8 is computed otherwise in PyTorch too: see test_bytes_memory.py.
 MEMORIES: tuple[MemoryPrecision, ...] = ("fp32", "fp16")
-PAIRS = [pair for pair in itertools.product(ON_ONNX_RUNTIME, MEMORIES) if pair != ("fp32", "fp32")]
+PAIRS = [pair for pair in itertools.product(get_args(Precision), MEMORIES) if pair != ("fp32", "fp32")]
 # Every form with every preset is in the default suite, and every architecture.
 CASES = matrix(tuple(ARCHITECTURES), tuple(itertools.product(get_args(Form), PAIRS)), together=1)
 Truth = Callable[[str, Precision], np.ndarray]
