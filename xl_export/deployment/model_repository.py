@@ -27,7 +27,6 @@ from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config,
 from xl_export.deployment.server_graph import SequenceGraph, sequence_graph
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.options import BuildOptions
-from xl_export.tensorrt.progress import held_interrupt
 
 # Where the server looks for the first version of a model.
 MODEL = "1/model.onnx"
@@ -119,10 +118,7 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
         (folder / ENGINE).parent.mkdir()
         with tempfile.TemporaryDirectory() as written:
             save_model(graph.model, Path(written))
-            with held_interrupt():
-                parsed = parse(
-                    trt, log, Path(written), attention=options.attention, name=NAMES[options.flavour]
-                )
+            parsed = parse(trt, log, Path(written), attention=options.attention, name=NAMES[options.flavour])
             plan = serialize(trt, log, parsed, spec, profiles, options, inputs=graph.all_inputs)
         (folder / ENGINE).write_bytes(plan)
         most = max(profile.batch[2] for profile in profiles)

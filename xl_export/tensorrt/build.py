@@ -13,8 +13,7 @@ from typing import Any
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.base.machine import NVIDIA_MODULE, driver_version, package_versions
-from runtimes.base.progress import say_once
+from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
     NAMES,
@@ -60,17 +59,10 @@ def build(
     if cache := options.timing_cache:  # a build takes minutes, so this is tested first; any suffix will do
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
     trt, log, gpu = start_tensorrt(spec, options)
-    driver, cuda = (driver_version(), Cuda().driver_cuda) if gpu else (None, None)
-    if cuda and not driver:
-        say_once(
-            f"neither NVML nor {NVIDIA_MODULE} tells the version of this GPU's driver, as on a Jetson: "
-            f"{BUILD} and times of kernels have the CUDA that it serves, {cuda}, and no version."
-        )
     began = time.perf_counter()
     tactics = chosen_tactics(artefact, spec, profiles, options)
     with atomic_folder(out, force=force, marker=BUILD, sources=[artefact]) as folder:
-        with held_interrupt():
-            parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
+        parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         if gpu:  # inspecting a plan needs a GPU
             (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
@@ -96,8 +88,8 @@ def build(
             seconds=time.perf_counter() - began,
             producer=package_versions(),
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
-            driver_version=driver,
-            driver_cuda=cuda,
+            driver_version=driver_version() if gpu else None,
+            driver_cuda=Cuda().driver_cuda if gpu else None,
             tactics=tactics,
         )
         write_sampling(folder, read_sampling(artefact))

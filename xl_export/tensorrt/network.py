@@ -18,6 +18,7 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import GRAPH
 from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, PLUGIN, SIGNATURES
+from xl_export.tensorrt.progress import held_interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,9 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     parser = trt.OnnxParser(network, log)
     # The model itself is passed as bytes, since its nodes were changed; the parser finds the weights' file by
     # the path.
-    if not parser.parse(model.SerializeToString(), str(graph.resolve())):
+    with held_interrupt():
+        parsed = parser.parse(model.SerializeToString(), str(graph.resolve()))
+    if not parsed:
         raise ArtefactError(
             f"{graph} cannot be parsed by {name} {trt.__version__}: "
             f"{parser_errors(parser) or log.last_error()}."
