@@ -68,35 +68,6 @@ def test_compressed_files_give_the_bytes_of_the_corpus(suffix: str, tmp_path: Pa
         assert b"".join(bytes(part) for part in (dataset.train, dataset.valid, dataset.test)) == ENWIK8
 
 
-@pytest.mark.parametrize("form", ["tar.gz", "folder"])
-def test_progress_is_a_share_of_a_known_whole(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bars: list[tuple[str, int | None, list[int]]] = []
-
-    class Bar:
-        def __init__(self, *, desc: str, total: int | None, disable: bool | None, **_: object) -> None:
-            done: list[int] = []
-            self.update = done.append
-            if not disable:
-                bars.append((desc, total, done))
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr("trainer.data.published.tqdm", Bar)
-    source = make_source(tmp_path / "in", "penn-treebank", form)
-    assert run("ptb", "--from", source, "--out", tmp_path / "out", "--unverified").exit_code == 0
-    assert {"counting words", "encoding train", "encoding valid", "encoding test"} < {bar[0] for bar in bars}
-    assert ("unpacking" in {bar[0] for bar in bars}) is (form != "folder")
-    for what, total, done in bars:
-        assert total, f"{what} has no percentage"
-        if what != "unpacking":
-            assert sum(done) == total, what
-
-
 def test_a_download_that_is_there_is_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from runtimes import open_session
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks.context_losses import context_losses, spread_positions
 from runtimes.tasks.effective_context import recl, relative_gains
-from tests.commands import json_of, refused, xl
+from tests.commands import json_of, xl
 
 
 @pytest.fixture
@@ -76,19 +76,3 @@ def test_the_table_holds_the_recl_of_the_group(
             str(path),
             *(entry["shown"].replace("≥ ", "≥") for entry in model["by_r"]),
         ]
-
-
-def test_files_that_are_there_are_replaced_only_with_force(
-    run: Path, text_file: Path, tmp_path: Path
-) -> None:
-    measured = ("recl", run, "--text", text_file, "--lengths", "10,20,30", "--mem-len", 30, "--positions", 5)
-    for option, name, starts in (("--out", "recl.json", b"{"), ("--plot", "recl.png", b"\x89PNG")):
-        kept = tmp_path / name
-        kept.write_bytes(b"kept")
-        refused(
-            xl(*measured, option, kept),
-            f"{name} exists already; give another {option}, or --force to replace it",
-        )
-        assert kept.read_bytes() == b"kept"
-        assert xl(*measured, option, kept, "--force").exit_code == 0
-        assert kept.read_bytes().startswith(starts)

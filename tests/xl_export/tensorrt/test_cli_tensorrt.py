@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -121,19 +120,6 @@ def test_running_an_engine_without_a_gpu_is_refused(
     (tmp_path / "some.txt").write_text(text[:100])
     for command in (("check",), ("eval", "--text", tmp_path / "some.txt"), ("generate", "--prompt", "The ")):
         refused(xl(command[0], built[0], *command[1:]), "no NVIDIA GPU can be used here")
-
-
-def test_an_engine_is_replaced_only_with_force(
-    built: tuple[Path, str], artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    out = Path(shutil.copytree(built[0], tmp_path / "engine"))
-    first = load_engine(out)[0].identity
-    refused(xl("build", artefacts["shift"], "--out", out, *RTX), "exists already")
-    document = json_of(xl("build", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json"))
-    assert document["profiles"][0]["batch"] == [1, 1, 1]
-    assert load_engine(out)[0].identity != first
-    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
-    refused(xl("build", artefacts["shift"], "--out", artefacts["ring"], *RTX, "--force"), f"no {BUILD}")
 
 
 @pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", ".[tensorrt]"), ("rtx", ".[tensorrt-rtx]")])

@@ -142,7 +142,6 @@ def test_what_no_browser_runs_is_refused(
     out = tmp_path / "out"
     options = ("--out", out, "--node-modules", node_modules)
     refused(xl("web", run, *options), "not an artefact", "xl-export export")
-    refused(xl("web", tmp_path / "absent", *options), "absent", "artefact")
     refused(xl("web", artefacts["ring"], artefacts["ring"], *options), "two artefacts are called ring")
     refused(xl("web", artefacts["ring"]), "--out", "--serve")
     copied = shutil.copytree(artefacts["ring"], tmp_path / "damaged")
