@@ -19,37 +19,8 @@ from xl_export.graph.layers import Layers
 LEAST_SCORE = np.float32(-(2.0**100))
 
 
-def gated_attention(
+def attend_by_parts(
     layers: Layers,
-    key: ir.Value,
-    value: ir.Value,
-    *,
-    content: ir.Value,
-    bias: ir.Value,
-    gate: ir.Value,
-    epsilon: float,
-) -> ir.Value:
-    """Returns the answers [B, h, T, K] of weights that a gate multiplies after the softmax.
-
-    They are divided by their sum plus epsilon. A query without visible keys gets zeros.
-
-    The public code of adaptive spans has this form (`SpanConfig.epsilon`). Without an epsilon the mask is
-    part of the scores, as log m(d), and the softmax alone is enough.
-
-    content: queries with u, [B, h, T, K]. key, value: [B, h, J, K]. bias: what is added to the scores,
-    [B, h, T, J]. gate: the factors of the weights, [B, h, T, J]; 0 for keys that are not visible.
-    """
-    op = layers.op
-    weights = op.Mul(op.Softmax(_scores(layers, content, key, _limited(layers, bias)), axis=-1), gate)
-    total = op.Add(op.ReduceSum(weights, op.constant(np.array([3]))), op.constant(np.float32(epsilon)))
-    return op.Div(op.MatMul(weights, value), total)
-
-
-def context_and_persistent(
-    layers: Layers,
-    layer: int,
-    heads: Sequence[int],
-    query: ir.Value,
     key: ir.Value,
     value: ir.Value,
     *,
@@ -57,37 +28,47 @@ def context_and_persistent(
     bias: ir.Value,
     gate: ir.Value | None = None,
     epsilon: float = 0.0,
+    persistent: tuple[ir.Value, ir.Value, ir.Value] | None = None,
 ) -> ir.Value:
-    """Returns the answers [B, h, T, K] of one softmax over context and persistent vectors.
+    """Returns the answers [B, h, T, K] of attention whose weights are needed by themselves.
 
-    Source: Sukhbaatar et al. 2019b, equation 9. The two products stay separate and only their scores are
-    concatenated, so the memory is not copied. query: queries without u. gate, epsilon: as in
-    `gated_attention`; the weights of persistent vectors are not gated.
+    content: queries with u, [B, h, T, K]. key, value: [B, h, J, K]. bias: what is added to the scores,
+    [B, h, T, J].
+
+    gate: factors of the weights after the softmax, [B, h, T, J], 0 for keys that are not visible. Then the
+    weights are divided by their sum plus epsilon, and a query without visible keys gets zeros. The public
+    code of adaptive spans has this form (`SpanConfig.epsilon`). Without an epsilon the mask is part of the
+    scores, as log m(d), and the softmax alone is enough.
+
+    persistent: queries without u, and persistent keys [h, K, N] and values [h, N, K], which share the softmax
+    with the context (Sukhbaatar et al. 2019b, equation 9) and are not gated. The two products stay separate
+    and only their scores are concatenated, so the memory is not copied.
     """
     op = layers.op
-    keys, values = persistent_constants(layers, layer, heads)
-    scores = _scores(layers, content, key, bias if gate is None else _limited(layers, bias))
-    weights = op.Softmax(op.Concat(op.MatMul(query, keys), scores, axis=3), axis=-1)
-    count = op.constant(np.array([layers.weights[f"blocks.{layer}.persistent.key"].shape[1]]))
     last = op.constant(np.array([3]))
-    on_own = op.Slice(weights, op.constant(np.array([0])), count, last)
-    on_context = op.Slice(weights, count, op.constant(np.array([np.iinfo(np.int64).max])), last)
     if gate is not None:
-        on_context = op.Mul(on_context, gate)
-    answers = op.Add(op.MatMul(on_context, value), op.MatMul(on_own, values))
+        bias = op.Max(bias, op.constant(LEAST_SCORE))
+    weights = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
+    if persistent is None:
+        weights = op.Softmax(weights, axis=-1)
+    else:
+        query, own_keys, own_values = persistent
+        assert own_values.shape is not None, "a constant has a shape"
+        both = op.Softmax(op.Concat(op.MatMul(query, own_keys), weights, axis=3), axis=-1)
+        count = op.constant(np.array([own_values.shape[1]]))
+        on_own = op.Slice(both, op.constant(np.array([0])), count, last)
+        weights = op.Slice(both, count, op.constant(np.array([np.iinfo(np.int64).max])), last)
+    if gate is not None:
+        weights = op.Mul(weights, gate)
+    answers = op.MatMul(weights, value)
+    if persistent is not None:
+        answers = op.Add(answers, op.MatMul(on_own, own_values))
     if gate is None:
         return answers
-    total = op.Add(op.ReduceSum(on_context, last), op.ReduceSum(on_own, last))
+    total = op.ReduceSum(weights, last)
+    if persistent is not None:
+        total = op.Add(total, op.ReduceSum(on_own, last))
     return op.Div(answers, op.Add(total, op.constant(np.float32(epsilon))))
-
-
-def _scores(layers: Layers, content: ir.Value, key: ir.Value, bias: ir.Value) -> ir.Value:
-    op = layers.op
-    return op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
-
-
-def _limited(layers: Layers, bias: ir.Value) -> ir.Value:
-    return layers.op.Max(bias, layers.op.constant(LEAST_SCORE))
 
 
 def attend_persistent(

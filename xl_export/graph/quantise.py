@@ -41,11 +41,8 @@ COLUMN_SCALES = ".column_scales"
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:
     """Returns the fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
     preset = PRESETS[precision]
-    if preset.rounds_activations:
-        quantise(model, preset.bits)
-        store_tables_in_bytes(model)
-    elif precision == "int8-stored":
-        store_matrices_in_bytes(model)
+    if preset.rounds_activations or precision == "int8-stored":
+        quantise(model, preset.bits if preset.rounds_activations else None)
         store_tables_in_bytes(model)
     if precision != "fp32":
         halve(model)
@@ -63,58 +60,38 @@ def halve(model: ir.Model) -> None:
         array = _floats(value)
         if array is None or array.size < SMALL or name.endswith((SCALES, COLUMN_SCALES)):
             continue
-        stored = constant(graph, f"{name}.fp16", _half(array))
-        for node, index in value.uses():
-            if reads_tables(node) and index in SCALES_OF:
-                node.replace_input_with(index, stored)
-        if value.uses():
-            cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
-            cast.outputs[0].name = f"{name}.fp32"
-            graph.insert_before(graph[0], cast)
-            value.replace_all_uses_with(cast.outputs[0])
-        del graph.initializers[name]
+        _replace_constant(graph, value, constant(graph, f"{name}.fp16", _half(array)))
 
 
-def quantise(model: ir.Model, bits: int) -> None:
-    """Replaces products and look-ups with constant matrices by `MatMulNBits` and `GatherBlockQuantized`.
+def quantise(model: ir.Model, bits: int | None) -> None:
+    """Stores the matrices of products and the vocabulary's tables in few bits; `model` itself is changed.
 
-    bits: 8 or 4. `model` itself is changed.
+    bits: 8 or 4 in blocks, of `MatMulNBits` and `GatherBlockQuantized`. None is int8 with a float32 scale for
+    each column: a Cast follows each matrix, which ONNX Runtime computes once, when it loads the graph, and
+    the scales multiply what the products give. Scaled matrices would be computed when the graph is loaded
+    too, but ONNX Runtime keeps what all steps of such a computation give until the last of them, so loading
+    would take twice the bytes.
     """
     graph = model.graph
-    model.opset_imports[MICROSOFT] = 1
+    if bits is not None:
+        model.opset_imports[MICROSOFT] = 1
     for node in list(graph):
         for index, matrix in read_matrices(node).items():
-            _replace_matrix(node, index, matrix.stored(graph, bits))
+            _replace_matrix(
+                node, index, matrix.in_bytes(graph) if bits is None else matrix.stored(graph, bits)
+            )
         if (product := product_of(node)) is not None:
-            new = _multiplied(graph, node, product, bits)
+            new = (
+                _scaled_product(graph, node, product)
+                if bits is None
+                else _multiplied(graph, node, product, bits)
+            )
         elif (table := embedding_of(node)) is not None:
-            new = _gathered(graph, node, table, bits)
+            new = _scaled_rows(graph, node, table) if bits is None else _gathered(graph, node, table, bits)
         else:
             continue
         _replace(graph, node, new)
     remove_unused_nodes(model)  # transposes and constants that nothing reads any more
-
-
-def store_matrices_in_bytes(model: ir.Model) -> None:
-    """Stores the matrices of products and the vocabulary's tables in int8, each column with a float32 scale.
-
-    A Cast follows each matrix, which ONNX Runtime computes once, when it loads the graph. The scales multiply
-    what the products give. Scaled matrices would be computed when the graph is loaded too, but ONNX Runtime
-    keeps what all steps of such a computation give until the last of them, so loading would take twice the
-    bytes. `model` itself is changed.
-    """
-    graph = model.graph
-    for node in list(graph):
-        for index, matrix in read_matrices(node).items():
-            _replace_matrix(node, index, matrix.in_bytes(graph))
-        if (product := product_of(node)) is not None:
-            new = _scaled_product(graph, node, product)
-        elif (table := embedding_of(node)) is not None:
-            new = _scaled_rows(graph, node, table)
-        else:
-            continue
-        _replace(graph, node, new)
-    remove_unused_nodes(model)
 
 
 def _replace_matrix(node: ir.Node, index: int, parts: Sequence[ir.Value]) -> None:
@@ -135,9 +112,7 @@ def _replace(graph: ir.Graph, node: ir.Node, new: list[ir.Node]) -> None:
 def store_tables_in_bytes(model: ir.Model) -> None:
     """Stores position tables and persistent vectors of at least `SMALL` values in int8, with float32 scales.
 
-    A column of a table [h, K, R], which is one distance or key, or a value of [h, N, K] has one scale. The
-    fused operator takes bytes and scales. For all other nodes a Cast and a Mul follow, which ONNX Runtime
-    computes once, when it loads the graph.
+    A column of a table [h, K, R], which is one distance or key, or a value of [h, N, K] has one scale.
     """
     graph = model.graph
     for name, value in list(graph.initializers.items()):
@@ -148,19 +123,30 @@ def store_tables_in_bytes(model: ir.Model) -> None:
         bytes_, scales = in_bytes(array, axis)
         stored = constant(graph, f"{name}.int8", bytes_)
         factors = constant(graph, name + SCALES, scales)
-        for node, index in value.uses():
-            if reads_tables(node) and index in SCALES_OF:
+        _replace_constant(graph, value, stored, factors)
+
+
+def _replace_constant(
+    graph: ir.Graph, value: ir.Value, stored: ir.Value, scales: ir.Value | None = None
+) -> None:
+    """Replaces a constant by a smaller one and its scales: the fused operator reads both, and for all other
+    nodes a Cast and a Mul follow.
+    """
+    for node, index in list(value.uses()):
+        if reads_tables(node) and index in SCALES_OF:
+            node.replace_input_with(index, stored)
+            if scales is not None:
                 node.resize_inputs(max(len(node.inputs), SCALES_OF[index] + 1))
-                node.replace_input_with(index, stored)
-                node.replace_input_with(SCALES_OF[index], factors)
-        if value.uses():
-            cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
-            wide = ir.node("Mul", [cast.outputs[0], factors])
-            cast.outputs[0].name = f"{name}.cast"
-            wide.outputs[0].name = f"{name}.fp32"
-            graph.insert_before(graph[0], [cast, wide])
-            value.replace_all_uses_with(wide.outputs[0])
-        del graph.initializers[name]
+                node.replace_input_with(SCALES_OF[index], scales)
+    if value.uses():
+        made = [ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})]
+        if scales is not None:
+            made[0].outputs[0].name = f"{value.name}.cast"
+            made.append(ir.node("Mul", [made[0].outputs[0], scales]))
+        made[-1].outputs[0].name = f"{value.name}.fp32"
+        graph.insert_before(graph[0], made)
+        value.replace_all_uses_with(made[-1].outputs[0])
+    del graph.initializers[str(value.name)]
 
 
 def in_bytes(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from runtimes.contract.tensors import FORM_FACTS, head_groups
 from xl_export.graph.head import all_logits, embed, selected
 from xl_export.graph.memory import Group, MemoryLayers
 from xl_export.graph.ops import remove_unused_nodes
-from xl_export.graph.persistent import attend_persistent, context_and_persistent, gated_attention
+from xl_export.graph.persistent import attend_by_parts, attend_persistent, persistent_constants
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
 
 
@@ -184,15 +184,17 @@ class StepGraph(MemoryLayers):
             row = mask.row_of(len(group.heads))
             bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), mask.mask)
         content = query if u is None else op.Add(query, u)
-        extra: dict[str, Any] = {"content": content, "bias": bias_BHTJ}
-        if self.gated:
-            assert self.config.span is not None
-            extra |= {"gate": self.gate(group, query), "epsilon": self.config.span.epsilon}
+        persistent = None
         if self.config.sublayers == "all-attention":
-            return context_and_persistent(self, group.layer, group.heads, query, key, value, **extra)
-        if self.gated:
-            return gated_attention(self, key, value, **extra)
-        return self.attend(group, content, key, value, bias_BHTJ)
+            persistent = (query, *persistent_constants(self, group.layer, group.heads))
+        if persistent is None and not self.gated:
+            return self.attend(group, content, key, value, bias_BHTJ)
+        gate: dict[str, Any] = {}
+        if self.gated and self.config.span is not None:
+            gate = {"gate": self.gate(group, query), "epsilon": self.config.span.epsilon}
+        return attend_by_parts(
+            self, key, value, content=content, bias=bias_BHTJ, persistent=persistent, **gate
+        )
 
     def terms_of(self, group: Group) -> dict[str, np.ndarray | None]:
         """The terms of a group's scores by the names of their constants; None for what the model lacks."""
