@@ -188,15 +188,14 @@ def read_json(path: Path, content: Content | None = None) -> Any:
         ) from error
 
 
-def read_npz(path: Path, content: bytes | bytearray | None = None) -> dict[str, np.ndarray]:
+def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Every array of an `.npz` file.
 
-    content: of the file, if it was read already.
     Raises ArtefactError for a damaged archive, for pickled objects, for a duplicate name, and for headers
     that promise more data than the archive holds; nothing is allocated before that is known.
     """
     try:
-        with open_file(path) if content is None else io.BytesIO(content) as stream:
+        with open_file(path) as stream:
             size = stream.seek(0, io.SEEK_END)
             with zipfile.ZipFile(stream) as archive:
                 members = archive.infolist()

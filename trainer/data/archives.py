@@ -60,11 +60,7 @@ class Contents:
 def kind_of(path: Path) -> Kind | None:
     """The kind of a file, or None for another, such as a text. Raises UserError for an unreadable file."""
     with reading(path), open_file(path) as stream:
-        return kind_by_start(stream.read(START))
-
-
-def kind_by_start(start: bytes) -> Kind | None:
-    """The kind of a file by its first bytes, of which `START` are enough."""
+        start = stream.read(START)
     if start[:4] in (b"PK\3\4", b"PK\5\6"):
         return "zip"
     if start[:2] == b"\x1f\x8b":

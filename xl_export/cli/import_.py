@@ -19,8 +19,7 @@ The formats are:
 FORMATS
 
 A file may hold only the state dict of one of these models; what its tensors do not show comes from
---settings. Checkpoints, weights, shards and the projects' own vocabularies may be compressed with gzip,
-bz2 or xz; JSON files, TensorFlow checkpoints and runs may not.
+--settings.
 
 A TensorFlow checkpoint is read if TensorFlow is installed. There, these lines make an .npz file of it,
 which can be read everywhere:

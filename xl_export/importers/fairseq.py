@@ -17,7 +17,6 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from xl_export.importers import huggingface
-from xl_export.importers.pickle.compressed import inner_suffix
 from xl_export.importers.pickle.values import Foreign, clean
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting
@@ -153,7 +152,7 @@ def read_dictionary(path: Path, *, size: int) -> ReadVocabulary:
 
     Raises ArtefactError if it is damaged or has another size.
     """
-    if inner_suffix(path) != ".txt":
+    if path.suffix != ".txt":
         return read_vocabulary(path, size=size)
     symbols = list(SPECIALS)
     for number, line in enumerate(read_lines(path), 1):

@@ -10,7 +10,6 @@ from runtimes.contract.spec import SPEC
 from xl_export.importers import FORMATS, tensorflow_checkpoint
 from xl_export.importers.huggingface import CONFIG, INDEX, WEIGHTS, find_weights
 from xl_export.importers.pickle import values
-from xl_export.importers.pickle.compressed import inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 from xl_export.importers.shared.checkpoint import Source, shown_folder
@@ -28,7 +27,7 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
     if found is None:
         content = opened.content
         known = "; ".join(f"{name}: {format_.files}" for name, format_ in FORMATS.items())
-        if (state := state_in(content)) and inner_suffix(opened.path) != ".npz":
+        if (state := state_in(content)) and opened.path.suffix != ".npz":
             raise ArtefactError(
                 f"{opened.path} holds the tensors of a model that is not known here, such as "
                 f"{values.clean(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
@@ -67,16 +66,16 @@ def open_source(path: Path) -> Source:
         return _open_folder(path.parent)
     if path.name.endswith(INDEX):
         raise ArtefactError(f"{path} has no {CONFIG} in its folder; copy the whole folder of the model.")
-    if inner_suffix(path) == ".npz":
+    if path.suffix == ".npz":
         return Source(path=path, content=read_npz_tensors(path))
-    if inner_suffix(path) == ".safetensors":
+    if path.suffix == ".safetensors":
         return Source(path=path, content=read_safetensors(path))
     return Source(path=path, content=unwrapped(read_pickle(path)))
 
 
 def _is_of_folder(path: Path) -> bool:
     """Whether a file is one that Hugging Face writes next to `config.json`."""
-    return inner_suffix(path) in (".json", ".safetensors") or path.name in WEIGHTS
+    return path.suffix in (".json", ".safetensors") or path.name in WEIGHTS
 
 
 def _open_folder(folder: Path) -> Source:
@@ -91,8 +90,8 @@ def _open_folder(folder: Path) -> Source:
         found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"
     names = list(dict.fromkeys(name for format_ in FORMATS.values() for name in format_.in_folder))
     for name in names:
-        if (path := present(folder, name)) is not None:
-            return open_source(path)
+        if (folder / name).is_file():
+            return open_source(folder / name)
     weights = find_weights(folder)
     if weights and not (folder / CONFIG).is_file():
         raise ArtefactError(

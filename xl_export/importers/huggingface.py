@@ -26,7 +26,6 @@ from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.rule import MemoryRule
 from xl_export.importers.pickle import values
-from xl_export.importers.pickle.compressed import Budget, inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
@@ -269,11 +268,7 @@ def renamed(name: Any) -> Any:
 
 def find_weights(folder: Path) -> Path | None:
     """Returns the file of the weights in a folder, or their index; None if there is neither."""
-    for name in WEIGHTS:  # an index may not be compressed
-        path = folder / name if name.endswith(INDEX) else present(folder, name)
-        if path is not None and path.is_file():
-            return path
-    return None
+    return next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
 
 
 def read_weights(path: Path) -> tuple[dict[Any, Any], list[Path]]:
@@ -286,9 +281,8 @@ def read_weights(path: Path) -> tuple[dict[Any, Any], list[Path]]:
     return _read_file(path), []
 
 
-def _read_file(path: Path, budget: Budget | None = None) -> dict[Any, Any]:
-    read = read_safetensors if inner_suffix(path) == ".safetensors" else read_pickle
-    state = read(path, budget)
+def _read_file(path: Path) -> dict[Any, Any]:
+    state = read_safetensors(path) if path.suffix == ".safetensors" else read_pickle(path)
     if not isinstance(state, dict):
         raise ArtefactError(f"{path} is a {type(state).__name__}, expected tensors by name.")
     return state
@@ -296,20 +290,16 @@ def _read_file(path: Path, budget: Budget | None = None) -> dict[Any, Any]:
 
 def _read_shards(index: Path) -> tuple[dict[Any, Any], list[Path]]:
     names = _names_by_shard(index)
-    paths = []
     for name in names:
-        path = present(index.parent, name)
-        if path is None:
+        if not (index.parent / name).is_file():
             raise ArtefactError(
                 f"{index.parent} lacks {name}, one of the {len(names)} shards that {index.name} lists; "
                 "copy the whole folder."
             )
-        paths.append(path)
+    paths = [index.parent / name for name in names]
     tensors: dict[str, Tensor] = {}
-    # The shards are in memory together, so they have one budget.
-    budget = Budget(f"{index.parent} with its shards", sum(path.stat().st_size for path in paths))
     for path, expected in zip(paths, names.values(), strict=True):
-        shard = _read_file(path, budget)
+        shard = _read_file(path)
         strange = sorted({str(name) for name in shard} ^ expected)
         if strange:
             held = "lacks" if strange[0] in expected else "holds"

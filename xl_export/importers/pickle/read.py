@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.pickle.compressed import Budget, open_content
+from runtimes.base.files import open_file, reading
 from xl_export.importers.pickle.interpreter import Interpreter
 from xl_export.importers.pickle.tensors import Storages, fill
 from xl_export.importers.pickle.values import PickleError, clean, described
@@ -44,22 +44,21 @@ class ContainerError(Exception):
     """The reason why a file is not read, as the end of a sentence about it: `lacks data.pkl`."""
 
 
-def read_pickle(path: Path, budget: Budget | None = None) -> Any:
+def read_pickle(path: Path) -> Any:
     """Returns the content of a PyTorch checkpoint or of a bare pickle, without running any of it.
 
-    A checkpoint is a zip container or a legacy container, and its file may be compressed. The content
-    consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool and None; of CPU tensors,
-    which share memory where they do in the file (parameters are plain tensors); of Foreign for instances of
-    foreign classes; and of Named if a class itself is a value. It has no cycles and is at most 200 levels
-    deep.
-
-    budget: of the compressed files that are read together; without one, the file has its own.
+    A checkpoint is a zip container or a legacy container. The content consists of dict, list, tuple, set,
+    frozenset, str, bytes, int, float, bool and None; of CPU tensors, which share memory where they do in the
+    file (parameters are plain tensors); of Foreign for instances of foreign classes; and of Named if a class
+    itself is a value. It has no cycles and is at most 200 levels deep.
 
     Raises UserError, which names the file and, if there is one, the name that is not allowed. The
-    memory in use is bounded by a small multiple of the size of the decompressed file.
+    memory in use is bounded by a small multiple of the size of the file.
     """
     try:
-        with open_content(path, budget) as (stream, size):
+        with reading(path), open_file(path) as stream:
+            size = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
             if size == 0:
                 raise ArtefactError(f"{path} is empty; copy it again.")
             magic = stream.read(len(ZIP_MAGIC))

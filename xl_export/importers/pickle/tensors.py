@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, first_line
-from runtimes.base.files import read_npz
-from xl_export.importers.pickle.compressed import Budget, read_content
+from runtimes.base.files import read_npz, reading, refuse_other_kinds
 from xl_export.importers.pickle.values import PickleError, clean, described
 
 DTYPES = {
@@ -125,16 +123,14 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
         raise PickleError(f"has a storage {clean(key)} of booleans with other values than 0 and 1")
 
 
-def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Tensor]:
-    """Returns every tensor of a safetensors file, which may be compressed.
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Returns every tensor of a safetensors file.
 
-    budget: of the compressed files that are read together; without one, the file has its own. Raises
-    ArtefactError if its header and its bytes do not agree, or if it cannot be decompressed.
+    Raises ArtefactError if its header and its bytes do not agree.
     """
+    with reading(path):
+        refuse_other_kinds(path)
     try:
-        content = read_content(path, budget)
-        if content is not None:
-            return load(content)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
@@ -144,13 +140,13 @@ def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Tens
 
 
 def read_npz_tensors(path: Path) -> dict[str, Tensor]:
-    """Returns every array of an `.npz` file, which may be compressed, as a tensor.
+    """Returns every array of an `.npz` file as a tensor.
 
     Raises ArtefactError if `read_npz` does, and for arrays that do not hold numbers. `tensorflow.py`
     explains how a TensorFlow checkpoint becomes such a file.
     """
     tensors = {}
-    for name, array in read_npz(path, read_content(path)).items():
+    for name, array in read_npz(path).items():
         try:
             tensors[name] = torch.from_numpy(array)
         except (TypeError, ValueError) as error:

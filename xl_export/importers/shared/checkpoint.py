@@ -16,7 +16,6 @@ from runtimes.contract.vocabulary import VOCAB, Vocab
 from trainer.model.config import ModelConfig
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
-from xl_export.importers.pickle.compressed import present
 from xl_export.importers.shared.settings import Setting, size_notes
 from xl_export.importers.shared.validated import Tensors
 from xl_export.importers.shared.vocabularies import IDS
@@ -111,15 +110,14 @@ def shown_folder(folder: Path) -> str:
 def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None) -> Path:
     """Returns the file `wanted`, or the first of `names` that the checkpoint's folder contains.
 
-    The file in the folder may have .gz, .bz2 or .xz at the end of its name. Raises ArtefactError if there is
-    no such file.
+    Raises ArtefactError if there is no such file.
     """
     if wanted is not None:
         return wanted
     folder = path if path.is_dir() else path.parent
     for name in names:
-        if (found := present(folder, name)) is not None:
-            return found
+        if (folder / name).is_file():
+            return folder / name
     raise ArtefactError(
         f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the vocabulary; "
         "name the file with --vocab FILE, or give --vocab ids if the tokens are plain numbers."

@@ -31,7 +31,6 @@ from runtimes.contract.vocabulary import (
     not_unicode,
     vocab_from_file,
 )
-from xl_export.importers.pickle.compressed import inner_suffix, read_content
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 
@@ -69,7 +68,7 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
             enlarged = SubwordVocab(vocab.library, vocab.content, size=size, special=vocab.special)
             return ReadVocabulary(enlarged, notes=(note,))
         return _sized(ReadVocabulary(vocab), size, path)
-    if inner_suffix(path) == ".txt":
+    if path.suffix == ".txt":
         # These projects read the first word of each line.
         lines = read_lines(path)
         return vocabulary([words[0] for line in lines if (words := line.split())], where=path, size=size)
@@ -161,6 +160,5 @@ def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a text, which may be compressed, without their ends."""
-    content = read_content(path)
-    return [*text_lines([read_bytes(path) if content is None else content], str(path))]
+    """Returns the lines of a text without their ends."""
+    return [*text_lines([read_bytes(path)], str(path))]

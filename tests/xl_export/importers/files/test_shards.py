@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA, assert_same_tensors, read
-from xl_export.importers.pickle import compressed
 
 FOLDER = DATA / "hf-wt103" / "pretrained"
 
@@ -94,24 +92,6 @@ def test_shards_that_do_not_fit_their_index_are_refused(
     for source in (folder, index):
         refused(xl("import", source, "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
-def test_compressed_shards_have_one_budget(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand small shards, each within the limit of a file, would take all memory together."""
-    places = sharded(folder, kind)[1]
-    shards = [folder / name for name in sorted(set(places.values()))]
-    sizes = [path.stat().st_size for path in shards]
-    for path in shards:
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    monkeypatch.setattr(compressed, "RATIO", 0)
-    monkeypatch.setattr(compressed, "LEAST", sum(sizes))
-    assert xl("import", folder, "--describe").exit_code == 0
-    monkeypatch.setattr(compressed, "LEAST", sum(sizes) - 1)
-    assert max(sizes) < sum(sizes) - 1
-    words = "with its shards has ", f"bytes and decompresses to more than {sum(sizes) - 1:,}, which is too"
-    refused(xl("import", folder, "--describe"), *words)
 
 
 def test_folders_of_the_first_releases_have_no_model_type(folder: Path) -> None:
