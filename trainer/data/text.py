@@ -12,7 +12,6 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError
 from runtimes.base.files import read_bytes
-from runtimes.base.progress import say_once
 from runtimes.base.text import TextDecoder
 from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import (
@@ -26,7 +25,6 @@ from trainer.data.archives import kind_of
 from trainer.data.subwords import SUBWORDS, Texts, learn_subwords
 from trainer.run.choices import VOCAB_KINDS, refuse_vocab_name
 
-MANY_WORDS = 1_000_000
 MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigabytes
 
 
@@ -106,14 +104,8 @@ def build_vocab(
 
 
 def learn_words(texts: Iterable[str], *, min_count: int = 1, max_size: int | None = None) -> WordVocab:
-    """The vocabulary of the words of texts. Warns on standard error where it is very large."""
-    vocab = WordVocab.from_counts(count_words(texts), min_count=min_count, max_size=max_size)
-    if vocab.size > MANY_WORDS:
-        say_once(
-            f"Warning: the vocabulary has {vocab.size:,} words, and a model needs weights for each of them; "
-            "keep fewer with --min-count or --max-size, or take subwords with --vocab FILE."
-        )
-    return vocab
+    """The vocabulary of the words of texts."""
+    return WordVocab.from_counts(count_words(texts), min_count=min_count, max_size=max_size)
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:

@@ -197,23 +197,11 @@ class TrainConfig:
             for _, length in pairs:  # raises where a length is not possible
                 dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
         self._check_schedule("empty_memory", self.empty_memory_schedule)
-        if any(every < 0 for _, every in self.empty_memory_schedule):
-            raise ConfigError(
-                f"empty_memory_schedule is {[list(pair) for pair in self.empty_memory_schedule]}; expected "
-                "numbers of steps after which the memory is empty, or 0 for never."
-            )
         longest = self.longest.mem_len
         if self.model.span and self.model.span.maximum > longest:
             raise ConfigError(
                 f"model.span.maximum is {self.model.span.maximum} and training.mem_len is {longest}; a span "
                 "cannot be longer than the memory. Lower span.maximum, or raise mem_len."
-            )
-        shortest = min([self.training.segment, *(length for _, length in self.segment_schedule)])
-        least = 3 if self.model.objective.half else 2  # otherwise no counted token has a second target
-        if self.model.objective.second_target and shortest < least:
-            raise ConfigError(
-                f"model.objective.second_target is true and training has segments of {shortest}; expected "
-                f"at least {least} tokens. Set it to false, or raise training.segment."
             )
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:

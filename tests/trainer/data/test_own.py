@@ -227,14 +227,6 @@ def test_an_unknown_symbol_is_named_with_its_place(tmp_path: Path) -> None:
         prepare_text(files, tmp_path / "out", vocab=str(vocab), documents="line", progress=False)
 
 
-def test_a_million_words_come_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("trainer.data.text.MANY_WORDS", 3)
-    text(tmp_path, "one two\n", vocab="word")
-    assert "Warning: the vocabulary has 4 words" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("kind", get_args(SubwordKind))
 def test_learned_subwords_are_deterministic_and_lossless(kind: SubwordKind) -> None:
     lines = SOME.splitlines(keepends=True)

@@ -145,7 +145,7 @@ IMPORT = [
     variant("kimiyoung-per-layer", "--segment 13", "segment is 13 and this model has 12 positions"),
     variant("kimiyoung-per-layer", "--clamp-len 3", "clamp_len is set"),
     setting("{", "is not valid JSON"),
-    setting('{"attn_span": 3}', "unknown key 'attn_span' … segment … tgt_len"),
+    setting('{"attn_span": 3}', "unknown key 'attn_span' … segment"),
     setting('{"tgt_len": 3, "segment": 4}', "tgt_len is 3 and segment 4; give one of them"),
     setting('{"same_length": true, "mask": "full"}', "same_length is True and mask 'full'"),
     setting('{"block_sz": "3"}', "'segment' … expected a whole number"),

@@ -90,10 +90,6 @@ def read_settings(path: Path) -> Settings:
             )
         chosen[name] = value
         spelled[name] = word
-    unknown = sorted(set(chosen) - {field.name for field in dataclasses.fields(Settings)})
-    if unknown:
-        names = ", ".join([field.name for field in dataclasses.fields(Settings)] + list(WORDS))
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r:.40}; the known keys are {names}.")
     return from_json(Settings, chosen, where=str(path))
 
 
