@@ -64,15 +64,9 @@ def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     assert lines_of(tmp_path / "run")[-1]["step"] == 6
 
 
-def test_an_existing_folder_is_refused_and_untouched_unless_forced(config: str, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/precious").write_text("mine")
-    refused(train(config, "--out", tmp_path / "run"), "holds other things")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
-    refused(train(config, "--out", tmp_path / "run", "--force"), "holds other things")
-    assert (tmp_path / "run/precious").read_text() == "mine"
-    (tmp_path / "run/precious").unlink()
-    assert train(config, "--out", tmp_path / "run", "--force").exit_code == 0
+def test_an_existing_run_is_replaced_only_if_forced(config: str, tmp_path: Path) -> None:
+    assert train(config, "--out", tmp_path / "run").exit_code == 0
+    refused(train(config, "--out", tmp_path / "run"), "exists already", "--force")
     assert train(config, "--out", tmp_path / "run", "--force").exit_code == 0
     (tmp_path / "run" / "notes.txt").write_text("mine")
     refused(train(config, "--out", tmp_path / "run", "--force"), "also holds 'notes.txt'")

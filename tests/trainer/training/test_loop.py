@@ -77,11 +77,16 @@ def test_the_scheduled_rate_is_the_one_applied_and_logged(
 
 
 def test_validation_leaves_training_as_it_was(make_config: Make, tmp_path: Path) -> None:
-    """Neither the mode of the model, nor its memory, nor the random state of dropout."""
+    """Neither the mode of the model, nor its memory, nor the random state of dropout. Samples included."""
     often, never = (
-        train(make_config(steps=6, validate_every=every, dropout=0.3), tmp_path / str(every), progress=False)
+        train(
+            make_config(steps=6, validate_every=every, sample_tokens=5, dropout=0.3),
+            tmp_path / str(every),
+            progress=False,
+        )
         for every in (1, 999)
     )
+    assert len(values(often, "sample")) == 6
     assert values(often, "loss_nats") == values(never, "loss_nats")
     assert (often / "model.safetensors").read_bytes() == (never / "model.safetensors").read_bytes()
 

@@ -82,16 +82,6 @@ def test_validations_are_recorded_for_each_byte_of_the_text(make_config: Make, t
     assert ratio == pytest.approx((len(tokens) - 1) / (num_bytes - first))
 
 
-def test_a_sample_changes_no_bit_of_training(make_config: Make, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"steps": 4, "validate_every": 2, "dropout": 0.2}
-    one, other = (
-        train(make_config(**settings, sample_tokens=count), tmp_path / f"{count}", progress=False)
-        for count in (5, 0)
-    )
-    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert len(values(one, "sample")) == 2
-
-
 @pytest.mark.parametrize("sizes", [{}, {"positions": "learned", "context": 9, "span": SpanConfig(maximum=8)}])
 def test_a_sample_is_what_generate_writes(make_config: Make, sizes: dict[str, Any]) -> None:
     config = make_config(vocab_size=20, sample_tokens=12, **sizes)

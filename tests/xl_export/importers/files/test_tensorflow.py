@@ -5,6 +5,8 @@ where it is not installed, and the package itself where it is.
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -162,15 +164,33 @@ def test_without_tensorflow_the_extra_and_the_other_way_are_named(
     )
 
 
+WRITER = """
+import sys, numpy, tensorflow
+tensorflow.compat.v1.disable_eager_execution()
+v1 = tensorflow.compat.v1
+with v1.Session() as session, numpy.load(sys.argv[1]) as arrays:
+    variables = [v1.Variable(arrays[name], name=name) for name in arrays.files]
+    session.run(v1.global_variables_initializer())
+    v1.train.Saver(variables).save(session, sys.argv[2], global_step=7)
+"""
+
+
+def write_with_tensorflow(folder: Path, variables: dict[str, np.ndarray]) -> Path:
+    """The prefix of a checkpoint with these variables, as a Saver of TensorFlow 1 writes it."""
+    folder.mkdir()
+    np.savez(folder.parent / "arrays.npz", **variables)
+    arguments = [folder.parent / "arrays.npz", folder / "model.ckpt"]
+    subprocess.run([sys.executable, "-c", WRITER, *arguments], check=True)
+    return folder / "model.ckpt-7"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="TensorFlow is not installed: pip install '.[tensorflow]'")
 def test_tensorflow_itself_reads_what_it_wrote(model: Checkpoint, tmp_path: Path) -> None:
     """Damage is refused."""
-    from tests.xl_export.importers.files.tensorflow_files import write_checkpoint
-
     variables = variables_of(model)
     variables["transformer/r_w_bias/Adam_1"] = np.zeros((4, 12), np.float32)
-    prefix = write_checkpoint(tmp_path / "source", variables)
+    prefix = write_with_tensorflow(tmp_path / "source", variables)
     check_model(prefix, model)
     check_model(prefix.parent, model)
     draw = np.random.default_rng(3)
