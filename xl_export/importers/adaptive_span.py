@@ -133,7 +133,8 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
             span=SpanConfig(maximum=s.span, ramp=ramp, epsilon=EPSILON) if s.adaptive_span else None,
             vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
         )
-    config, converted = convert_vocabulary(t, config, reversed_clusters=True)
+    ties = None if s.cutoffs else False  # only tables of clusters may be shared
+    config, converted = convert_vocabulary(t, config, reversed_clusters=True, tie_weights=ties)
     # The nearest position comes first; it has distance 1.
     by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)
     converted["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])

@@ -160,7 +160,6 @@ def sizes(t: Tensors, *, plain: bool) -> Architecture:
         cutoffs=tuple(ends[:-1]),
         reversed_clusters=False,
         tie_weights=True,
-        tie_projections=tuple(f"crit.out_projs.{i}" not in t for i in range(len(parts))),
         biases_in_layers=untied,
         project_same_width=plain or "word_emb.emb_projs.0" in t,
         norm_epsilon=NORM_EPSILON,

@@ -17,7 +17,7 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from xl_export.importers.pickle.values import Foreign, clean
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.transformer_xl import Architecture, same
+from xl_export.importers.shared.transformer_xl import Architecture
 from xl_export.importers.shared.validated import Tensors
 
 # Of DataParallel, of kimiyoung's copy of it and of its `--fp16`: their `module` computes what they compute.
@@ -130,8 +130,6 @@ def architecture(t: Tensors, options: ImportOptions, *, reversed_clusters: bool)
         attention_type=kind,
         pre_norm=bool(options.chosen("pre_lnorm")),
         biases_in_layers=untied,
-        tie_weights=True if "crit.out_layers.0.weight" not in t else None,
-        tie_projections=tuple(_tied_projection(t, i, tables) for i in range(len(cutoffs) + 1)),
     )
 
 
@@ -175,14 +173,6 @@ def _cutoffs(t: Tensors, options: ImportOptions) -> tuple[int, ...]:
             f'"cutoffs": [{tails} ascending token ids] in a file with --settings.'
         )
     return tuple(chosen)
-
-
-def _tied_projection(t: Tensors, i: int, tables: int) -> bool:
-    """Whether input and output share the projection of cluster i: it is absent in the output, or equal."""
-    names = f"word_emb.emb_projs.{i if tables > 1 else 0}", f"crit.out_projs.{i}"
-    if names[1] not in t or names[0] not in t:
-        return True
-    return same(*(t.peek(name, dimensions=2) for name in names))
 
 
 def state_tensors(

@@ -37,8 +37,7 @@ POSITIONS: dict[int, str] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-la
 class Architecture:
     """Sizes and options of a checkpoint.
 
-    tie_weights, and tie_projections for each cluster: whether a tensor is tied, so that it may be absent;
-    if one is None, tensors with equal values count as tied.
+    tie_weights, and tie_projections for each cluster: see `convert_vocabulary`.
     """
 
     layers: int
@@ -217,7 +216,7 @@ def convert_vocabulary(
     config: the configuration so far; its clusters are known. reversed_clusters: whether the head's columns
     for the tail clusters are stored in reverse order. tie_weights: whether input and output share their
     tables. tie_projections: the same for the projection of each cluster. A tied tensor may be absent from the
-    file. If one of the two is None, tensors with equal values count as tied.
+    file. If one of the two is None, tensors that are absent or have equal values are tied.
 
     Raises ArtefactError if a tensor is missing, has another shape, or is tied and differs.
     """
@@ -226,7 +225,7 @@ def convert_vocabulary(
     tables = _tables(t, "word_emb.emb_layers.{}.weight", config)
     converted = {f"vocabulary.table.{i}": table for i, table in enumerate(tables)}
     output = tables
-    if "crit.out_layers.0.weight" in t or not tie_weights:
+    if "crit.out_layers.0.weight" in t or tie_weights is False:
         output = _tables(t, "crit.out_layers.{}.weight", config)
     tied = tie_weights is not False and all(same(*pair) for pair in zip(tables, output, strict=True))
     if tie_weights and not tied:
@@ -253,7 +252,7 @@ def convert_vocabulary(
         converted[f"vocabulary.projection.{i}"] = into
         wanted = None if tie_projections is None else tie_projections[i]
         name = f"crit.out_projs.{i}"
-        out = into if wanted and name not in t else t.take(name, D, cluster.width)
+        out = into if name not in t and wanted is not False else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
             raise ArtefactError(
                 f"{t.where}: the configuration ties {t.spell(name)} to the projection of the input, and "
