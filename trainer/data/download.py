@@ -26,7 +26,6 @@ def download(
     expected: Fingerprint,
     *,
     max_bytes: int | None = None,
-    progress: bool = True,
 ) -> None:
     """Downloads a file to `path`, which appears whole and verified, or not at all.
 
@@ -37,7 +36,7 @@ def download(
     for url in urls:
         try:
             with atomic_file(path) as temporary:
-                _fetch(url, temporary, expected, expected.num_bytes or max_bytes or 0, progress)
+                _fetch(url, temporary, expected, expected.num_bytes or max_bytes or 0)
             return
         except _ServerError as error:
             reasons.append(f"{url}: {error}")
@@ -47,7 +46,7 @@ def download(
     )
 
 
-def _fetch(url: str, path: Path, expected: Fingerprint, most: int, progress: bool) -> None:
+def _fetch(url: str, path: Path, expected: Fingerprint, most: int) -> None:
     # One of the servers refuses the name that urllib gives itself.
     request = urllib.request.Request(url, headers={"User-Agent": "xl-export"})
     # A server that sends without end is cut off here, because the hash is only known at the end.
@@ -58,14 +57,14 @@ def _fetch(url: str, path: Path, expected: Fingerprint, most: int, progress: boo
         raise _ServerError(_why(error)) from error
     with response, open(path, "wb") as target:
         num_bytes = expected.num_bytes or response.length
-        with progress_bar(f"downloading {url.rpartition('/')[2]}", progress, num_bytes) as tick:
+        with progress_bar(f"downloading {url.rpartition('/')[2]}", num_bytes) as tick:
             while block := _read(response):
                 left -= len(block)
                 if left < 0:
                     raise _ServerError("it sends more than was published")
                 target.write(block)
                 tick(len(block))
-    found = fingerprint({path.name: path}, progress=False)
+    found = fingerprint({path.name: path})
     if fact := found.differs(expected):
         raise _ServerError(f"it sends another file: expected {say(fact, expected)}, found {say(fact, found)}")
 

@@ -69,7 +69,6 @@ def write_dataset(
     encode: Encode,
     joined: bool,
     force: bool,
-    progress: bool,
 ) -> Prepared:
     """The dataset `out`, which appears as a whole, with the ids that `encode` gives for each file.
 
@@ -83,7 +82,7 @@ def write_dataset(
             paths = files.of(split)
             if not paths:
                 continue
-            with progress_bar(f"encoding {split}", progress, total_bytes(paths)) as tick:
+            with progress_bar(f"encoding {split}", total_bytes(paths)) as tick:
                 pieces = (piece for path in paths for piece in encode(path, tick))
                 write_part(folder / f"{split}.bin", pieces, vocab.size)
             for number, path in enumerate(paths):

@@ -34,7 +34,6 @@ def prepare_ids(
     vocab: IdsVocab,
     dtype: str | None = None,
     force: bool = False,
-    progress: bool = True,
 ) -> Prepared:
     """The dataset `out` of files of ids (see `runtimes.contract.id_files`), read block by block.
 
@@ -61,7 +60,6 @@ def prepare_ids(
         encode=encode,
         joined=files.joined and vocab.special.end_of_document is None,
         force=force,
-        progress=progress,
     )
     return dataclasses.replace(made, notes=[*made.notes, *notes])
 

@@ -34,7 +34,6 @@ def prepare_text(
     min_count: int = 1,
     max_size: int | None = None,
     force: bool = False,
-    progress: bool = True,
 ) -> Prepared:
     """The dataset `out` of UTF-8 texts.
 
@@ -54,8 +53,8 @@ def prepare_text(
     end_of_line = [] if documents == "file" else ["\n"]
     made = build_vocab(
         vocab,
-        lambda: texts(files.train, documents, "word", progress=progress),
-        lambda: itertools.chain(end_of_line, texts(files.all, documents, "char", progress=progress)),
+        lambda: texts(files.train, documents, "word"),
+        lambda: itertools.chain(end_of_line, texts(files.all, documents, "char")),
         min_count=min_count,
         max_size=max_size,
     )
@@ -71,7 +70,6 @@ def prepare_text(
         encode=encode,
         joined=files.joined and documents == "file" and made.special.end_of_document is None,
         force=force,
-        progress=progress,
     )
     if made.special.end_of_document is None and documents != "file":
         prepared.notes.append(
@@ -88,7 +86,6 @@ def learn_vocab(
     size: int | None,
     mode: Documents = "file",
     min_count: int = 1,
-    progress: bool = True,
 ) -> Vocab:
     """The vocabulary that was learned from these files and written to the file `out`.
 
@@ -98,11 +95,11 @@ def learn_vocab(
     for path in paths:
         refuse_no_text(path)
     if kind == "word":
-        words = learn_words(texts(paths, mode, "word", progress=progress), min_count=min_count, max_size=size)
+        words = learn_words(texts(paths, mode, "word"), min_count=min_count, max_size=size)
         write_json(out, words.to_json())
         return words
     assert size is not None
-    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, "word", progress=progress))
+    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, "word"))
     with atomic_file(out) as temporary:
         temporary.write_bytes(vocab.content)
     return vocab
@@ -134,9 +131,9 @@ def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterat
             yield np.array([end])
 
 
-def texts(paths: Sequence[Path], mode: Documents, kind: str, *, progress: bool) -> Iterator[str]:
+def texts(paths: Sequence[Path], mode: Documents, kind: str) -> Iterator[str]:
     """The text of the files in pieces, as a vocabulary of this kind is made of them."""
-    with progress_bar("reading", progress, total_bytes(paths)) as tick:
+    with progress_bar("reading", total_bytes(paths)) as tick:
         for path in paths:
             for where, chunks in _documents(path, mode, tick):
                 yield from _cut(chunks, kind, where)

@@ -31,7 +31,6 @@ def prepare(
     *,
     force: bool = False,
     unverified: bool = False,
-    progress: bool = True,
 ) -> DatasetFacts:
     """Facts of the dataset `out`, newly prepared from the corpus `name` in an archive, folder or file.
 
@@ -43,12 +42,12 @@ def prepare(
     refuse_existing(out, force=force, marker=DATA, sources=[source])
     with atomic_folder(out, force=force, marker=DATA, sources=[source]) as folder:
         scratch = folder / "unpacked"
-        found = find_corpus(corpus, source, scratch, unverified=unverified, progress=progress)
-        vocab = _vocabulary(corpus, found.parts, progress)
+        found = find_corpus(corpus, source, scratch, unverified=unverified)
+        vocab = _vocabulary(corpus, found.parts)
         save_vocab(folder, vocab)
         for split in SPLITS:
             files = found.parts[WHOLE if WHOLE in found.parts else split]
-            with progress_bar(f"encoding {split}", progress, _num_bytes(corpus, files, split)) as tick:
+            with progress_bar(f"encoding {split}", _num_bytes(corpus, files, split)) as tick:
                 if isinstance(vocab, WordVocab):
                     ids = _words(corpus, vocab, files, tick)
                 else:
@@ -58,7 +57,7 @@ def prepare(
         return save_facts(folder, vocab, corpus=name, published=found.published, sources=found.sources)
 
 
-def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> ByteVocab | CharVocab | WordVocab:
+def _vocabulary(corpus: Corpus, parts: dict[str, Files]) -> ByteVocab | CharVocab | WordVocab:
     """The vocabulary of a corpus.
 
     Of words, it has the token of newlines, and then the words with the most frequent first, for adaptive
@@ -69,7 +68,7 @@ def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> Byte
         return ByteVocab()
     if corpus.kind == "char":
         return CharVocab(list(ALPHABET))
-    with progress_bar("counting words", progress, total_bytes(parts["train"].values())) as tick:
+    with progress_bar("counting words", total_bytes(parts["train"].values())) as tick:
         counts = count_words(_lines(corpus, parts["train"], tick))
     unknown = corpus.unknown
     kept = Counter({word: n for word, n in counts.items() if n >= corpus.min_count or word == unknown})

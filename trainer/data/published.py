@@ -29,9 +29,7 @@ class FoundCorpus:
     sources: dict[str, FileFacts]  # hashes and sizes
 
 
-def find_corpus(
-    corpus: Corpus, source: Path, scratch: Path, *, unverified: bool, progress: bool
-) -> FoundCorpus:
+def find_corpus(corpus: Corpus, source: Path, scratch: Path, *, unverified: bool) -> FoundCorpus:
     """The verified files of `corpus` in a folder, archive or file.
 
     Members of an archive are unpacked to `scratch`.
@@ -45,16 +43,13 @@ def find_corpus(
         and not any(corpus.wants(p.name) for p in source.iterdir())
     ):
         source /= corpus.archive_name  # the public script leaves the archives of enwik8 and text8 in a folder
-    archive = None
-    if is_packed(source):
-        archive = fingerprint({source.name: source}, progress)
-    num_bytes = source.stat().st_size if source.is_file() else None
-    with progress_bar("unpacking", progress and archive is not None, num_bytes) as tick:
+    archive = fingerprint({source.name: source}) if is_packed(source) else None
+    with progress_bar("unpacking", archive.num_bytes if archive else None) as tick:
         found = find_files(source, corpus.wants, scratch=scratch, limit=corpus.max_bytes, tick=tick)
     parts = _parts(corpus, source, found)
     if archive and archive.differs(corpus.archive) is None and corpus.archive.hashed:
         return FoundCorpus(parts, True, {source.name: _facts(archive)})
-    prints = {part: fingerprint(files, progress) for part, files in parts.items()}
+    prints = {part: fingerprint(files) for part, files in parts.items()}
     published = True
     for part, found_print in prints.items():
         fact = found_print.differs(corpus.files[part])
@@ -89,11 +84,11 @@ def _parts(corpus: Corpus, source: Path, found: Contents) -> dict[str, Files]:
     return parts
 
 
-def fingerprint(files: Files, progress: bool) -> Fingerprint:
+def fingerprint(files: Files) -> Fingerprint:
     """Number, size, lines and hashes of the files, joined in the given order."""
     md5, sha1, sha256 = (hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha1", "sha256"))
     num_bytes = lines = 0
-    with progress_bar("verifying", progress, total_bytes(files.values())) as tick:
+    with progress_bar("verifying", total_bytes(files.values())) as tick:
         for path in files.values():
             for block in read_blocks(path, tick):
                 for digest in (md5, sha1, sha256):
@@ -134,10 +129,12 @@ def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = Non
 
 
 @contextmanager
-def progress_bar(what: str, shown: bool, num_bytes: int | None) -> Iterator[Tick]:
-    """Shows on a terminal how many bytes of `num_bytes` are done. The bar disappears when the block ends."""
-    # tqdm takes True for "never", and None for "only on a terminal".
-    hidden = None if shown else True
+def progress_bar(what: str, num_bytes: int | None) -> Iterator[Tick]:
+    """Shows on a terminal how many bytes of `num_bytes` are done, if that is known.
+
+    The bar disappears when the block ends.
+    """
+    hidden = True if num_bytes is None else None  # None: only on a terminal
     with tqdm(desc=what, total=num_bytes, unit="B", unit_scale=True, disable=hidden, leave=False) as bar:
         yield bar.update
 

@@ -237,7 +237,7 @@ def _dataset(wanted: Wanted, source: Path, out: Path, progress: Callable[[str], 
     if not data.is_dir():
         progress(f"preparing {corpus} from {source.name}")
         data.parent.mkdir(parents=True, exist_ok=True)
-        prepare(corpus, source, data, unverified=True, progress=False)
+        prepare(corpus, source, data, unverified=True)
     return data
 
 

@@ -42,7 +42,7 @@ def prepared(tmp_path: Path) -> Prepare:
     def make(name: str, source: Path, *, unverified: bool = True) -> Dataset:
         before = sorted(tmp_path.rglob("*"))
         try:
-            prepare(name, source, tmp_path / "out", force=True, unverified=unverified, progress=False)
+            prepare(name, source, tmp_path / "out", force=True, unverified=unverified)
         except UserError:
             assert sorted(tmp_path.rglob("*")) == before, "something was written"
             raise
@@ -145,7 +145,7 @@ def test_words_come_back_however_a_file_is_cut(lines: list[str], block: int, tmp
     source = make_folder(folder / "in", {f"ptb.{part}.txt": text.encode() for part in SPLITS})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.data.published, "BLOCK", block)
-        facts = prepare("penn-treebank", source, folder / "out", unverified=True, progress=False)
+        facts = prepare("penn-treebank", source, folder / "out", unverified=True)
     dataset = open_dataset(folder / "out")
     assert texts(dataset) == dict.fromkeys(SPLITS, text.replace("<eos>", "\n"))
     assert np.array_equal(dataset.train, dataset.vocab.encode(text))
@@ -174,12 +174,12 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
     def known(name: str, source: Path) -> None:
         corpus = CORPORA[name]
         if source.is_file():
-            archive = dataclasses.replace(fingerprint({"": source}, progress=False), lines=None)
+            archive = dataclasses.replace(fingerprint({"": source}), lines=None)
             monkeypatch.setitem(CORPORA, name, dataclasses.replace(corpus, archive=archive))
         else:
             names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
             files = {part: {n: source / n for n in corpus.matching(part, names)} for part in corpus.parts}
-            prints = {part: fingerprint(members, progress=False) for part, members in files.items()}
+            prints = {part: fingerprint(members) for part, members in files.items()}
             if name == "one-billion-word":  # number of shards and lines alone are public
                 prints = {
                     part: Fingerprint(num_files=p.num_files, lines=p.lines) for part, p in prints.items()

@@ -24,7 +24,7 @@ from trainer.data.text import lanes
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
-    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True, progress=False)
+    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True)
     return tmp_path / "ptb"
 
 
@@ -47,7 +47,7 @@ def test_the_parts_are_read_only_maps_of_files(split: str, dataset: Path) -> Non
 def test_ids_have_the_smallest_type(size: int, dtype: str, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(size))
     vocab = ids_vocab(size, names=None, end_of_document=None)
-    prepare_ids(OwnFiles(train=[tmp_path / "ids.npy"]), tmp_path / "out", vocab=vocab, progress=False)
+    prepare_ids(OwnFiles(train=[tmp_path / "ids.npy"]), tmp_path / "out", vocab=vocab)
     opened = open_dataset(tmp_path / "out")
     assert opened.train.dtype == dtype
     assert np.array_equal(np.concatenate([opened.train, opened.valid, opened.test]), np.arange(size))

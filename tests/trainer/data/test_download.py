@@ -55,14 +55,14 @@ def archive(tmp_path: Path) -> tuple[bytes, Fingerprint]:
     """A small file, and what is known of it."""
     path = make_zip(tmp_path / "enwik8.zip", PUBLISHED["enwik8"])
     content = path.read_bytes()
-    known = fingerprint({"": path}, progress=False)
+    known = fingerprint({"": path})
     path.unlink()
     return content, known
 
 
 def refused(urls: list[str], expected: Fingerprint, tmp_path: Path, match: str) -> None:
     with pytest.raises(UserError, match=match) as caught:
-        download(urls, tmp_path / "enwik8.zip", expected, progress=False)
+        download(urls, tmp_path / "enwik8.zip", expected)
     assert "get it by other means and put it at" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -74,7 +74,7 @@ def test_the_published_archive_is_fetched_whole(
     content, known = archive
     address = serve({"/enwik8.zip": content})
     urls = [f"{address}/moved.zip", f"{address}/enwik8.zip"]  # the first is gone
-    download(urls, tmp_path / "enwik8.zip", known, progress=False)
+    download(urls, tmp_path / "enwik8.zip", known)
     assert (tmp_path / "enwik8.zip").read_bytes() == content
     assert len(list(tmp_path.iterdir())) == 1
 

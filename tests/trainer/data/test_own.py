@@ -45,14 +45,14 @@ def ids(folder: Path, *files: Path, size: int = 9, end: int | None = None, **opt
     vocab = ids_vocab(size, names=None, end_of_document=end)
     held_out = write(folder / "held.npy", np.array([1, 2]))
     parts = OwnFiles(train=files, valid=[held_out], test=[held_out])
-    prepare_ids(parts, folder / "out", vocab=vocab, progress=False, **options)  # type: ignore[arg-type]
+    prepare_ids(parts, folder / "out", vocab=vocab, **options)  # type: ignore[arg-type]
     return open_dataset(folder / "out")
 
 
 def text(folder: Path, train: str, *, vocab: str | Path, documents: Documents = "file") -> Dataset:
     files = {name: write(folder / name, train) for name in ("a.txt", "b.txt", "c.txt")}
     parts = OwnFiles(train=[files["a.txt"], files["b.txt"]], valid=[files["b.txt"]], test=[files["c.txt"]])
-    prepare_text(parts, folder / "out", vocab=str(vocab), documents=documents, progress=False)
+    prepare_text(parts, folder / "out", vocab=str(vocab), documents=documents)
     return open_dataset(folder / "out")
 
 
@@ -133,7 +133,7 @@ def test_held_out_parts_begin_after_a_document(
     vocab = ids_vocab(9, names=None, end_of_document=end)
     if end is not None and stream[-1] != end:
         stream = np.append(stream, end)
-    prepared = prepare_ids(OwnFiles(train=[train]), tmp_path / "out", vocab=vocab, progress=False)
+    prepared = prepare_ids(OwnFiles(train=[train]), tmp_path / "out", vocab=vocab)
     dataset = open_dataset(tmp_path / "out")
     parts = [part.tolist() for part in (dataset.train, dataset.valid, dataset.test)]
     assert [*parts[0], *parts[1], *parts[2]] == stream.tolist()
@@ -188,7 +188,7 @@ def test_without_an_end_token_documents_end_with_a_newline(tmp_path: Path) -> No
 def test_lines_of_bytes_need_not_be_utf8(tmp_path: Path) -> None:
     train = write(tmp_path / "a.txt", b"caf\xe9 one\r\n\ntwo")
     files = OwnFiles(train=[train], valid=[train], test=[train])
-    prepare_text(files, tmp_path / "out", vocab="byte", documents="line", progress=False)
+    prepare_text(files, tmp_path / "out", vocab="byte", documents="line")
     assert bytes(open_dataset(tmp_path / "out").train) == b"caf\xe9 one\n\ntwo\n"
 
 
@@ -213,9 +213,7 @@ def test_texts_that_cannot_be_used_are_refused(
     monkeypatch.setattr(published, "BLOCK", 4)
     path = write(tmp_path / "a.txt", content)
     with pytest.raises(UserError, match=words):
-        prepare_text(
-            OwnFiles(train=[path]), tmp_path / "out", vocab=vocab, documents=documents, progress=False
-        )
+        prepare_text(OwnFiles(train=[path]), tmp_path / "out", vocab=vocab, documents=documents)
     assert not (tmp_path / "out").exists()
 
 
@@ -224,7 +222,7 @@ def test_an_unknown_symbol_is_named_with_its_place(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "aa\nab\n")
     files = OwnFiles(train=[path], valid=[path], test=[path])
     with pytest.raises(TextError, match=r"a\.txt: line 2: 'b', character 2 of the text"):
-        prepare_text(files, tmp_path / "out", vocab=str(vocab), documents="line", progress=False)
+        prepare_text(files, tmp_path / "out", vocab=str(vocab), documents="line")
 
 
 @pytest.mark.parametrize("kind", get_args(SubwordKind))

@@ -98,7 +98,7 @@ def test_a_run_without_a_validation_is_not_called_trained(make_config: Make, tmp
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
-    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True, progress=False)
+    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True)
     return tmp_path / "ptb"
 
 

@@ -113,7 +113,7 @@ def test_a_dataset_is_planned_by_its_tokens(
     np.save(tmp_path / "ids.npy", np.arange(tokens) % 372)
     vocab = ids_vocab(372, names=None, end_of_document=None)
     files = OwnFiles(train=[tmp_path / "ids.npy"])
-    prepare_ids(files, tmp_path / "data", vocab=vocab, progress=False)
+    prepare_ids(files, tmp_path / "data", vocab=vocab)
     config, paragraph = plan(data=str(tmp_path / "data"), minutes=600)
     assert (config.data, config.text) == (str(tmp_path / "data"), None)
     assert config.model.d_model == SIZES[largest].d_model

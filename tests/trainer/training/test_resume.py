@@ -243,7 +243,7 @@ def test_a_text_that_changed_since_is_refused(make_config: Make, tmp_path: Path,
 
 def test_a_dataset_that_changed_since_is_refused(make_config: Make, tmp_path: Path) -> None:
     source, data = make_source(tmp_path / "in", "penn-treebank", "tar.gz"), tmp_path / "ptb"
-    prepare("penn-treebank", source, data, unverified=True, progress=False)
+    prepare("penn-treebank", source, data, unverified=True)
     rule = MemoryRule(mem_len=2, segment=2)
     train_until(make_config(text=None, data=str(data), batch=1, training=rule), tmp_path / "run", 1)
     for split, what in (("train", "trained"), ("valid", "validated")):

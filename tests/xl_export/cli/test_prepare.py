@@ -47,7 +47,7 @@ def test_the_published_file_needs_no_flag(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(
         CORPORA,
         "text8",
-        dataclasses.replace(CORPORA["text8"], archive=fingerprint({"": source}, progress=False)),
+        dataclasses.replace(CORPORA["text8"], archive=fingerprint({"": source})),
     )
     result = run("text8", "--from", source, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output

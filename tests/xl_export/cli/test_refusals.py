@@ -260,7 +260,7 @@ def place(
             return make_run(**ALL_ATTENTION, sublayers="head-split", heads=4)
         if name == "ptb":
             source = make_source(folder / "corpus", "penn-treebank", "tar.gz")
-            prepare("penn-treebank", source, folder / name, unverified=True, progress=False)
+            prepare("penn-treebank", source, folder / name, unverified=True)
         elif name == "reversed":
             shutil.copytree(run, folder / name)
             vocab = json.loads((run / "vocab.json").read_text())

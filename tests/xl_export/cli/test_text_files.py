@@ -50,7 +50,7 @@ def train(path: Path, vocab: str) -> Any:
 def prepare(path: Path, vocab: str, documents: Documents) -> Any:
     files = OwnFiles(train=[path], valid=[path], test=[path])
     out = path.parent / "dataset"
-    prepare_text(files, out, vocab=vocab, documents=documents, force=True, progress=False)
+    prepare_text(files, out, vocab=vocab, documents=documents, force=True)
     dataset = open_dataset(out)
     return dataset.vocab.to_json(), dataset.train.tolist()
 
@@ -58,7 +58,7 @@ def prepare(path: Path, vocab: str, documents: Documents) -> Any:
 def prepare_tokens(path: Path) -> Any:
     vocab = ids_vocab(9, names=None, end_of_document=0)
     files, out = OwnFiles(train=[path], valid=[path], test=[path]), path.parent / "dataset"
-    prepare_ids(files, out, vocab=vocab, force=True, progress=False)
+    prepare_ids(files, out, vocab=vocab, force=True)
     return open_dataset(out).train.tolist()
 
 
@@ -67,7 +67,7 @@ def names(path: Path) -> Any:
 
 
 def learn(path: Path, kind: Any, size: int | None) -> Any:
-    return learn_vocab(kind, [path], path.with_name("vocab.json"), size=size, progress=False).to_json()
+    return learn_vocab(kind, [path], path.with_name("vocab.json"), size=size).to_json()
 
 
 def keys(path: Path) -> Any:
