@@ -51,6 +51,32 @@ class Stream:
         return {name: torch.cat([each[name] for each in answers], 1).numpy() for name in answers[0]}
 
 
+def episodes(
+    call: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[dict[str, Tensor], Tensor]],
+    window: int,
+    longest: int,
+    row: tuple[int, int],
+) -> Stream:
+    """A stream as CleanRL's `ppo_trxl/enjoy.py` runs it, with a memory [1, longest, *row] of the episode.
+
+    call: answers [1, …] to an observation, by the last `window` places, their mask and their indices; and
+    what goes into the next place.
+    """
+    masks = torch.tril(torch.ones(window, window), diagonal=-1)
+    first = [torch.arange(window)] * (window - 1)
+    indices = torch.stack([*first, *(torch.arange(i, i + window) for i in range(longest - window + 1))])
+
+    def step(x: Tensor, state: tuple[Tensor, int]) -> Any:
+        memory, at = state
+        places = indices[at][None]
+        y, new = call(x[:, 0], memory[0, places], masks[min(at, window - 1)][None], places)
+        memory = memory.clone()
+        memory[:, at] = new
+        return {name: each[:, None] for name, each in y.items()}, (memory, at + 1)
+
+    return Stream(step, 1, (torch.zeros(1, longest, *row), 0))
+
+
 class Authors:
     """Answers operations on an artefact with loops over the module that it was traced from."""
 

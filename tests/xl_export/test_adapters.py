@@ -20,7 +20,7 @@ from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import IdsVocab
-from tests.parity.authors import Stream, largest_differences
+from tests.parity.authors import Stream, episodes, largest_differences
 from tests.parity.operations import Program
 from xl_export.adapters import from_forward, from_ppo_trxl
 from xl_export.tracing.module import ModuleStep
@@ -212,24 +212,14 @@ def test_an_episodic_memory_agrees_over_fifty_steps(cpp: Program, tmp_path: Path
     agent = EpisodicAgent().eval()
     rule = MemoryRule(mem_len=M - 1, segment=1)
     artefact = xl_export.trace(from_ppo_trxl(agent, M), tmp_path / "a", rule=rule)
-    episode_masks = torch.tril(torch.ones(M, M), diagonal=-1)
-    first = [torch.arange(M)] * (M - 1)
-    indices = torch.stack([*first, *(torch.arange(i, i + M) for i in range(EPISODE - M + 1))])
 
-    def call(x: Tensor, state: Any) -> Any:
-        memory, at = state
-        window = memory[:, indices[at]]
-        hidden, new = agent.transformer(
-            agent.encoder(x[:, 0]), window, episode_masks[min(at, M - 1)][None], indices[at][None]
-        )
+    def call(x: Tensor, *window: Tensor) -> Any:
+        hidden, new = agent.transformer(agent.encoder(x), *window)
         hidden = agent.hidden_post_trxl(hidden)
-        memory = memory.clone()
-        memory[:, at] = new
-        first, second = (branch(hidden)[:, None] for branch in agent.actor_branches)
-        outputs = {"action_0": first, "action_1": second, "value": agent.critic(hidden)}
-        return outputs, (memory, at + 1)
+        first, second = (branch(hidden) for branch in agent.actor_branches)
+        return {"action_0": first, "action_1": second, "value": agent.critic(hidden)[:, 0]}, new
 
-    stream = Stream(call, 1, (torch.zeros(1, EPISODE, 1, DIM), 0))
+    stream = episodes(call, M, EPISODE, (1, DIM))
     assert max(largest_differences(artefact, stream, {"C++": cpp}, tmp_path).values()) < 1e-4
 
 

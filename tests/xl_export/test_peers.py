@@ -1,15 +1,20 @@
 """Packages of other projects agree with their artefacts in Python, C++ and JavaScript: `make test-peers`.
 
 Each row of `PEERS` is a model with random weights, its adapter, and a stream as its authors would run it.
+CleanRL's ppo_trxl and episodic-transformer-memory-ppo are in no package: clone them, and put the folders of
+`ppo_trxl.py` and of `transformer.py` on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +22,16 @@ from torch import Tensor, nn
 
 import xl_export
 from runtimes.contract.spec import load_spec
-from tests.parity.authors import Stream, largest_differences
+from tests.parity.authors import Stream, episodes, largest_differences
 from tests.parity.operations import Program
-from xl_export.adapters import from_forward, from_recurrent_memory, from_rllib, from_x_transformers
+from xl_export.adapters import (
+    from_forward,
+    from_ppo_trxl,
+    from_recurrent_memory,
+    from_rllib,
+    from_torchrl,
+    from_x_transformers,
+)
 
 # What the packages warn of is their own.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -27,6 +39,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 M = S = 8  # tokens of memory, and of a segment of the package
 V = 40
 WIDTH = 12  # of numbers
+EPISODE = 60  # the most steps of an episode
+# What the files of CleanRL and of its origin import for their environments.
+ENVIRONMENTS = """
+    memory_gym minigrid minigrid.wrappers pom_env tyro torch.utils.tensorboard environments.cartpole_env
+    environments.memory_gym_env environments.minigrid_env environments.poc_memory_env
+""".split()
 
 
 @dataclass
@@ -115,6 +133,58 @@ def rllib() -> Peer:
     return Peer(from_rllib(model), Stream(call, 1, [torch.zeros(1, M, 16)] * 2), 1)
 
 
+def torchrl() -> Peer:
+    from torchrl.modules import CausalTransformer
+
+    net = CausalTransformer(WIDTH, 16, 2, num_heads=2, max_seq_len=M + 1).eval()
+    heads = {"action": nn.Linear(16, 4), "value": nn.Linear(16, 1)}
+
+    def call(x: Tensor, state: Any) -> Any:
+        past, at = state
+        cache = net.new_kv_cache(1) if past is None else tuple(each.clone() for each in past)
+        y, cache = net(x, torch.tensor([[at]]), kv_cache=cache)
+        after = (None, 0) if at == M else (cache, at + 1)  # a longer episode begins anew
+        return {name: head(y) for name, head in heads.items()}, after
+
+    return Peer(from_torchrl(net, heads), Stream(call, 1, (None, 0)), 1)
+
+
+def cleanrl(shape: tuple[int, ...], positions: str) -> Peer:
+    with mock.patch.dict(sys.modules, dict.fromkeys(ENVIRONMENTS, mock.MagicMock())):
+        from ppo_trxl import Agent
+
+    args = SimpleNamespace(
+        trxl_num_layers=2,
+        trxl_dim=16,
+        trxl_num_heads=2,
+        trxl_positional_encoding=positions,
+        reconstruction_coef=0.0,
+    )
+    agent = Agent(args, SimpleNamespace(shape=shape), (3, 2), EPISODE).eval()
+
+    def call(x: Tensor, *window: Tensor) -> Any:
+        *_, value, new = agent.get_action_and_value(x, *window)
+        actions = {f"action_{number}": branch(agent.x) for number, branch in enumerate(agent.actor_branches)}
+        return actions | {"value": value}, new
+
+    return Peer(from_ppo_trxl(agent, M + 1), episodes(call, M + 1, EPISODE, (2, 16)), 1)
+
+
+def origin(**options: Any) -> Peer:
+    with mock.patch.dict(sys.modules, dict.fromkeys(ENVIRONMENTS, mock.MagicMock())):
+        from model import ActorCriticModel
+
+    transformer = {"num_blocks": 2, "embed_dim": 16, "num_heads": 2, "layer_norm": "pre", **options}
+    config = {"hidden_layer_size": 24, "transformer": transformer}
+    model = ActorCriticModel(config, SimpleNamespace(shape=(WIDTH,)), (3, 2), EPISODE).eval()
+
+    def call(x: Tensor, *window: Tensor) -> Any:
+        policy, value, new = model(x, *window)
+        return {f"action_{n}": each.logits for n, each in enumerate(policy)} | {"value": value}, new
+
+    return Peer(from_ppo_trxl(model, M + 1), episodes(call, M + 1, EPISODE, (2, 16)), 1)
+
+
 class XLNet(nn.Module):
     """XLNet counts time first in its memory."""
 
@@ -162,6 +232,14 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
         lambda: recurrent_memory(rotary_pos_emb=True),
     ),
     "RLlib": ("ray", rllib),
+    "TorchRL": ("torchrl", torchrl),
+    "CleanRL": ("ppo_trxl", lambda: cleanrl((WIDTH,), "learned")),
+    "CleanRL, images": ("ppo_trxl", lambda: cleanrl((84, 84, 3), "absolute")),
+    "its origin": ("transformer", lambda: origin(positional_encoding="relative")),
+    "its origin, gated": (
+        "transformer",
+        lambda: origin(positional_encoding="learned", gtrxl=True, gtrxl_bias=0.0),
+    ),
     "XLNet": ("transformers", xlnet),
 }
 
@@ -172,7 +250,7 @@ def test_a_package_agrees_with_its_artefact_over_fifty_steps(
 ) -> None:
     package, make = PEERS[name]
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; use make test-peers")
+        pytest.skip(f"{package} is not installed; see the top of this file")
     torch.manual_seed(0)
     peer = make()
     rule = xl_export.MemoryRule(mem_len=M, segment=peer.segment)

@@ -1,66 +1,89 @@
-"""The agent of CleanRL's `ppo_trxl.py`."""
+"""The agents of CleanRL's `ppo_trxl.py` and of its origin, episodic-transformer-memory-ppo."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
 from xl_export.tracing.module import features
 
 
 def from_ppo_trxl(agent: Any, memory_length: int) -> nn.Module:
-    """A module for `trace` around a trained Agent: observations in, logits of each action and the value out.
+    """A module for `trace` around a trained agent: observations in, logits of each action and the value out.
 
-    memory_length: `args.trxl_memory_length` of its training. The last place of its window is always hidden,
-    so trace it with `MemoryRule(mem_len=memory_length - 1, segment=1)`. The agent has positions for
-    `max_episode_steps`; a longer episode goes on with the last one.
+    agent: CleanRL's `Agent` or the `ActorCriticModel` of episodic-transformer-memory-ppo, whose logits are
+    normalised. memory_length: `trxl_memory_length` or `memory_length` of its training. The last place of its
+    window is always hidden, so trace it with `MemoryRule(mem_len=memory_length - 1, segment=1)`; it keeps all
+    promises. The agent has positions for a longest episode; a longer one goes on with the last position.
     """
-    return Trxl(agent, memory_length)
+    return CleanRL(agent, memory_length) if hasattr(agent, "actor_branches") else Origin(agent, memory_length)
 
 
-def _squeezed(x: Tensor, axis: int = 1) -> Tensor:
-    """Without its axis of time. CleanRL removes every axis of size 1. From a batch of one row it removes too
-    many, and puts one back; a graph for any number of rows cannot do so.
-    """
-    return torch.squeeze(x, axis)
+class Episodic(nn.Module):
+    """A token attends to a window of the episode before it, not to itself."""
 
-
-class Trxl(nn.Module):
-    def __init__(self, agent: Any, memory_length: int) -> None:
+    def __init__(self, agent: Any, shape: Sequence[int], row: tuple[int, int, int], longest: int) -> None:
         super().__init__()
         self.agent = agent
-        self.memory_length = memory_length
-        self.inputs = {"observation": features(*agent.obs_shape)}
+        self.inputs = {"observation": features(*shape)}
+        self.row = row  # places of the window, layers, width
+        self.longest = longest  # steps of an episode
 
     def start(self, batch: int) -> list[Tensor]:
-        layers = len(self.agent.transformer.transformer_layers)
-        return [torch.zeros(batch, self.memory_length, layers, self.agent.critic.in_features)]
+        return [torch.zeros(batch, *self.row)]
 
     def step(
         self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        M = self.memory_length
+        M = self.row[0]
+        p = positions.clamp(min=0)
+        age = torch.arange(M, 0, -1)  # of each place of the window, in steps
+        # Without a memory, the agent attends to all M places, which then have the indices 0 to M - 1.
+        indices = torch.where(age <= p, p - age, p - age + M).clamp(max=self.longest - 1)
+        mask = age <= p.clamp(max=M - 1)
+        with mock.patch.object(Tensor, "squeeze", _squeezed):
+            actions, value, new = self.answers(inputs["observation"][:, 0], memory[0], mask, indices)
+        outputs = {f"action_{number}": logits[:, None] for number, logits in enumerate(actions)}
+        return outputs | {"value": value.reshape(-1, 1)}, [torch.cat([memory[0][:, 1:], new[:, None]], 1)]
+
+    def answers(self, x: Tensor, *window: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Logits of each action, the value, and the new place of the window."""
+        raise NotImplementedError
+
+
+def _squeezed(x: Tensor, axis: int = 1) -> Tensor:
+    """Without its axis of time. The agents remove every axis of size 1. From a batch of one row they remove
+    too many, and put one back; a graph for any number of rows cannot do so.
+    """
+    return torch.squeeze(x, axis)
+
+
+class CleanRL(Episodic):
+    def __init__(self, agent: Any, memory_length: int) -> None:
+        row = memory_length, len(agent.transformer.transformer_layers), agent.critic.in_features
+        super().__init__(agent, agent.obs_shape, row, agent.max_episode_steps)
+
+    def answers(self, x: Tensor, *window: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         agent = self.agent
-        age = torch.arange(M, 0, -1)  # of each slot of the memory, in steps
-        window = memory[0]
-        found: dict[str, list[Tensor]] = {}
-        for t in range(positions.shape[1]):
-            p = positions[:, t : t + 1].clamp(min=0)
-            x = inputs["observation"][:, t]
-            window = torch.where(p[:, :, None, None] > 0, window, 0.0)
-            # Without a memory, the agent attends to all M slots, which then have the indices 0 to M - 1.
-            indices = torch.where(age <= p, p - age, p - age + M).clamp(max=agent.max_episode_steps - 1)
-            mask = age <= p.clamp(max=M - 1)
-            x = agent.encoder(x.permute(0, 3, 1, 2) / 255.0 if len(agent.obs_shape) > 1 else x)
-            with mock.patch.object(Tensor, "squeeze", _squeezed):
-                x, new = agent.transformer(x, window, mask, indices)
-            x = agent.hidden_post_trxl(x)
-            window = torch.cat([window[:, 1:], new[:, None]], 1)
-            for number, branch in enumerate(agent.actor_branches):
-                found.setdefault(f"action_{number}", []).append(branch(x))
-            found.setdefault("value", []).append(agent.critic(x)[:, 0])
-        return {name: torch.stack(each, 1) for name, each in found.items()}, [window]
+        x = agent.encoder(x.permute(0, 3, 1, 2) / 255.0 if len(agent.obs_shape) > 1 else x)
+        x, new = agent.transformer(x, *window)
+        x = agent.hidden_post_trxl(x)
+        return [branch(x) for branch in agent.actor_branches], agent.critic(x), new
+
+
+class Origin(Episodic):
+    def __init__(self, agent: Any, memory_length: int) -> None:
+        row = memory_length, len(agent.transformer.transformer_blocks), agent.memory_layer_size
+        super().__init__(agent, agent.observation_space_shape, row, agent.max_episode_length)
+
+    def answers(self, x: Tensor, *window: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        unchecked = partial(Categorical, validate_args=False)  # a graph cannot check values
+        with mock.patch.dict(type(self.agent).forward.__globals__, Categorical=unchecked):
+            policy, value, new = self.agent(x, *window)
+        return [each.logits for each in policy], value, new

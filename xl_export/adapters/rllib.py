@@ -33,11 +33,9 @@ class GTrXL(nn.Module):
     def step(
         self, inputs: dict[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        B, T = positions.shape
-        observations = {"obs": inputs["observation"].flatten(0, 1)}
-        action, new = self.model(observations, list(memory), positions[:, 0])  # only their number counts
-        outputs = {"action": action.unflatten(0, (B, T))}
+        action, new = self.model({"obs": inputs["observation"][:, 0]}, list(memory), positions[:, 0])
+        outputs = {"action": action[:, None]}
         if self.model.values_out is not None:
-            outputs["value"] = self.model.value_function().unflatten(0, (B, T))
+            outputs["value"] = self.model.value_function()[:, None]
         pairs = zip(memory, new, strict=True)
-        return outputs, [torch.cat([old, x.unflatten(0, (B, T))], 1)[:, T:] for old, x in pairs]
+        return outputs, [torch.cat([old[:, 1:], x[:, None]], 1) for old, x in pairs]

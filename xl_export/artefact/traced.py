@@ -222,7 +222,7 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
         )
     finite_arrays(step.module)
     form, shapes = form_of(step.module, facts, rule, memory)
-    inputs, outputs = ((), ()) if step.language_model else step.signature
+    inputs, outputs = ((), ()) if step.language_model else step.signature(rule.segment)
     return Spec(
         model=facts,
         rule=rule,

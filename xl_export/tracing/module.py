@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -353,21 +352,23 @@ class ModuleStep:
             return result
         return self.logits(hidden).log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
 
-    @cached_property
-    def signature(self) -> Signature:
-        """The inputs and outputs of a step that is no language model.
+    def signature(self, segment: int) -> Signature:
+        """The inputs and outputs of a step that is no language model, of up to `segment` tokens.
 
-        Two steps of different sizes show which sizes of an output are the batch and the number of tokens.
+        Two steps of different sizes show which sizes of an output are the batch and the number of tokens. If
+        steps have only one token, a second size of 1 is their number.
         Raises ConfigError for outputs that no step has.
         """
+        longer = min(segment, 3)
+        shorter = max(1, longer - 1)
         found = []
-        for batch, count in ((2, 3), (3, 2)):
+        for batch, count in ((2, longer), (3, shorter)):
             drawn = {name: drawn_input(each, batch, count) for name, each in self.inputs.items()}
             positions = torch.arange(count).expand(batch, -1)
             with torch.no_grad(), in_a_sentence(self.module, "step", **drawn, positions=positions):
                 found.append(self(drawn, positions, self.start(batch))[0])
         inputs = (*(each.tensor(name) for name, each in self.inputs.items()), positions_input())
-        names = {(2, 3): "batch", (3, 2): "tokens"}
+        names = {(2, 3): "batch"} if segment == 1 else {(2, 3): "batch", (longer, shorter): "tokens"}
         outputs = []
         for name, first in found[0].items():
             other = found[1].get(name)
@@ -377,13 +378,15 @@ class ModuleStep:
                 pairs = list(zip(first.shape, other.shape, strict=True))
             if not all(a == b or (a, b) in names for a, b in pairs) or kind not in ("float32", "int64"):
                 raise ConfigError(
-                    f"output {name} of {self.name} is {kind} {list(first.shape)} in a step of 2 rows of 3 "
-                    "tokens; expected float32 or int64, [batch, tokens, …] or [batch, …], whose other sizes "
-                    "are the same in every step."
+                    f"output {name} of {self.name} is {kind} {list(first.shape)} in a step of 2 rows of "
+                    f"{longer} tokens; expected float32 or int64, [batch, tokens, …] or [batch, …], whose "
+                    "other sizes are the same in every step."
                 )
-            shape = tuple(names.get(pair, pair[0]) for pair in pairs)
+            shape = [names.get(pair, pair[0]) for pair in pairs]
+            if segment == 1 and shape[1:2] == [1]:
+                shape[1] = "tokens"
             dtype: Literal["float32", "int64"] = "int64" if kind == "int64" else "float32"
-            outputs.append(TensorSpec(name=name, dtype=dtype, shape=shape))
+            outputs.append(TensorSpec(name=name, dtype=dtype, shape=tuple(shape)))
         signature = inputs, tuple(outputs)
         refuse_signature(signature)
         return signature

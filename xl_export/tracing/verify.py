@@ -155,6 +155,7 @@ class _Streams:
         self.circular = FORM_FACTS[form].circular
         self.rows = rows
         self.name = step.name
+        self.outputs = () if step.language_model else step.signature(rule.segment)[1]
         T = rule.segment
         count = math.ceil((max(rule.mem_len, step.moves_every or 0) + 2 * T) / T)
         text = self.random_text(rows, count * T + 2 * T + 1)
@@ -221,7 +222,7 @@ class _Streams:
             hidden = outputs[LOGITS]
             with in_a_sentence(self.module, "logits", hidden=hidden):
                 return {LOGITS: self.step_of.logits(hidden).log_softmax(dim=-1)}, after
-        counts = {fact.name: len(text) if "tokens" in fact.shape else 1 for fact in self.step_of.signature[1]}
+        counts = {fact.name: len(text) if "tokens" in fact.shape else 1 for fact in self.outputs}
         return {n: outputs[n].float().reshape(text.rows, count, -1) for n, count in counts.items()}, after
 
     def step(
