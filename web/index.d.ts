@@ -319,6 +319,7 @@ export interface Spec {
   without: string[];
   /** If the graph has fixed sizes: the rows of every step, which then has `rule.segment` tokens in each. */
   fixed_rows?: number;
+  /** If there are several such graphs: the tokens of each. A step then has 1 to `rule.segment` tokens. */
   fixed_tokens?: number[];
   moves_every?: number;
   precision: string;

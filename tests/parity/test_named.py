@@ -71,9 +71,9 @@ def test_a_graph_of_fixed_sizes_takes_no_other_step(
 
 
 def test_graphs_of_fixed_sizes_are_chosen_by_the_length_of_a_step(
-    cpp: Program, module_artefact: Callable[[str], Path], tmp_path: Path
+    program: Program, module_artefact: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    follow(cpp, module_artefact("policy of 2 graphs"), tmp_path, rows=1)
+    follow(program, module_artefact("policy of 2 graphs"), tmp_path, rows=1)
 
 
 def test_a_named_step_in_int8_passes_its_own_check_only(
@@ -93,13 +93,6 @@ def test_a_named_step_in_int8_passes_its_own_check_only(
     program.ask("open", model=str(other))
     assert not program.ask("check")["passed"]
     assert not check(other).passed
-
-
-def test_javascript_refuses_several_graphs_of_fixed_sizes(
-    javascript: Program, module_artefact: Callable[[str], Path]
-) -> None:
-    refused = javascript.refusal("open", model=str(module_artefact("policy of 2 graphs")))
-    assert "has 2 graphs of fixed sizes, and JavaScript runs artefacts with one graph" in refused
 
 
 def test_a_row_restarts_clean_although_only_ids_come_out(

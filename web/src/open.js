@@ -2,18 +2,18 @@
 import { GpuEngine, gpuOptions, missingGpu } from "./engine/gpu.js";
 import { chooseEngine, refuseDifferent } from "./engine/self-check.js";
 import { loadLibrary, loadRuntime } from "./engine/runtime.js";
-import { createSession } from "./engine/session.js";
+import { createSessions } from "./engine/session.js";
 import { MissingError, XLExportError, firstLine, shown } from "./errors.js";
 import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
 import { loadReference } from "./reference.js";
 import {
-  GRAPH,
   SAMPLING,
   SPEC,
   WEIGHTS,
   bytesPerStream,
+  graphsOf,
   isLanguageModel,
   readSampling,
   readSpec,
@@ -55,14 +55,8 @@ export async function openHere(address, options = {}) {
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
   const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
-  if (spec.fixed_tokens) {
-    throw new XLExportError(
-      `${source.name} has ${spec.fixed_tokens.length} graphs of fixed sizes, and JavaScript runs artefacts ` +
-        "with one graph; export it without --tokens.",
-    );
-  }
   const read = verifiedFiles(source, spec, { counter, signal });
-  const needed = [GRAPH, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
+  const needed = [...graphsOf(spec).map(({ name }) => name), WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
   const chosen = await chooseDevice(device, spec);
   const kind = chosen.device === "webgpu" ? "webgpu" : "wasm";
   // All downloads run at once; the first that fails is told, and the others end by themselves.
@@ -146,6 +140,7 @@ async function chooseDevice(device, spec) {
   }
   if (device === "wasm" || (device === "auto" && spec.target !== "web")) return wasm(null);
   if (spec.target !== "web") return wasm("the artefact was not exported with --target web");
+  if (spec.fixed_tokens) return wasm("the artefact has several graphs");
   const missing = await missingGpu();
   return missing ? wasm(missing) : { device: "webgpu", native: null, reason: null };
 }
@@ -159,11 +154,11 @@ async function openEngine({ device, native, reason }, runtime, contents, options
   const { threads = 1, inPlace = true } = options;
   if (!runtime) {
     const settings = { executionProviders: ["cpu"], intraOpNumThreads: threads };
-    const session = await createSession(native, contents.spec, contents.files, settings);
+    const sessions = await createSessions(native, contents.spec, contents.files, settings);
     const { versions } = native.env;
     const computedBy = `ONNX Runtime ${versions.node ?? versions.common} of Node`;
     const facts = { device, deviceReason: null, threads, threadsReason: null, computedBy };
-    const found = await chooseEngine(native, session, contents, { native: true, inPlace });
+    const found = await chooseEngine(native, sessions, contents, { native: true, inPlace });
     return { engine: found.engine, facts: { ...facts, memoryReason: found.reason } };
   }
   if (device === "webgpu") {
@@ -175,7 +170,7 @@ async function openEngine({ device, native, reason }, runtime, contents, options
     }
   }
   const settings = { executionProviders: ["wasm"] };
-  const session = await createSession(runtime.ort, contents.spec, contents.files, settings);
+  const sessions = await createSessions(runtime.ort, contents.spec, contents.files, settings);
   const facts = {
     device: "wasm",
     deviceReason: reason,
@@ -184,13 +179,13 @@ async function openEngine({ device, native, reason }, runtime, contents, options
     computedBy: `ONNX Runtime ${runtime.version} in WebAssembly`,
   };
   const { module } = runtime;
-  const found = await chooseEngine(runtime.ort, session, contents, { module, inPlace });
+  const found = await chooseEngine(runtime.ort, sessions, contents, { module, inPlace });
   return { engine: found.engine, facts: { ...facts, memoryReason: found.reason } };
 }
 
 /** @param {Runtime} runtime @param {Contents} contents @returns {Promise<Opened>} */
 async function openGpu({ ort, version, note }, { spec, files, reference }) {
-  const session = await createSession(ort, spec, files, gpuOptions(spec));
+  const [session] = await createSessions(ort, spec, files, gpuOptions(spec));
   try {
     const device = await ort.env.webgpu.device; // there is none before a session
     const engine = new GpuEngine(ort, session, device, spec);

@@ -160,7 +160,10 @@ function verify(spec, where) {
       `it does not say what ${name} holds`,
     );
   }
-  for (const name of isLanguageModel(spec) ? [GRAPH, VOCAB] : [GRAPH])
+  const counts = spec.fixed_tokens ?? [1];
+  need(Array.isArray(counts) && counts.every(size) && counts.includes(1), "none of its graphs has one token");
+  const graphs = graphsOf(spec).map(({ name }) => name);
+  for (const name of isLanguageModel(spec) ? [...graphs, VOCAB] : graphs)
     need(Object.hasOwn(spec.files, name), `it does not list ${name}`);
   if (spec.target === "tensorrt") {
     throw new XLExportError(
@@ -191,6 +194,16 @@ export function refuseNoLanguageModel(spec) {
 
 /** @param {{name: string}[]} tensors */
 export const listed = (tensors) => tensors.map(({ name }) => name).join(", ");
+
+/**
+ * The files of the graphs: one for steps of up to `segment` tokens, or several, each for exactly so many
+ * tokens, the largest first.
+ * @param {Spec} spec
+ */
+export function graphsOf({ rule: { segment }, fixed_tokens: counts = [segment] }) {
+  const largestFirst = [...counts].sort((a, b) => b - a);
+  return largestFirst.map((tokens) => ({ tokens, name: tokens === segment ? GRAPH : `step.${tokens}.onnx` }));
+}
 
 /**
  * The inputs and outputs of the graph that are not its memory, in order.

@@ -207,11 +207,11 @@ export class Stepper {
   /** @param {Step & {batch: number, length: number}} step @param {Memory} memory */
   async #run({ inputs, outputs, batch, length }, memory) {
     refuseUnpromised(this.spec, memory);
-    const { fixed_rows: fixed, rule } = this.spec;
-    if (fixed && (batch !== fixed || length !== rule.segment)) {
+    const { fixed_rows: fixed, fixed_tokens: counts, rule } = this.spec;
+    if (fixed && (batch !== fixed || (!counts && length !== rule.segment))) {
       throw new XLExportError(
         `the step has ${batch} rows of ${length} tokens, and this artefact was traced for exactly ${fixed} ` +
-          `rows of ${rule.segment}; feed that.`,
+          `rows of ${counts ? "1 to " : ""}${rule.segment}; feed that.`,
       );
     }
     const positions = new BigInt64Array(batch * length);

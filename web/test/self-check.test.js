@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { loadRuntime } from "../src/engine/runtime.js";
 import { chooseEngine } from "../src/engine/self-check.js";
-import { createSession } from "../src/engine/session.js";
+import { createSessions } from "../src/engine/session.js";
 import { newMemory } from "../src/memory.js";
 import { loadReference } from "../src/reference.js";
 import { readSpec } from "../src/spec.js";
@@ -20,12 +20,12 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   const files = { "step.onnx": await read("step.onnx"), "weights.bin": await read("weights.bin") };
   const runtime = await loadRuntime("wasm", {});
   const { ort } = runtime;
-  const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
+  const [session] = await createSessions(ort, spec, files, { executionProviders: ["wasm"] });
   const real = /** @type {any} */ (runtime.module); // it is started with the first session
   const contents = { spec, reference: await loadReference(spec, read) };
   const held = counted(real);
   const choose = (/** @type {any} */ other) =>
-    chooseEngine(ort, session, contents, { module: new Proxy(real, { get: other }) });
+    chooseEngine(ort, [session], contents, { module: new Proxy(real, { get: other }) });
   for (const [run, words] of /** @type {[() => any, RegExp][]} */ ([
     [() => 0, /failed its self-check: it differs from copies by/],
     [() => 1, /failed its self-check: ONNX Runtime could not run the step/],
@@ -38,7 +38,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
     assert.match(String(reason), words);
     assert.deepEqual(held(), NOTHING);
   }
-  const { engine: sound, reason: none } = await chooseEngine(ort, session, contents, { module: real });
+  const { engine: sound, reason: none } = await chooseEngine(ort, [session], contents, { module: real });
   assert.equal(none, null);
   const after = held();
   for (let n = 0; n < 3; n++) {
@@ -50,7 +50,7 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   assert.deepEqual(held(), after);
   /** @type {any} */ (sound).free();
   assert.deepEqual(held(), NOTHING);
-  const { reason } = await chooseEngine(ort, session, contents, { module: null });
+  const { reason } = await chooseEngine(ort, [session], contents, { module: null });
   assert.equal(reason, "the inside of ONNX Runtime was not reached");
   await session.release();
 });

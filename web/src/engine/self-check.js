@@ -4,6 +4,7 @@ import { replay } from "../reference.js";
 import { Stepper } from "../stepper.js";
 import { firstLine } from "../errors.js";
 import { HeapEngine } from "./heap.js";
+import { PieceEngine } from "./pieces.js";
 import { TensorEngine } from "./tensors.js";
 
 /** @typedef {import("./session.js").Engine} Engine */
@@ -13,26 +14,28 @@ const TOKENS = 17;
 const SAME = 1e-4; // between memory in place and copies, as in the reference: both run one session
 
 /**
- * An engine over a session, and why it copies the memory where it does.
- * @param {any} ort @param {any} session
+ * An engine over the sessions of an artefact's graphs, and why it copies the memory where it does.
+ * @param {any} ort @param {any[]} sessions
  * @param {{spec: import("../../index.js").Spec, reference: import("../reference.js").Reference}} contents
  * @param {{module?: import("./heap.js").HeapModule | null, native?: boolean, inPlace?: boolean}} options
  * @returns {Promise<{engine: Engine, reason: string | null}>}
  */
 export async function chooseEngine(
   ort,
-  session,
+  sessions,
   { spec, reference },
   { module = null, native = false, inPlace = true },
 ) {
-  const copies = new TensorEngine(ort, session, spec, { writes: false });
+  const over = (/** @type {(session: any) => Engine} */ make) =>
+    sessions.length > 1 ? new PieceEngine(sessions.map(make), spec) : make(sessions[0]);
+  const copies = over((session) => new TensorEngine(ort, session, spec, { writes: false }));
   if (!inPlace) return { engine: copies, reason: "copies were asked for" };
   if (!native && !module) return { engine: copies, reason: "the inside of ONNX Runtime was not reached" };
   let engine;
   try {
-    engine = module
-      ? new HeapEngine(module, session, spec)
-      : new TensorEngine(ort, session, spec, { writes: true });
+    engine = over((session) =>
+      module ? new HeapEngine(module, session, spec) : new TensorEngine(ort, session, spec, { writes: true }),
+    );
     const [mine, copied] = [
       await answers(engine, spec, reference),
       await answers(copies, spec, reference),
@@ -41,7 +44,7 @@ export async function chooseEngine(
     if (!(worst <= SAME)) throw new Error(`it differs from copies by ${worst.toPrecision(2)}`);
     return { engine, reason: null };
   } catch (error) {
-    if (engine instanceof HeapEngine) engine.free(); // the copies go on with its session
+    /** @type {any} */ (engine)?.free?.(); // the copies go on with its sessions
     return { engine: copies, reason: `memory in place failed its self-check: ${firstLine(error)}` };
   }
 }

@@ -1,6 +1,6 @@
 /** What every engine offers, and the session of ONNX Runtime that it runs. */
 import { XLExportError, firstLine } from "../errors.js";
-import { GRAPH, WEIGHTS } from "../spec.js";
+import { WEIGHTS, graphsOf } from "../spec.js";
 
 /**
  * @typedef {Float32Array | BigInt64Array} Numbers of a tensor of type float32 or int64
@@ -26,16 +26,27 @@ import { GRAPH, WEIGHTS } from "../spec.js";
 export const typeOf = (data) => (data instanceof Float32Array ? "float32" : "int64");
 
 /**
- * A session over the verified files of an artefact, its tensors those that the spec promises.
+ * The sessions of an artefact's graphs, in the order of `graphsOf`.
  * @param {any} ort @param {import("../../index.js").Spec} spec @param {Record<string, Uint8Array>} files
  * @param {object} options of ONNX Runtime
  */
-export async function createSession(ort, spec, files, options) {
+export async function createSessions(ort, spec, files, options) {
+  const sessions = [];
+  for (const graph of graphsOf(spec)) sessions.push(await createSession(ort, spec, graph, files, options));
+  return sessions;
+}
+
+/**
+ * A session over the verified files of an artefact, its tensors those that the spec promises.
+ * @param {any} ort @param {import("../../index.js").Spec} spec @param {{name: string, tokens: number}} graph
+ * @param {Record<string, Uint8Array>} files @param {object} options of ONNX Runtime
+ */
+async function createSession(ort, spec, { name, tokens }, files, options) {
   // A small graph holds all its weights itself, and onnxruntime-node refuses an empty file.
   const weights = files[WEIGHTS]?.length ? { externalData: [{ path: WEIGHTS, data: files[WEIGHTS] }] } : {};
   let session;
   try {
-    session = await ort.InferenceSession.create(files[GRAPH], {
+    session = await ort.InferenceSession.create(files[name], {
       logSeverityLevel: 3,
       // Microseconds that a thread waits awake for work; by default so long that it slows other work.
       extra: { session: { intra_op: { spin_duration_us: "50" } } },
@@ -44,22 +55,23 @@ export async function createSession(ort, spec, files, options) {
     });
   } catch (error) {
     throw new XLExportError(
-      `${GRAPH} could not be loaded by ONNX Runtime (${firstLine(error)}); export the artefact again.`,
+      `${name} could not be loaded by ONNX Runtime (${firstLine(error)}); export the artefact again.`,
       { cause: error },
     );
   }
-  verifySignature(session, spec);
+  verifySignature(session, spec, name, tokens);
   return session;
 }
 
 /**
  * A tensor with numbers for the sizes that vary in other artefacts, if the graph has fixed ones.
  * @param {import("../../index.js").TensorFacts} tensor @param {import("../../index.js").Spec} spec
+ * @param {number} tokens
  */
-function fixed(tensor, { fixed_rows: rows, rule }) {
+function fixed(tensor, { fixed_rows: rows }, tokens) {
   if (!rows) return tensor;
   /** @type {Record<string, number>} */
-  const sizes = { batch: rows, tokens: rule.segment };
+  const sizes = { batch: rows, tokens };
   return { ...tensor, shape: tensor.shape.map((size) => sizes[size] ?? size) };
 }
 
@@ -68,21 +80,22 @@ const known = (size) => (typeof size === "number" ? size : "?");
 
 /**
  * Raises XLExportError unless the graph has exactly the tensors of the spec, by which buffers are sized.
- * @param {any} session @param {import("../../index.js").Spec} spec
+ * @param {any} session @param {import("../../index.js").Spec} spec @param {string} name of the graph
+ * @param {number} tokens of its steps, if it has fixed sizes
  */
-function verifySignature(session, spec) {
+function verifySignature(session, spec, name, tokens) {
   for (const [what, wanted, found] of /** @type {[string, any[], any[]][]} */ ([
     ["inputs", spec.inputs, session.inputMetadata],
     ["outputs", spec.outputs, session.outputMetadata],
   ])) {
     const told = (/** @type {any} */ t, /** @type {string} */ type) =>
       `${t.name} ${type} [${t.shape.map(known).join(", ")}]`;
-    const expected = wanted.map((tensor) => told(fixed(tensor, spec), tensor.dtype)).sort();
+    const expected = wanted.map((tensor) => told(fixed(tensor, spec, tokens), tensor.dtype)).sort();
     const actual = found.map((tensor) => told(tensor, tensor.type)).sort();
     const at = expected.findIndex((line, i) => line !== actual[i]);
     if (at >= 0 || actual.length !== expected.length) {
       throw new XLExportError(
-        `${GRAPH} has ${what} ${actual[Math.max(at, 0)] ?? "less"}, and spec.json promises ` +
+        `${name} has ${what} ${actual[Math.max(at, 0)] ?? "less"}, and spec.json promises ` +
           `${expected[Math.max(at, 0)] ?? "less"}; export the artefact again.`,
       );
     }
