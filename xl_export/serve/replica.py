@@ -32,7 +32,7 @@ from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import encoding, json_steps
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits, decoded, misfit, too_large
+from xl_export.serve.http.base.limits import Limits, decoded, misfit, refuse_outside, too_large
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import background, finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
@@ -186,10 +186,7 @@ class Replica:
                 "give either text or tokens, and at least one character or token; or the inputs of a step.",
                 param="text",
             )
-        if not 0 <= ask.max_tokens <= MOST_TOKENS:
-            raise RefusedError(
-                f"max_tokens is {ask.max_tokens}; expected 0 to {MOST_TOKENS}.", param="max_tokens"
-            )
+        refuse_outside("max_tokens", ask.max_tokens, 0, MOST_TOKENS)
         return await asyncio.shield(background(self._done(self._begin(name), ask)))
 
     async def delete(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.subword import pieces
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
 from xl_export.serve.http.base.workers import Steps
 
 SLICE = 1 << 12  # items of a list that are encoded at once
@@ -48,13 +48,8 @@ def encoding(
             else:
                 found.append(checked_ids(part, vocab.size, what=what))
             count += len(found[-1])
-            if limits is not None and count > limits.prompt_tokens:
-                raise RefusedError(
-                    f"the request has {count:,} tokens or more, and this server accepts "
-                    f"{limits.prompt_tokens:,}; send fewer, or append them to a stream in parts.",
-                    param=param,
-                    code="prompt_too_long",
-                )
+            if limits is not None:
+                refuse_long_prompt(limits, count, param)
             yield
         return np.concatenate(found) if count > before else encode_prompt(vocab, prompt, what=what)
     except UserError as error:

@@ -123,6 +123,23 @@ class BodyAccount:
         self.change(-self.held)
 
 
+def refuse_outside(name: str, value: int, least: int, most: int) -> None:
+    """Raises RefusedError for a field that is not within its range."""
+    if not least <= value <= most:
+        raise RefusedError(f"{name} is {value}; expected {least} to {most}.", param=name)
+
+
+def refuse_long_prompt(limits: Limits, tokens: int, param: str) -> None:
+    """Raises RefusedError for more tokens than a request may have."""
+    if tokens > limits.prompt_tokens:
+        raise RefusedError(
+            f"the request has {tokens:,} tokens or more, and this server accepts {limits.prompt_tokens:,}; "
+            "send fewer, or append them to a stream in parts.",
+            param=param,
+            code="prompt_too_long",
+        )
+
+
 def refuse_long_answer(limits: Limits, tokens: int, likeliest: int | None, param: str) -> None:
     """Raises RefusedError for more tokens than an answer can hold.
 

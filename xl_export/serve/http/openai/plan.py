@@ -19,7 +19,7 @@ from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.base.encoding import encoding, texts_of
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, refuse_long_answer
+from xl_export.serve.http.base.limits import Limits, refuse_long_answer, refuse_outside
 from xl_export.serve.http.base.workers import Steps
 
 MOST_LIKELIEST = 20  # tokens for each one
@@ -145,22 +145,25 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
             param="stream_options",
         )
     options = body.stream_options or StreamOptions()
-    n = _within("n", body.n, 1, 1, limits.choices)
-    best_of = _within("best_of", body.best_of, n, n, limits.choices)
+    n = 1 if body.n is None else body.n
+    refuse_outside("n", n, 1, limits.choices)
+    best_of = n if body.best_of is None else body.best_of
+    refuse_outside("best_of", best_of, n, limits.choices)
     if stream and best_of > n:
         raise RefusedError(
             f"best_of is {best_of} and n is {n}, and the best are only known at the end; leave out stream.",
             param="best_of",
         )
-    max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, limits.max_tokens)
+    max_tokens = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    refuse_outside("max_tokens", max_tokens, 0, limits.max_tokens)
     if body.min_tokens and (not body.ignore_eos or body.stop or body.min_tokens > max_tokens):
         raise RefusedError(
             f"min_tokens is {body.min_tokens} and is only served with ignore_eos, without stop, and up to "
             f"max_tokens, which is {max_tokens}; change one of them.",
             param="min_tokens",
         )
-    most = min(MOST_LIKELIEST, vocab.size)
-    log_probs = None if body.logprobs is None else _within("logprobs", body.logprobs, 0, 0, most)
+    if body.logprobs is not None:
+        refuse_outside("logprobs", body.logprobs, 0, min(MOST_LIKELIEST, vocab.size))
     listed = prompts_of(body.prompt)
     if len(listed) * best_of > limits.choices:
         raise RefusedError(
@@ -177,9 +180,9 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         prompts.append(found)
         tokens += len(found)
     # Tokens in memory at once: prompts with log-probabilities, and choices that are not streamed.
-    shown = tokens if echo and log_probs is not None else 0
+    shown = tokens if echo and body.logprobs is not None else 0
     drawn = 0 if stream else max_tokens * best_of * len(listed)
-    refuse_long_answer(limits, shown + drawn, log_probs, "logprobs" if shown else "max_tokens")
+    refuse_long_answer(limits, shown + drawn, body.logprobs, "logprobs" if shown else "max_tokens")
     drawing = drawing_of(body, session, max_tokens) if max_tokens else None
     texts = [""] * len(listed)
     for number, prompt in enumerate(listed if echo else ()):
@@ -194,7 +197,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         prompt_tokens=tokens,
         n=n,
         best_of=best_of,
-        log_probs=log_probs,
+        log_probs=body.logprobs,
         as_ids=bool(body.return_tokens_as_token_ids),
         echo=echo,
         stream=stream,
@@ -274,10 +277,3 @@ def _bias(bias: dict[int, float], vocab: Vocab) -> dict[int, float]:
                 param="logit_bias",
             )
     return bias
-
-
-def _within(name: str, value: int | None, default: int, least: int, most: int) -> int:
-    chosen = default if value is None else value
-    if not least <= chosen <= most:
-        raise RefusedError(f"{name} is {chosen}; expected {least} to {most}.", param=name)
-    return chosen

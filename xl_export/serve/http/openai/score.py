@@ -26,7 +26,7 @@ from xl_export.serve.http.base.encoding import json_steps, texts_of
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, of_json
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import Steps, aside, size_of
 from xl_export.serve.http.openai.completions import Usage, usage
@@ -122,12 +122,7 @@ def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
             rows.append(row)
             tokens += len(row.stream) + (0 if row.context in contexts else len(row.context.fed))
             contexts.add(row.context)
-            if tokens > limits.prompt_tokens:
-                raise RefusedError(
-                    f"the request has {tokens:,} tokens or more, and this server accepts "
-                    f"{limits.prompt_tokens:,}; send fewer.",
-                    param="texts",
-                )
+            refuse_long_prompt(limits, tokens, "texts")
             yield
     except UserError as error:
         raise RefusedError(str(error), param="texts") from error

@@ -13,15 +13,20 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in_bytes, write_tensors
-from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
-from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Likeliest, Reason
+from xl_export.serve.core.task import Drawn, Ended, Fed, Likeliest, Reason
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, decoded, refuse_long_answer, refuse_many_values
+from xl_export.serve.http.base.limits import (
+    Limits,
+    decoded,
+    refuse_long_answer,
+    refuse_many_values,
+    refuse_outside,
+)
 from xl_export.serve.http.base.workers import Steps
-from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
+from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields
 from xl_export.serve.streams.index import Stream
 
 LONGEST_NUMBER = 18  # digits
@@ -148,10 +153,7 @@ def tokens_of(
     """The token ids int64 [N] that are appended; raises RefusedError for what cannot be appended."""
     if body.text is not None and body.tokens is not None:
         raise RefusedError("text and tokens are both given; leave one of them out.", param="tokens")
-    if not 0 <= body.alternatives <= MOST_LIKELIEST:
-        raise RefusedError(
-            f"alternatives is {body.alternatives}; expected 0 to {MOST_LIKELIEST}.", param="alternatives"
-        )
+    refuse_outside("alternatives", body.alternatives, 0, MOST_LIKELIEST)
     if body.alternatives and not body.surprisal:
         raise RefusedError(
             "alternatives are returned with surprisals; leave surprisal out, or set it to true.",
@@ -170,15 +172,6 @@ def tokens_of(
     if body.alternatives:
         refuse_long_answer(limits, len(tokens) + drawn, body.alternatives, "alternatives")
     return tokens
-
-
-def drawing_in(body: ContinueBody, session: Session, limits: Limits) -> Drawing:
-    """How a stream is continued; raises RefusedError for fields that cannot be served."""
-    if not 1 <= body.max_tokens <= limits.max_tokens:
-        raise RefusedError(
-            f"max_tokens is {body.max_tokens}; expected 1 to {limits.max_tokens}.", param="max_tokens"
-        )
-    return drawing_of(body, session, body.max_tokens)
 
 
 class _Stream(TypedDict):

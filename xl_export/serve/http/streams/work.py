@@ -15,9 +15,10 @@ from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.base.encoding import json_steps, to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.limits import Limits, refuse_outside
 from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.workers import DISK, INLINE, aside, background, size_of
+from xl_export.serve.http.openai.plan import drawing_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
@@ -26,7 +27,6 @@ from xl_export.serve.http.streams.documents import (
     Fields,
     TokenReport,
     deleted_document,
-    drawing_in,
     stream_document,
     tokens_of,
 )
@@ -118,7 +118,8 @@ class StreamWork:
         at the end.
         """
         tokens = await self._tokens(body, needed=False)
-        drawing = drawing_in(body, self._model.session, self._limits)
+        refuse_outside("max_tokens", body.max_tokens, 1, self._limits.max_tokens)
+        drawing = drawing_of(body, self._model.session, body.max_tokens)
         with self._operation(name, body.position) as operation:
             before = await self._state(operation)
             if not len(tokens) and before.logits is None:
