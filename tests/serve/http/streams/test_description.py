@@ -1,13 +1,17 @@
-"""Answers are as the server's own description says; schemathesis makes requests from it."""
+"""Answers are as the server's own description, which schemathesis reads, and the guide say."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.serve.http.conftest import Running
@@ -64,3 +68,33 @@ def test_events_are_as_described(kept: Running) -> None:
     assert done == "[DONE]"
     success = described["/v1/streams/{id}/continue"]["post"]["responses"]["200"]["description"]
     assert "each a `data:` line with a ContinueChunk, the last one with a ContinueResult" in success
+
+
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "streams.md"
+SHOWN = {
+    name: json.loads(block)
+    for name, block in re.findall(
+        r"<!-- answer: (\w+) -->\n```json\n(.*?)\n```", GUIDE.read_text("utf-8"), re.DOTALL
+    )
+}
+
+
+def shape(value: Any) -> Any:
+    """The names of all fields and the kinds of their values; of a list that of its first element."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])]
+    return type(value).__name__
+
+
+def test_the_guide_shows_the_fields_of_the_answers(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:3])
+    given = {
+        "append": stream.post("append", {"tokens": tokens[3:6].tolist(), "alternatives": 2}),
+        "continue": stream.post("continue", {"max_tokens": 6, "seed": 1, "ignore_eos": True}),
+        "error": kept.post(f"{stream.path}/rewind", {"tokens": 600}).json(),
+    }
+    assert set(SHOWN) == set(given)
+    for name, answer in given.items():
+        assert shape(SHOWN[name]) == shape(answer), name
