@@ -26,7 +26,7 @@ def session(artefacts: dict[str, Path]) -> Session:
 @pytest.fixture
 def fresh(session: Session) -> StreamState:
     """A stream that has seen nothing."""
-    return StreamState(memory=session.start(1), logits=None, tail=np.empty(0, np.int64), written=0)
+    return StreamState.begin(session)
 
 
 @pytest.fixture(scope="session")

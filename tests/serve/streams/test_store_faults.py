@@ -29,7 +29,7 @@ CALLS = ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "pwrite", "fsy
 @pytest.fixture(scope="module")
 def states(session: Session, advance: Advance, tokens: np.ndarray) -> list[StreamState]:
     """A stream after 0, 5, 9 and 30 tokens."""
-    state = StreamState(memory=session.start(1), logits=None, tail=np.empty(0, np.int64), written=0)
+    state = StreamState.begin(session)
     found = [state]
     for begin, end in ((0, 5), (5, 9), (9, 30)):
         found.append(advance(found[-1], tokens[begin:end]))

@@ -225,7 +225,7 @@ class Scoring:
     def _task(self, index: int, state: StreamState | None) -> Task:
         stream = self._rows[index].stream
         self._tokens += len(stream)
-        task = Task(tokens=stream, state=state, score=True, cached=False, tenant=self._tenant, bulk=True)
+        task = Task(tokens=stream, state=state, score=True, tenant=self._tenant, bulk=True)
         self._texts[task] = index
         return task
 
