@@ -18,7 +18,6 @@ import hashlib
 import os
 import platform
 import shlex
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import MissingPackageError, UserError
-from runtimes.base.files import flush, writing
-from runtimes.sessions.fused_cpu.trust import fault
+from runtimes.base.files import writing
+from runtimes.sessions.fused_cpu.trust import fault, private_file
 from runtimes.sessions.fused_cpu.variants import (
     FLAGS,
     NATIVE,
@@ -153,12 +152,8 @@ def build() -> Path:
         cache.mkdir(mode=0o700, exist_ok=True)
         if found := _fault(cache):
             raise UserError(f"the fused operator would not be loaded from {cache}: {found}; {MEND}.")
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            temporary = Path(folder) / "fused.so"
+        with private_file(library, mode=0o700) as temporary:
             _compile(compiler, temporary)
-            temporary.chmod(0o700)  # the umask may let the group write
-            flush(temporary)  # loading a library that is cut short ends the process
-            os.replace(temporary, library)
     return library
 
 

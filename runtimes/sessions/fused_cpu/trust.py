@@ -1,4 +1,5 @@
-"""Whether a library may be loaded: only if no other user but root can have written it.
+"""Whether a library may be loaded: only if no other user but root can have written it. And how one is
+written.
 
 Loading a library executes it. The file and every folder above it must belong to this user or to root, and no
 other user may write there. The folders are examined from the root downwards and without links, so no
@@ -8,11 +9,16 @@ Runtime loads it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from runtimes.base.files import flush
 
 
 def fault(path: Path, *, folder: Path) -> str | None:
@@ -37,6 +43,20 @@ def fault(path: Path, *, folder: Path) -> str | None:
         if shared and not (place in folder.parents and facts.st_mode & stat.S_ISVTX):
             return f"other users may write {place}"
     return None
+
+
+@contextlib.contextmanager
+def private_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
+    """A temporary path next to `path`. What was written there takes its place when the block ends without an
+    error, and only its user may write it, whatever the umask is.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        if temporary.is_file():
+            temporary.chmod(mode)
+            flush(temporary)  # loading a library that is cut short ends the process
+            os.replace(temporary, path)
 
 
 def _is_private_group(group: int) -> bool:

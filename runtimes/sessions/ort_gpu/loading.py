@@ -17,7 +17,7 @@ from runtimes.contract.device import Device
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import load_graph
 from runtimes.sessions.ort_gpu.driver import ask_driver
-from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_of
+from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, path_of
 from runtimes.sessions.ort_gpu.providers import Provider
 from runtimes.sessions.ort_gpu.stream import Stream
 
@@ -104,8 +104,8 @@ class Loader:
                 "run there; install onnxruntime-gpu 1.24 or newer, or give --device cpu."
             )
         facts = (self.spec.identity, self.ort.__version__, self.provider.name, sorted(chosen.items()))
-        key = key_of(*facts, str(self.device), ask_driver())
-        if (content := kept_engine(key)) is not None:
+        kept = path_of(*facts, str(self.device), ask_driver())
+        if (content := kept_engine(kept)) is not None:
             # TensorRT refuses an engine of another release, which then is built again.
             with contextlib.suppress(Exception):
                 session = self._create({**contents, self.graph.name: content}, chosen, compiled=True)
@@ -114,7 +114,7 @@ class Loader:
         if self.provider.fault(self.ort):
             raise self.provider.not_started(self.ort, self.device)
         say_once(f"building an engine for {self.device}, which takes minutes")
-        with keeping_engine(key) as path:
+        with keeping_engine(kept) as path:
             session = self._create(contents, chosen, context=path)
             self._refuse_elsewhere(session)
         return session

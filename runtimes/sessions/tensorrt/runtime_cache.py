@@ -9,7 +9,6 @@ but root can have written them.
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from runtimes.base.errors import StreamError
 from runtimes.base.files import read_bytes
 from runtimes.base.progress import say_once
 from runtimes.contract.engine import Gpu
-from runtimes.sessions.fused_cpu.trust import fault
+from runtimes.sessions.fused_cpu.trust import fault, private_file
 
 VARIABLE = "XL_EXPORT_RTX_CACHE"
 
@@ -62,10 +61,7 @@ def _save(cache: Any, path: Path) -> None:
     """Writes the cache for its user only. It runs when a session ends, so a failure is only printed."""
     content = bytes(memoryview(cache.serialize()))
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            temporary = Path(folder) / path.name
+        with private_file(path) as temporary:
             temporary.write_bytes(content)
-            temporary.chmod(0o600)  # the umask may let the group write
-            os.replace(temporary, path)
     except OSError as error:
         say_once(f"what TensorRT-RTX compiled is not kept: {path} could not be written ({error.strerror}).")

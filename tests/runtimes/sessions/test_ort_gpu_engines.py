@@ -96,24 +96,19 @@ def test_another_driver_rebuilds_the_engine(
         assert len(built) == engines
 
 
-def test_what_was_altered_or_others_may_write_is_built_again(
+def test_what_others_may_write_is_built_again(
     artefacts: dict[str, Path], built: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = answer(artefacts["shift"])
+    answer(artefacts["shift"])
     (kept,) = (tmp_path / "cache/xl-export/engines").iterdir()
-    content = kept.read_bytes()
-    kept.write_bytes(content + b"\x12\x01x")  # a name of a producer: ONNX Runtime would load it
-    np.testing.assert_array_equal(answer(artefacts["shift"]), first)
-    assert len(built) == 2
-    assert kept.read_bytes() == content
     kept.chmod(0o666)
     answer(artefacts["shift"])
-    assert len(built) == 3
+    assert len(built) == 2
+    assert kept.stat().st_mode & 0o777 == 0o600
     assert "an engine in the cache is not used: other users may write" in capsys.readouterr().err
-    (kept,) = (tmp_path / "cache/xl-export/engines").iterdir()
     kept.parent.chmod(0o777)
     answer(artefacts["shift"])
-    assert len(built) == 3  # built, and written nowhere
+    assert len(built) == 2  # built, and written nowhere
     assert "the engine is not kept: other users may write" in capsys.readouterr().err
 
 
