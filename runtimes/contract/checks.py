@@ -261,7 +261,8 @@ def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, pa
             f"{path} holds the memory of artefact {owner:.12}, and this session runs {session.identity:.12}; "
             "open the artefact that the stream was started on, or start a new stream."
         )
-    tensors = {name: _in_own_bytes(array) for name, array in arrays.items()}
+    # Copies in the byte order of this machine, whatever that of the file.
+    tensors = {name: np.array(x, x.dtype.newbyteorder("="), order="C") for name, x in arrays.items()}
     memory = Memory(tensors.pop("positions"), tensors, owner)
     try:
         check_memory(session, memory)
@@ -293,11 +294,6 @@ def _saved_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     if owner is None or "positions" not in arrays:
         raise ArtefactError(f"{path} holds no stream memory; expected a file written by save_memory.")
     return owner, arrays
-
-
-def _in_own_bytes(array: np.ndarray) -> np.ndarray:
-    """A copy in the byte order of this machine, whatever that of the file."""
-    return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def check_memory(session: Session, memory: Memory) -> None:

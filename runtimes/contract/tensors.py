@@ -278,14 +278,12 @@ def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[TensorSpec, ...]:
     )
 
 
-def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: MemoryType = "float32") -> int:
-    """The bytes of memory that learned spans save each row, against heads that all remember `mem_len`
-    tokens.
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> int:
+    """The bytes of float32 memory that learned spans save each row, against heads that all remember
+    `mem_len` tokens.
     """
-    if not model.reaches:
-        return 0
-    whole = state_tensors(dataclasses.replace(model, reaches=()), rule, form, dtype)
-    return row_bytes(whole) - row_bytes(state_tensors(model, rule, form, dtype))
+    whole = state_tensors(dataclasses.replace(model, reaches=()), rule, form)
+    return row_bytes(whole) - row_bytes(state_tensors(model, rule, form))
 
 
 def row_bytes(states: Iterable[TensorSpec]) -> int:

@@ -97,7 +97,7 @@ def generate(
         raise UserError(
             "stop strings are searched in the text, which was not asked for; leave one of them out."
         )
-    decoders = [session.vocab.decoder() if text else WholeTokens(_no_text) for _ in rows]
+    decoders = [session.vocab.decoder() if text else WholeTokens(lambda token: "") for _ in rows]
     for decoder, row in zip(decoders, rows, strict=True):  # so that a word after a prompt begins with a blank
         decoder.prime(row.tolist())
     tokens, lengths, starts = _aligned(rows, memory, together=together)
@@ -156,10 +156,6 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     listed: list[Any] = list(prompts)
     integers = bool(listed) and all(isinstance(item, int | np.integer) for item in listed)
     return [listed] if integers else listed
-
-
-def _no_text(token: int) -> str:
-    return ""
 
 
 def _aligned(
