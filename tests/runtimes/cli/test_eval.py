@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 
 from runtimes.base.files import read_npz, write_json
-from runtimes.contract.vocabulary import CharVocab
+from runtimes.cli.eval import write_losses
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab
+from runtimes.tasks.evaluate import Score
 from tests.commands import json_of, refused, xl
 
+NASTY = ['"', ",", "\n", "\r", "=", "\x00", "é", "\u2028", "#", "\ud800", "a"]
 COMPUTED_BY_PYTORCH = {"computed_by": "PyTorch", "kernel": None}
 
 
@@ -127,6 +132,45 @@ def test_losses_are_written_with_their_settings(
     assert {"nats", "mem_len", "segment", "lanes"} <= settings.keys()
     assert xl("eval", folder, *options, "--losses", tmp_path / "losses.csv").exit_code == 0
     assert len((tmp_path / "losses.csv").read_text(encoding="utf-8").split("\n")) == 1 + 1 + 399 + 1
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+@pytest.mark.parametrize(
+    "vocab", [CharVocab(NASTY), WordVocab(["<unk>", "<eos>", *NASTY[:2], *NASTY[4:]]), ByteVocab()]
+)
+def test_losses_come_back(vocab: Vocab, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"losses{suffix}"
+    tokens = np.random.default_rng(0).permutation(vocab.size)
+    nats = np.linspace(0, 3, len(tokens) - 1)
+    score = Score(
+        tokens=len(nats),
+        nats=float(nats.sum()),
+        seconds=1.0,
+        segment=8,
+        lanes=1,
+        memory_carried=True,
+        rule=MemoryRule(mem_len=4, segment=8),
+        token_nats=nats,
+    )
+    write_losses(path, score, tokens, vocab)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    if suffix == ".npz":
+        arrays = read_npz(path)
+        assert arrays["nats"].dtype == np.float32
+        assert np.allclose(arrays["nats"], nats)
+        assert arrays["tokens"].tolist() == tokens[1:].tolist()
+        assert json.loads(str(arrays["settings"]))["mem_len"] == 4
+        return
+    first, *lines = path.read_text(encoding="utf-8").split("\n")
+    rows = list(csv.DictReader(lines[:-1]))
+    assert first.startswith("# ")
+    assert json.loads(first[2:]) == score.to_json()
+    assert [int(row["position"]) for row in rows] == list(range(1, len(tokens)))
+    assert [int(row["token"]) for row in rows] == tokens[1:].tolist()
+    assert np.allclose([float(row["nats"]) for row in rows], nats, atol=1e-6)
+    decode = vocab.decoder()
+    assert [json.loads(row["text"]) for row in rows] == [decode(int(token)) for token in tokens][1:]
+    assert all(row["text"].startswith('"') for row in rows)  # no spreadsheet takes it for a formula
 
 
 def test_losses_are_replaced_only_when_that_is_asked_for(run: Path, text_file: Path, tmp_path: Path) -> None:
