@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import Case, Claim, Column, Job, Line
-from benchmarks.measure import REST, Timing
+from benchmarks.measure import REST, Timing, milliseconds
 from benchmarks.models import random_artefact
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.memory import Memory
@@ -191,13 +191,8 @@ class PythonSide:
 
     def times(self, stream: str, count: int) -> list[float]:
         memory = self._streams[stream]
-        found = []
-        for token in range(count):
-            tokens = np.array([[token % self._session.vocab.size]])
-            began = time.perf_counter()
-            self._session.predict(tokens, memory)
-            found.append((time.perf_counter() - began) * 1e3)
-        return found
+        token = np.zeros((1, 1), np.int64)
+        return milliseconds(lambda: self._session.predict(token, memory), repeats=count, warmup=0)
 
     def close(self) -> None:
         pass

@@ -19,25 +19,16 @@ from benchmarks.cases.learning.architectures import MODELS, SIZE, check, recipe
 from benchmarks.measure import Limits
 from benchmarks.references import ReferenceModel, ReferenceTraining
 from benchmarks.runs import History, Run
-from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks.evaluate import evaluate
 from tests.benchmarks.shown import call, in_documents, rows_of
 from tests.nightly import every
-from trainer.data.source import load_source, with_vocab_size
-from trainer.model.attention import relative_attention
+from trainer.data.source import load_source
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
-from trainer.run.optimizer_config import OptimizerConfig
 from trainer.run.session import TorchSession
 from trainer.training.state import Training
-
-TERMS = [
-    *(("Transformer-XL", term) for term in ("position", "u", "v")),
-    ("Shaw positions", "bias"),
-    ("all-attention, adaptive span", "gate"),
-]
 
 
 def test_the_models_have_nearly_equal_numbers_of_parameters() -> None:
@@ -51,62 +42,6 @@ def test_the_models_have_nearly_equal_numbers_of_parameters() -> None:
 @pytest.mark.parametrize("name", every(3, MODELS))
 def test_every_model_passes_its_check(name: str) -> None:
     check(recipe(name, threads=1))
-
-
-def test_an_attention_that_is_wrong_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = lambda *given, **options: architectures.naive_attention(*given, **options) * 1.001  # noqa: E731
-    monkeypatch.setattr(architectures, "relative_attention", wrong)
-    with pytest.raises(ArtefactError, match="fast and naive attention differ by"):
-        check(recipe("Transformer-XL", threads=1))
-
-
-@pytest.mark.parametrize(("name", "term"), TERMS)
-def test_no_term_of_the_scores_can_be_lost_unseen(
-    name: str, term: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = lambda *given, terms, **options: relative_attention(  # noqa: E731
-        *given, terms=dataclasses.replace(terms, **{term: None}), **options
-    )
-    monkeypatch.setattr(architectures, "relative_attention", lost)
-    config = recipe(name, threads=1)
-    few = dataclasses.replace(config.model, persistent=min(8, config.model.persistent))
-    with pytest.raises(ArtefactError, match="fast and naive attention differ by"):
-        check(dataclasses.replace(config, model=few))
-
-
-@pytest.mark.parametrize("name", every(2, ["all-attention", "Shaw positions"]))
-def test_training_reaches_the_row_that_stands_for_all_longer_distances(
-    name: str, tmp_path: Path, text: str
-) -> None:
-    (tmp_path / "text.txt").write_text(text[:20_000], encoding="utf-8")
-    config = recipe(name, threads=1)
-    config = dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, layers=1),
-        text=str(tmp_path / "text.txt"),
-        batch=2,
-        optimizer=OptimizerConfig(clip=1e9),
-    )
-    source = load_source(config)
-    training = Training.start(with_vocab_size(config, source.vocab))
-    rows = training.model.get_parameter("positions.table")
-    before = rows.detach().clone()
-    for _ in range(2):  # the first segment has no memory, so no such distance
-        training.advance(source.tokens)
-    last = (slice(None), -1) if rows.ndim == 4 else -1
-    assert not torch.equal(rows[last], before[last])
-
-
-def test_the_budget_decides_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "step_seconds", lambda configs: [0.25])
-    assert architectures.affordable(recipe("without recurrence", threads=1), 60.0) == 240
-
-
-def test_models_get_equal_time_at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = [recipe(name, threads=1) for name in ("all-attention", "Transformer-XL")]
-    for speed in (1.0, 4.0):
-        monkeypatch.setattr(architectures, "step_seconds", lambda configs, s=speed: [0.5 * s, 0.25 * s])
-        assert architectures.as_long_as(*models, 1000) == 500
 
 
 @pytest.fixture

@@ -99,17 +99,6 @@ def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
     assert lines[2] == "warning: the versions of onnxruntime differ in decode, small"
 
 
-def test_other_threads_are_another_result(tmp_path: Path) -> None:
-    one, other = (
-        write(tmp_path / "one.jsonl", document(1, 1.0)),
-        write(tmp_path / "other.jsonl", document(1, 1.0, threads=1)),
-    )
-    result = call("compare", one, other)
-    assert result.exit_code == 2
-    assert "nothing" not in result.stdout
-    assert "no timing in common" in result.stderr
-
-
 BAD = ["{}", "x", "[1]"]
 
 

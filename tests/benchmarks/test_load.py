@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from benchmarks.cases.serving import load
 from benchmarks.cases.serving.load import gaps_between
 from benchmarks.cases.serving.wire import Answer, LoadError
 
@@ -64,24 +61,3 @@ def test_the_streams_own_prompts_are_in_no_gap() -> None:
     """The first stream waits for the prompt of the second one from 1 to 5."""
     streams = [[1.0, 5.0, 6.0, 8.0, 11.0, 20.0], [4.0, 5.5, 9.0, 12.0]]
     assert gaps_between(streams, 7.0, 12.0) == {"idle": [1.0, 1.5], "busy": [2.0, 3.0, 3.5, 3.0]}
-
-
-def test_a_long_stream_and_its_forks_draw_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, wrong = list[str](), False
-
-    def asked(job: load.Job, method: str, path: str, body: Any = None) -> Any:
-        return {"id": "fork", "stream": {"id": "stream"}}
-
-    def continued(job: load.Job, stream: str, count: int) -> tuple[list[int], float]:
-        drawn.append(stream)
-        return [int(wrong and stream == "fork")] * count, 1.0 if stream == "fork" else 2.0
-
-    monkeypatch.setattr(load, "_asked", asked)
-    monkeypatch.setattr(load, "_continued", continued)
-    job = {"prompt": [1], "tokens": 8, "block": 2, "rounds": 3}
-    found = load.long(job)
-    assert found == {"early": [1.0] * 3, "late": [2.0] * 3, "texts": ["0"] * 4}
-    assert drawn[2:] == ["fork", "stream", "stream", "fork", "fork", "stream"]
-    wrong = True
-    with pytest.raises(LoadError, match="drawn other tokens than the stream"):
-        load.long(job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,6 @@ from runtimes import open_session, score_texts
 from tests.benchmarks.shown import call, in_documents
 from xl_export.offline import cluster
 from xl_export.offline.cluster import Unit
-
-
-def test_without_ray_the_case_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "ray is not installed; run `pip install '.[ray]'`" in str(case.unavailable())
 
 
 def test_an_actor_s_work_is_that_of_one_process(

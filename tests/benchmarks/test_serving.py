@@ -175,32 +175,6 @@ def test_the_table_shows_targets() -> None:
     assert table("serve", History(())) == [NOTHING]
 
 
-@pytest.mark.parametrize(("words", "expected"), [([], (2, 7)), (["--threads", "2"], (2, 2))])
-def test_the_server_has_its_own_or_given_threads(
-    words: list[str],
-    expected: tuple[int, int],
-    tiny: BenchmarkConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[Bench] = []
-
-    def part(bench: Bench) -> Iterator[Row]:
-        seen.append(bench)
-        return iter([])
-
-    monkeypatch.setitem(CONFIGS, "tiny", tiny)
-    monkeypatch.setitem(serve.PARTS, "long", part)
-    monkeypatch.setattr("benchmarks.case.available_cpus", lambda: 2)
-    monkeypatch.setattr("benchmarks.__main__.available_cpus", lambda: 2)
-    monkeypatch.setattr(serve, "_default_threads", lambda artefact: 7)
-    result = call(
-        "run", "serve", "--config", "tiny", "--only", "long", *words, "--history", tmp_path / "history.jsonl"
-    )
-    assert result.exit_code == 0, result.output
-    assert [(bench.threads, bench.default_threads) for bench in seen] == [expected]
-
-
 def test_the_default_threads_are_those_of_the_server(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

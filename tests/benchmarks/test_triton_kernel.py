@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +11,8 @@ import torch
 
 from benchmarks.cases.on_gpu import triton_kernel
 from benchmarks.cases.on_gpu.rates import Rates
-from benchmarks.compare import compare
-from benchmarks.configs import CONFIGS, BenchmarkConfig
+from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
-from benchmarks.runs import read_results
 from tests.benchmarks.shown import call, on_terminal, rows_of
 from xl_export.tensorrt.kernels.compile import tactics
 from xl_export.tensorrt.naive import naive_relative_attention
@@ -48,37 +45,6 @@ def test_without_a_gpu_the_case_is_skipped(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("triton-kernel is skipped: PyTorch finds no NVIDIA GPU")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_triton_the_case_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kernel.importlib.util, "find_spec", lambda name: None)
-    assert "triton is not installed" in str(triton_kernel.unavailable())
-
-
-def test_the_case_is_measured_and_kept_like_every_other(
-    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    time = Timing(median=1.0, fastest=0.5, slowest=2.0, repeats=9)
-    row = triton_kernel.Row(
-        shape=SHAPE,
-        side="eager",
-        attention=time,
-        reading=0.1,
-        computing=0.1,
-        difference=0.0,
-        device="some GPU",
-    )
-    case = dataclasses.replace(triton_kernel.CASE, unavailable=lambda: None, run=lambda job: [row])
-    monkeypatch.setattr(triton_kernel, "CASE", case)
-    file = tmp_path / "history.jsonl"
-    result = call("run", "triton-kernel", "--threads", 1, "--history", file)
-    assert result.exit_code == 0, result.output
-    assert "B 2 H 3 T 5 M 12 K 16" in result.stdout
-    (document,) = read_results(file)
-    assert (document["case"], document["precision"], document["engine"]) == ("triton-kernel", "fp16", "torch")
-    (change,) = compare([document], [document]).changes
-    kind, timing, *_ = change
-    assert (kind.row, timing) == ("shape B 2 H 3 T 5 M 12 K 16, side eager", "attention")
 
 
 def test_only_right_sides_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
