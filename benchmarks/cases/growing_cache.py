@@ -51,7 +51,6 @@ class Row:
     growing: Timing  # one token with a cache of all tokens
     fixed_bytes: int  # memory tensors of one stream
     growing_bytes: int  # keys and values of the tokens so far
-    difference: float  # nats, at most, of either side from its reference (see `run`)
 
 
 def run(job: Job) -> Iterator[Row]:
@@ -67,12 +66,12 @@ def run(job: Job) -> Iterator[Row]:
     trained = load_run(random_run(job))
     memory = _filled(fixed)
     with _growing(trained, mem_len) as (growing, _):
-        difference = _compared_from_the_start(fixed, growing, mem_len)
+        _compare_from_the_start(fixed, growing, mem_len)
     for position in job.config.growing_positions:
         job.progress(f"after {position:,} tokens: comparing the operators, then timing {repeats} tokens")
         with _growing(trained, max(1, position)) as (growing, standard):
             cache = _filled(growing)
-            difference = max(difference, _compared_at(position, growing, standard, cache))
+            _compare_at(growing, standard, cache, position)
             sides = {
                 "fixed": _token(fixed, memory, position),
                 "growing": _token(growing, cache, position),
@@ -84,7 +83,6 @@ def run(job: Job) -> Iterator[Row]:
             **times,
             fixed_bytes=_bytes(memory),
             growing_bytes=_bytes(cache) * position // cache.tensors[KEYS].shape[2],
-            difference=difference,
         )
 
 
@@ -130,23 +128,23 @@ def _token(session: Session, memory: Memory, position: int) -> Callable[[], Any]
     return step
 
 
-def _compared_from_the_start(fixed: Session, growing: Session, count: int) -> float:
-    """The largest difference of the two sides over the tokens that both remember."""
+def _compare_from_the_start(fixed: Session, growing: Session, count: int) -> None:
+    """Raises ArtefactError if the two sides differ over the tokens that both remember."""
     memories = {side: side.start(1) for side in (fixed, growing)}
     worst = 0.0
     for token in np.random.default_rng(0).integers(0, fixed.vocab.size, (count, 1, 1)):
         worst = max(worst, nats_apart(*(side.step(token, memory)[0] for side, memory in memories.items())))
-    return agreed(worst, TOLERANCE, "the growing cache differs from the side with fixed memory")
+    agreed(worst, TOLERANCE, "the growing cache differs from the side with fixed memory")
 
 
-def _compared_at(position: int, growing: Session, standard: Session, cache: Memory) -> float:
-    """The difference of the fused from the standard operators over the same cache."""
+def _compare_at(growing: Session, standard: Session, cache: Memory, position: int) -> None:
+    """Raises ArtefactError if the fused operator differs from the standard ones over the same cache."""
     token = np.zeros((1, 1), np.int64)
     answers = []
     for session in (standard, growing):
         memory = Memory(positions=np.array([position]), tensors=cache.tensors, owner=cache.owner)
         answers.append(session.step(token, memory)[0])
-    return agreed(nats_apart(*answers), TOLERANCE, "the growing cache differs from standard operators")
+    agreed(nats_apart(*answers), TOLERANCE, "the growing cache differs from standard operators")
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.case import Case, Column, Job, megabytes, number
+from benchmarks.case import Case, Column, Job, megabytes
 from benchmarks.measure import Timing
 from benchmarks.models import random_artefact, random_run
 from runtimes.contract.spec import WEIGHTS
@@ -105,12 +105,6 @@ CASE = Case(
         Column("imports, ms", "imports"),
         Column("opening, ms", "open"),
         Column("first token, ms", "token"),
-        Column(
-            "at least, ms",
-            lambda row, run: number(run.reading(row["needed_bytes"])),
-            note="At least: reading weights and memory once, at the measured rate.",
-            detail=True,
-        ),
         Column("resident MB", "resident_bytes", megabytes),
         Column("weights and memory, MB", "needed_bytes", megabytes),
     ),

@@ -1,8 +1,4 @@
-"""One token with full memory in each of the three forms of memory: ring, shift and hidden.
-
-The limit of `ring` and `shift` is reading: weights, visible memory and position tables at the measured rate
-of the machine. `hidden` computes all keys and values again, and its limit is the multiply-adds.
-"""
+"""One token with full memory in each of the three forms of memory: ring, shift and hidden."""
 
 from __future__ import annotations
 
@@ -12,14 +8,12 @@ from typing import get_args
 
 import numpy as np
 
-from benchmarks.arithmetic import step_bytes
-from benchmarks.case import Case, Claim, Column, Job, Line, number
+from benchmarks.case import Case, Claim, Column, Job, Line
 from benchmarks.checked_sessions import Operators, agreed, fed, open_checked, step_of
 from benchmarks.measure import Timing, take_turns
 from benchmarks.models import random_artefact
 from benchmarks.runs import operators as operators_of
 from runtimes.contract.tensors import Form
-from trainer.model.arithmetic import step_multiply_adds
 
 FORMS: tuple[Form, ...] = get_args(Form)
 TOLERANCE = 1e-4  # nats, between the forms
@@ -35,10 +29,6 @@ class Row:
     token: Timing
     #: This time over the ring's.
     ring_ratio: float
-    num_bytes: int
-    multiply_adds: int
-    #: Of log-probabilities from the ring's, at most, in nats.
-    difference: float
     #: What computed this form.
     operators: Operators = "standard"
 
@@ -61,14 +51,9 @@ def run(job: Job) -> list[Row]:
     job.progress(f"comparing the forms with one another, then timing {repeats} tokens of each")
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, rule.slots + rule.segment))
     answers = {form: fed(session, tokens)[0] for form, session in sessions.items()}
-    differences = {
-        form: agreed(
-            float(np.abs(answer - answers["ring"]).max()),
-            TOLERANCE,
-            f"the {form} form differs from the ring",
-        )
-        for form, answer in answers.items()
-    }
+    for form, answer in answers.items():
+        difference = float(np.abs(answer - answers["ring"]).max())
+        agreed(difference, TOLERANCE, f"the {form} form differs from the ring")
     times = take_turns({form: step_of(session) for form, session in sessions.items()}, repeats=repeats)
     return [
         Row(
@@ -76,9 +61,6 @@ def run(job: Job) -> list[Row]:
             mem_len=rule.mem_len,
             token=times[form],
             ring_ratio=times[form].median / times["ring"].median,
-            num_bytes=step_bytes(model, rule, form),
-            multiply_adds=step_multiply_adds(model, rule, form, 1),
-            difference=differences[form],
             operators=operators[form],
         )
         for form in FORMS
@@ -99,14 +81,6 @@ CASE = Case(
         Column("operators", lambda row, run: operators_of(row)),
         Column("ms per token", "token"),
         Column("times the ring", "ring_ratio", ".2f"),
-        Column(
-            "at least by reading, ms", lambda row, run: number(run.reading(row["num_bytes"])), detail=True
-        ),
-        Column(
-            "at least by computing, ms",
-            lambda row, run: number(run.computing(row["multiply_adds"])),
-            detail=True,
-        ),
     ),
     notes=lambda lines: [f"Memory of {lines[0].row['mem_len']:,} tokens."],
     claims=(

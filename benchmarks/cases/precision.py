@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
-from benchmarks.case import SMALL, Case, Column, Job, file_option, megabytes, number
+from benchmarks.case import SMALL, Case, Column, Job, file_option, megabytes
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
@@ -21,7 +19,7 @@ from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.records import from_json
 from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision, verdict
-from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, Spec
+from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS
 from trainer.run.checkpoint import load_run
 from xl_export import export
 
@@ -51,8 +49,6 @@ class Row:
     token: Timing
     #: How many times faster than weights and memory in fp32.
     speed_up: float
-    #: Bytes that a token must read.
-    read_bytes: int
     #: Of graph and weights on disk.
     num_bytes: int
     bytes_per_stream: int
@@ -70,7 +66,6 @@ def run(job: Job) -> list[Row]:
     sessions = []
     served = list[Operators]()
     sizes = []
-    read = []
     for precision, memory in PRECISIONS:
         job.progress(f"{precision} weights, {memory} memory: exporting")
         artefact = export(
@@ -83,7 +78,6 @@ def run(job: Job) -> list[Row]:
         served.append(job.operators if (artefact / FUSED).is_file() else "standard")
         sessions.append(open_checked(artefact, threads=job.threads, operators=served[-1]))
         sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
-        read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
     job.progress(f"timing {repeats} tokens of each")
     sides = {str(at): step_of(session) for at, session in enumerate(sessions)}
     times = list(take_turns(sides, repeats=repeats, warmup=WARM_UP).values())
@@ -95,30 +89,12 @@ def run(job: Job) -> list[Row]:
             operators=by,
             token=token,
             speed_up=times[0].median / token.median,
-            read_bytes=num_read,
             num_bytes=size,
             bytes_per_stream=session.spec.bytes_per_stream,
             measured=session.spec.measured,
         )
-        for session, by, token, size, num_read in zip(sessions, served, times, sizes, read, strict=True)
+        for session, by, token, size in zip(sessions, served, times, sizes, strict=True)
     ]
-
-
-FLOATS_FOR = {ir.DataType.FLOAT16: 2, ir.DataType.INT8: 4}  # times as wide, in bytes
-
-
-def read_bytes(spec: Spec, graph: Path) -> int:
-    """The bytes that one token must read: weights and tables as they are once loaded, and the visible memory.
-
-    ONNX Runtime folds a Cast from float16 or int8 when it loads a graph, so a table behind one is read in
-    float32.
-    """
-    widths = 0
-    for value in ir.load(graph).graph.initializers.values():
-        cast = any(node.op_type == "Cast" for node, _ in value.uses())
-        factor = FLOATS_FOR.get(value.dtype or ir.DataType.FLOAT, 1) if cast else 1
-        widths += value.const_value.nbytes * factor if value.const_value is not None else 0
-    return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 
 
 def _measured(row: Figures) -> Measured | None:
@@ -155,12 +131,6 @@ CASE = Case(
         Column("weights", "precision"),
         Column("memory", "memory_precision"),
         Column("ms per token", "token"),
-        Column(
-            "at least, ms",
-            lambda row, run: number(run.reading(row["read_bytes"])),
-            note="At least: what the step must read and multiply, at the machine's best rates.",
-            detail=True,
-        ),
         Column("times faster than fp32", "speed_up", ".2f"),
         Column("MB on disk", "num_bytes", megabytes),
         Column("MB per stream", "bytes_per_stream", megabytes),

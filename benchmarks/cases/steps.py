@@ -40,8 +40,6 @@ class Row:
     #: Of the whole step.
     num_bytes: int
     multiply_adds: int
-    #: Of the comparison with PyTorch, in nats.
-    tolerance: float
     #: PyTorch's time divided by ONNX Runtime's.
     ratio: float
 
@@ -86,7 +84,6 @@ def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Itera
             **{name: timing.per(batch * tokens) for name, timing in timed.items()},
             num_bytes=num_bytes,
             multiply_adds=batch * step_multiply_adds(job.config.model, rule, "ring", tokens),
-            tolerance=artefact.spec.tolerance,
             ratio=timed["pytorch"].median / timed["onnxruntime"].median,
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import Case, Column, Job, file_option, number, per_second
+from benchmarks.case import Case, Column, Job, file_option
 from benchmarks.cases.learning.architectures import check
 from benchmarks.checked_sessions import agreed
 from benchmarks.configs import BenchmarkConfig
@@ -23,13 +23,11 @@ from benchmarks.references import REFERENCE_HELP, code_folders, reference_step
 from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
-from trainer.model.arithmetic import step_multiply_adds
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.state import Training
 
-PASSES = 3  # forward, and backward with twice as many multiply-adds
 COMPARED = 4  # optimiser steps
 TOLERANCE = 2e-3  # nats by which their losses may differ
 LEARNED_SPAN = 100  # tokens; spans that are learned are far shorter than the longest that is possible
@@ -46,8 +44,6 @@ class Row:
     token: Timing
     #: The time divided by fp32's without memory.
     ratio: float
-    #: Of one token, forward and backward, of the whole memory.
-    multiply_adds: float
     #: None for fp32 of this project.
     side: str | None = None
     #: The time of the side that it is compared with over this one; None for that side itself.
@@ -136,17 +132,14 @@ def _recipe_of(side: str, recipes: dict[str, TrainConfig]) -> TrainConfig:
 def _row(name: str, times: dict[str, Timing], recipes: dict[str, TrainConfig]) -> Row:
     spans = "spans" in name
     recipe = _recipe_of(name, recipes)
-    rule = recipe.training
-    T = recipe.training.segment
     slow = "reference spans" if "reference spans" in times else "whole spans"
     slow = slow if spans else "reference" if "reference" in times else "fp32"
     compared = name not in (slow, "no memory")
     return Row(
-        mem_len=rule.mem_len,
+        mem_len=recipe.training.mem_len,
         batch=recipe.batch,
         token=times[name],
         ratio=times[name].median / times["no memory"].median,
-        multiply_adds=PASSES * step_multiply_adds(recipe.model, rule, "hidden", T) / T,
         side=None if name in ("fp32", "no memory") else name,
         faster=times[slow].median / times[name].median if compared else None,
     )
@@ -203,16 +196,9 @@ CASE = Case(
         Column("memory, tokens", "mem_len"),
         Column("ms per trained token", "token"),
         Column(
-            "at least, ms",
-            lambda row, run: number(run.computing(row["multiply_adds"])),
-            note="At least: the multiply-adds at the measured rate in fp32, for the whole memory.",
-            detail=True,
-        ),
-        Column(
             "times the cost without memory", lambda row, run: "" if row.get("side") else f"{row['ratio']:.2f}"
         ),
         Column("times as fast as the public code", _faster),
-        Column("tokens/s", "token", per_second, detail=True),
     ),
     options=(
         "config",

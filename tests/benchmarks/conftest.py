@@ -75,7 +75,6 @@ def instant(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
         pytorch=time,
         num_bytes=1,
         multiply_adds=1,
-        tolerance=1e-4,
         ratio=1.0,
     )
     monkeypatch.setattr(steps, "DECODE", dataclasses.replace(steps.DECODE, run=lambda job: [row]))

@@ -96,10 +96,6 @@ def test_sliding_window_compares_equal_sides(tiny: BenchmarkConfig, tmp_path: Pa
     for row in document["rows"]:
         assert row["window"]["repeats"] == row["segment"]["repeats"] == tiny.repeats
         assert row["ratio"] == pytest.approx(row["window"]["median"] / row["segment"]["median"])
-        assert row["predicted_ratio"] == pytest.approx(
-            row["window_multiply_adds"] / row["segment_multiply_adds"]
-        )
-        assert row["difference"] < row["tolerance"]
         assert row["table_9"] is None
     document = measured(tmp_path, "sliding-window", "--attention-lengths", "8", *FUSED)[1]
     assert {row["operators"] for row in document["rows"]} == {"fused" if FUSED else "standard"}
@@ -111,8 +107,7 @@ def test_forms_of_memory_are_measured_beside_the_ring(tiny: BenchmarkConfig, tmp
     assert [row["form"] for row in rows] == ["ring", "shift", "hidden"]
     assert [row["operators"] for row in rows] == ["fused" if FUSED else "standard", "standard", "standard"]
     assert rows[0]["ring_ratio"] == 1
-    assert rows[0]["difference"] == 0
-    assert all(row["token"]["repeats"] == tiny.token_repeats and row["difference"] < 1e-4 for row in rows)
+    assert all(row["token"]["repeats"] == tiny.token_repeats for row in rows)
 
 
 def test_precision_measures_the_quality_of_a_trained_run(
@@ -178,16 +173,15 @@ def test_a_policy_is_timed_at_a_fixed_rate_on_every_side(
     for row in rows.values():
         assert row["steps"] == row["step"]["repeats"] == 5
         assert 0 < row["step"]["median"] <= row["p99"] <= row["step"]["slowest"]
-        assert row["difference"] < 1e-4
 
 
 def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     right = policy.Policy(tiny.model, tiny.mem_len).eval()
     monkeypatch.setattr(policy, "_artefact_step", lambda artefact: policy._pytorch_step(right))
-    assert set(policy._compared(right, Path(), tiny.mem_len).values()) != {0.0}
+    policy._compare(right, Path(), tiny.mem_len)
     monkeypatch.setattr(policy, "_growing_step", lambda *_: lambda observation: np.ones(4, np.float32))
     with pytest.raises(ArtefactError, match="growing window differs from PyTorch"):
-        policy._compared(right, Path(), tiny.mem_len)
+        policy._compare(right, Path(), tiny.mem_len)
 
 
 def test_the_default_threads_are_compared_on_a_busy_machine(
@@ -209,14 +203,7 @@ def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
     assert [row["side"] for row in document["rows"]] == ["fixed memory", "growing cache"]
     for row in document["rows"]:
         assert row["token"]["repeats"] == tiny.consecutive
-        assert (
-            row["token"]["fastest"]
-            <= row["token"]["median"]
-            <= row["p90"]
-            <= row["p99"]
-            <= row["token"]["slowest"]
-        )
-    assert document["rows"][1]["difference"] < 1e-4
+        assert row["token"]["fastest"] <= row["token"]["median"] <= row["p99"] <= row["token"]["slowest"]
 
 
 def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig, tmp_path: Path) -> None:
@@ -253,7 +240,6 @@ def test_training_steps_are_timed_with_memory_and_without(
     # Every step takes a second here. One of spans computes four times as many tokens.
     assert [row["token"]["median"] for row in document["rows"]] == [1e3 / (2 * T) for T in (8, 8, 8, 32, 32)]
     assert [row["ratio"] for row in document["rows"]] == [1, 1, 1, 0.25, 0.25]
-    assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
 
 
 def test_without_a_gpu_its_case_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +254,7 @@ def test_growing_cache_starts_equal_and_then_holds_more(tiny: BenchmarkConfig, t
     (document,) = measured(tmp_path, "growing-cache")
     rows = {row["position"]: row for row in document["rows"]}
     assert list(rows) == list(tiny.growing_positions)
-    assert all(row["difference"] < 1e-4 and row["growing"]["median"] > 0 for row in rows.values())
+    assert all(row["growing"]["median"] > 0 for row in rows.values())
     assert len({row["fixed_bytes"] for row in rows.values()}) == 1
     per_token = 4 * 2 * 2 * 2 * 4  # fp32, keys and values, layers, heads, K
     assert [row["growing_bytes"] for row in rows.values()] == [per_token * at for at in rows]

@@ -110,9 +110,6 @@ def form_row(form, milliseconds):
         mem_len=12,
         token=token,
         ring_ratio=milliseconds,
-        num_bytes=1,
-        multiply_adds=1,
-        difference=0.0,
     )
 
 
