@@ -12,7 +12,7 @@ import click
 from benchmarks import documents
 from benchmarks.case import FILE, OPTIONS, Case, file_option, option
 from benchmarks.cases import CASES
-from benchmarks.compare import compare, find_results
+from benchmarks.compare import compare, find_results, lines
 from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
 from benchmarks.pictures import write_pictures
@@ -188,7 +188,7 @@ def compare_command(before: str, after: str, history: Path | None, as_json: bool
     """
     folder = history or history_folder()
     report = compare(find_results(before, folder), find_results(after, folder))
-    show(report.to_json(), report.lines, as_json=as_json)
+    show(report, lines(report), as_json=as_json)
 
 
 @main.command("tables")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.cases import CASES
 from benchmarks.runs import Document, read_results
@@ -13,58 +12,7 @@ from runtimes.base.errors import ConfigError
 
 SHORTEST = 4  # characters of a commit or date
 MACHINE = ("cpu", "cpus", "system", "memory_bytes")
-
-
-class Kind(NamedTuple):
-    """What names a row of several results."""
-
-    case: str
-    config: str
-    threads: int
-    row: str  # the fields by which its case tells rows apart
-
-    def __str__(self) -> str:
-        return f"{self.case}, {self.config}, {self.threads} threads"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The change of each timing, the rows that were left out, and what makes the changes doubtful."""
-
-    changes: list[tuple[Kind, str, float, float]]  # the timing's name, and its medians in ms before and after
-    unmatched: list[tuple[Kind, str]]  # why nothing could be compared, such as `only in BEFORE`
-    warnings: list[str]
-
-    @property
-    def lines(self) -> list[str]:
-        """The comparison as text: warnings, a table for each case, and the rows that were left out."""
-        lines = [f"warning: {warning}" for warning in self.warnings]
-        name = ""
-        for kind, timing, before, after in self.changes:
-            if name != (name := str(kind)):
-                lines += ["", f"{name:<44}{'before, ms':>12}{'after, ms':>12}{'after/before':>14}"]
-            row = f"{kind.row}  {timing}"
-            lines.append(f"  {row:<42}{before:>12.4g}{after:>12.4g}{after / before:>14.3f}")
-        if self.unmatched:
-            lines += ["", "not compared:"]
-            lines += [f"  {kind}, {kind.row}: {reason}" for kind, reason in self.unmatched]
-        return lines
-
-    def to_json(self) -> Document:
-        return {
-            "changes": [
-                {
-                    **kind._asdict(),
-                    "timing": timing,
-                    "before": before,
-                    "after": after,
-                    "ratio": after / before,
-                }
-                for kind, timing, before, after in self.changes
-            ],
-            "unmatched": [{**kind._asdict(), "reason": reason} for kind, reason in self.unmatched],
-            "warnings": self.warnings,
-        }
+Kind = tuple[str, str, int, str]  # of a row: case, size, threads, and what tells it from others of its case
 
 
 def find_results(which: str, folder: Path) -> list[Document]:
@@ -94,37 +42,64 @@ def find_results(which: str, folder: Path) -> list[Document]:
     )
 
 
-def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison:
-    """The medians of the newest row of each kind on both sides.
+def compare(before: Sequence[Document], after: Sequence[Document]) -> Document:
+    """The medians of the newest row of each kind on both sides, rows without a counterpart, and warnings.
 
     Raises ConfigError if the two sides have no timing in common.
     """
     old = _newest(before)
     new = _newest(after)
     changes = []
-    unmatched = [(kind, "only in AFTER") for kind in new if kind not in old]
+    unmatched = [_named(kind, reason="only in AFTER") for kind in new if kind not in old]
     warnings: list[str] = []
     for kind, (row, document) in old.items():
         if kind not in new:
-            unmatched.append((kind, "only in BEFORE"))
+            unmatched.append(_named(kind, reason="only in BEFORE"))
             continue
         other_row, other_document = new[kind]
         medians = {name: (_median(value), _median(other_row.get(name))) for name, value in row.items()}
-        timings = [(kind, name, one, other) for name, (one, other) in medians.items() if one and other]
+        timings = [
+            _named(kind, timing=name, before=one, after=other, ratio=other / one)
+            for name, (one, other) in medians.items()
+            if one and other
+        ]
         changes += timings
         if timings:
-            warnings += _doubts(f"{kind.case}, {kind.config}", document, other_document)
+            warnings += _doubts(f"{kind[0]}, {kind[1]}", document, other_document)
         else:
-            unmatched.append((kind, "has no timing on both sides"))
+            unmatched.append(_named(kind, reason="has no timing on both sides"))
     if not changes:
         raise ConfigError(
             "the two have no timing in common; give results of the same case, configuration and threads."
         )
-    return Comparison(
-        changes=sorted(changes, key=lambda change: change[0][:3]),
-        unmatched=sorted(unmatched, key=lambda row: (row[0][:3], row[1] == "only in AFTER")),
-        warnings=list(dict.fromkeys(warnings)),
-    )
+    return {
+        "changes": sorted(changes, key=_result),
+        "unmatched": sorted(unmatched, key=lambda row: (_result(row), row["reason"] == "only in AFTER")),
+        "warnings": list(dict.fromkeys(warnings)),
+    }
+
+
+def lines(report: Document) -> list[str]:
+    """A comparison as text: warnings, a table for each case, and the rows that were left out."""
+    found = [f"warning: {warning}" for warning in report["warnings"]]
+    name = ""
+    for change in report["changes"]:
+        if name != (name := _result(change)):
+            found += ["", f"{name:<44}{'before, ms':>12}{'after, ms':>12}{'after/before':>14}"]
+        row = f"{change['row']}  {change['timing']}"
+        found.append(f"  {row:<42}{change['before']:>12.4g}{change['after']:>12.4g}{change['ratio']:>14.3f}")
+    if report["unmatched"]:
+        found += ["", "not compared:"]
+        found += [f"  {_result(row)}, {row['row']}: {row['reason']}" for row in report["unmatched"]]
+    return found
+
+
+def _named(kind: Kind, **facts: Any) -> Document:
+    return {**dict(zip(("case", "config", "threads", "row"), kind, strict=True)), **facts}
+
+
+def _result(row: Document) -> str:
+    return f"{row['case']}, {row['config']}, {row['threads']} threads"
 
 
 def _newest(documents: Sequence[Document]) -> dict[Kind, tuple[Document, Document]]:
@@ -133,8 +108,7 @@ def _newest(documents: Sequence[Document]) -> dict[Kind, tuple[Document, Documen
     for document in sorted(documents, key=lambda document: str(document["time"])):
         case = str(document["case"])
         for row in document["rows"]:
-            kind = Kind(case, document["config"], document["threads"], _row_name(case, row))
-            newest[kind] = (row, document)
+            newest[case, document["config"], document["threads"], _row_name(case, row)] = (row, document)
     return newest
 
 

@@ -61,12 +61,8 @@ def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
         tmp_path / "one.jsonl", document(1, 1.0, lengths=(64,)), fused, document(1, 1.0, lengths=(256,))
     )
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(64, 128, 256)))
-    found = [
-        (kind.row, after / before)
-        for kind, _, before, after in compare(
-            find_results(str(one), tmp_path), find_results(str(other), tmp_path)
-        ).changes
-    ]
+    report = compare(find_results(str(one), tmp_path), find_results(str(other), tmp_path))
+    found = [(change["row"], change["ratio"]) for change in report["changes"]]
     assert found == [("mem len 64, batch 1, tokens 1", 2), ("mem len 256, batch 1, tokens 1", 2)]
 
 
