@@ -34,6 +34,8 @@ def plot_curves(path: Path, records: Sequence[Record], *, against: str = "tokens
     with a ring around the best. against: `tokens` or `steps`, the horizontal axis.
     """
     figure = new_figure(13, 5)
+    from matplotlib.ticker import EngFormatter
+
     units = {record.unit for record in records}
     unit = next(iter(units)) if len(units) == 1 else None  # otherwise tokens, whose text differs
     title = "Training of one run" if len(records) == 1 else f"Training of {len(records)} runs"
@@ -62,7 +64,7 @@ def plot_curves(path: Path, records: Sequence[Record], *, against: str = "tokens
         axes.set_ylabel(f"bits per {unit or 'token'}")
         axes.set_xlim(left=0)
         _zoom(axes)
-        _thousands(axes)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         plain_axes(axes)
     save_figure(figure, path)
 
@@ -93,18 +95,6 @@ def _zoom(axes: Any) -> None:
         high = max(values)
         margin = 0.06 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
-
-
-def _thousands(axes: Any) -> None:
-    """Writes 2M and 500k in place of long numbers."""
-
-    def written(value: float, _position: int) -> str:
-        for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if abs(value) >= size:
-                return f"{value / size:g}{suffix}"
-        return f"{value:g}"
-
-    axes.xaxis.set_major_formatter(written)
 
 
 def plot_recl(path: Path, report: dict[str, Any]) -> None:
