@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,14 +123,15 @@ class History:
 
         Raises ArtefactError where there is none.
         """
-        fits: list[Callable[[Run], bool]] = [
-            lambda run: run.document["config"] == config,
-            lambda run: operators is None or run.operators == operators,
-            lambda run: rows is None or {row.get(rows[0]) for row in run.rows} >= set(rows[1]),
-            lambda run: run.document["threads"] == run.document["machine"]["cpus"],
-            lambda run: run.document["machine"].get("busy_cpus", 0) <= BUSY * run.document["machine"]["cpus"],
+        suitable = [
+            run
+            for run in self.of(case)
+            if run.document["config"] == config
+            and operators in (None, run.operators)
+            and (rows is None or {row.get(rows[0]) for row in run.rows} >= set(rows[1]))
+            and run.document["threads"] == run.document["machine"]["cpus"]
+            and run.document["machine"].get("busy_cpus", 0) <= BUSY * run.document["machine"]["cpus"]
         ]
-        suitable = [run for run in self.of(case) if all(test(run) for test in fits)]
         if not suitable:
             named = f" with {operators} operators" if operators else ""
             option = f" --config {config}" if config in CONFIGS else ""

@@ -270,7 +270,8 @@ def _steps(config: TrainConfig, name: str, rows: Sequence[Row], cpu_seconds: flo
         if row.side == HERE:
             assert config.threads is not None
             other = dataclasses.replace(recipe(row.name, threads=config.threads), text=config.text)
-            return as_long_as(config, other, row.steps)
+            seconds, of_other = step_seconds([config, other])
+            return max(2, int(row.steps * of_other / seconds))
     return affordable(config, cpu_seconds)
 
 
@@ -278,12 +279,6 @@ def affordable(config: TrainConfig, cpu_seconds: float) -> int:
     """The number of steps that these CPU seconds allow, by the time of a few steps after a warm-up."""
     (seconds,) = step_seconds([config])
     return max(2, int(cpu_seconds / seconds))
-
-
-def as_long_as(config: TrainConfig, other: TrainConfig, steps: int) -> int:
-    """The number of steps that take the CPU time of `steps` steps of another model."""
-    seconds, of_other = step_seconds([config, other])
-    return max(2, int(steps * of_other / seconds))
 
 
 def step_seconds(configs: Sequence[TrainConfig]) -> list[float]:

@@ -15,8 +15,7 @@ import hashlib
 import lzma
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -113,15 +112,15 @@ def _of_artefact(
 
 
 def _of_ngrams(tokens: dict[str, np.ndarray], num_bytes: int, *, vocab_size: int) -> Row:
-    with _timed() as seconds:
-        model = KneserNey(tokens["train"], vocab_size=vocab_size, order=ORDER)
-        bits = -np.log2(model.probabilities(tokens["test"])[1:])
+    began = time.perf_counter()
+    model = KneserNey(tokens["train"], vocab_size=vocab_size, order=ORDER)
+    bits = -np.log2(model.probabilities(tokens["test"])[1:])
     return Row(
         name=f"{ORDER}-grams, Kneser-Ney",
         bits_per_byte=float(bits.sum()) / num_bytes,
         bits_per_token=float(bits.mean()),
         size_bytes=sum(array.nbytes for order in model.orders for array in vars(order).values()),
-        seconds=seconds[0],
+        seconds=time.perf_counter() - began,
     )
 
 
@@ -136,21 +135,11 @@ def _of_compressors(train: bytes, test: bytes) -> list[Row]:
     }
     rows = []
     for name, size in sizes.items():
-        with _timed() as seconds:
-            bits = 8 * size() / len(test)
-        rows.append(
-            Row(name=name, bits_per_byte=bits, bits_per_token=None, size_bytes=None, seconds=seconds[0])
-        )
+        began = time.perf_counter()
+        bits = 8 * size() / len(test)
+        seconds = time.perf_counter() - began
+        rows.append(Row(name=name, bits_per_byte=bits, bits_per_token=None, size_bytes=None, seconds=seconds))
     return rows
-
-
-@contextmanager
-def _timed() -> Iterator[list[float]]:
-    """A list that holds the seconds of the block when it has ended."""
-    seconds = [0.0]
-    began = time.perf_counter()
-    yield seconds
-    seconds[0] = time.perf_counter() - began
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:

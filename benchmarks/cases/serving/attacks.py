@@ -25,35 +25,29 @@ def of_size(characters: int) -> str:
     return (TEXT * (characters // len(TEXT) + 1))[:characters]
 
 
+def _json(**fields: Any) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
 def _text(size: int) -> bytes:
-    return json.dumps({"prompt": of_size(size)}).encode()
-
-
-def _ids(count: int) -> bytes:
-    return b'{"prompt":[' + b",".join([b"1"] * count) + b'],"max_tokens":1}'
-
-
-def _lists(size: int) -> bytes:
-    return b'{"prompt":[' + b",".join([b"[]"] * (size // 3 - 10)) + b"]}"
-
-
-def _decoded(count: int) -> bytes:
-    return b'{"tokens":[' + b",".join([b"%d" % (300 + at % 700) for at in range(count)]) + b"]}"
-
-
-def _scored(count: int) -> bytes:
-    return json.dumps({"texts": [of_size(300 + at % 300) for at in range(count)], "tokens": True}).encode()
+    return _json(prompt=of_size(size))
 
 
 # What is sent, eight at a time: the path, and what makes the body.
 ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "texts of 3 MB": ("/tokenize", lambda: _text(3_000_000)),
     "a text of 16 MB": ("/tokenize", lambda: _text(16_500_000)),
-    "1,000,000 ids": ("/v1/completions", lambda: _ids(1_000_000)),
-    "ids of 16 MB": ("/v1/completions", lambda: _ids(8_300_000)),
-    "empty lists of 16 MB": ("/v1/completions", lambda: _lists(16_500_000)),
-    "200,000 ids to decode": ("/detokenize", lambda: _decoded(200_000)),
-    "4,096 texts to score": ("/v1/score", lambda: _scored(4096)),
+    "1,000,000 ids": ("/v1/completions", lambda: _json(prompt=[1] * 1_000_000, max_tokens=1)),
+    "ids of 16 MB": ("/v1/completions", lambda: _json(prompt=[1] * 8_300_000, max_tokens=1)),
+    "empty lists of 16 MB": ("/v1/completions", lambda: _json(prompt=[[]] * 5_500_000)),
+    "200,000 ids to decode": (
+        "/detokenize",
+        lambda: _json(tokens=[300 + at % 700 for at in range(200_000)]),
+    ),
+    "4,096 texts to score": (
+        "/v1/score",
+        lambda: _json(texts=[of_size(300 + at % 300) for at in range(4096)], tokens=True),
+    ),
 }
 
 

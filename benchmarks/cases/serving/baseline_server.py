@@ -8,12 +8,11 @@ A server in Python can hardly cost less. What a real one costs more is schedulin
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import socket
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,10 @@ AFTER = b'","logprobs":null,"finish_reason":null}],"usage":null}\n\n'
 LAST = EVENT + b'"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"usage":null}\n\n'
 
 
-@contextlib.contextmanager
-def baseline_server(artefact: Path, *, threads: int, streams: int) -> Iterator[Served]:
+def baseline_server(artefact: Path, *, threads: int, streams: int) -> AbstractContextManager[Served]:
     """While the block runs, a process of its own answers `streams` requests at a time."""
     command = [sys.executable, "-m", "benchmarks.cases.serving.baseline_server", artefact, threads, streams]
-    with running([*map(str, command)]) as served:
-        yield served
+    return running([*map(str, command)])
 
 
 def answer(session: Session, listener: socket.socket, streams: int) -> None:

@@ -44,10 +44,6 @@ class Mixed:
         self.done: Counter[str] = Counter()
         self.idle: list[Stored] = []  # stored streams on which no client works
 
-    @property
-    def has_ended(self) -> bool:
-        return time.perf_counter() >= self.until
-
     def post(self, path: str, body: Any, *, method: str = "POST") -> Request:
         return Request(self.job["port"], method, path, body)
 
@@ -90,7 +86,7 @@ class Mixed:
         }
         for kind in self.chance.sample(list(weights), len(weights)):
             yield from kind()
-        while not self.has_ended:
+        while time.perf_counter() < self.until:
             (kind,) = self.chance.choices(list(weights), list(weights.values()))
             yield from kind()
 

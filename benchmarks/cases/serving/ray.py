@@ -47,8 +47,6 @@ class Row:
     actors: int
     #: Tokens per second, the median.
     rate: float
-    lowest: float
-    highest: float
     #: Of the whole call, in a cluster that runs.
     seconds: float
     #: This rate divided by one actor's.
@@ -99,8 +97,6 @@ def run(job: Job) -> list[Row]:
         Row(
             actors=actors,
             rate=(rate := median(rate for rate, _ in times)),
-            lowest=min(rate for rate, _ in times),
-            highest=max(rate for rate, _ in times),
             seconds=median(seconds for _, seconds in times),
             ratio=rate / alone,
             tokens=sum(len(text) - 1 for text in texts),
@@ -169,8 +165,6 @@ CASE = Case(
     columns=(
         Column("side", _side),
         Column("tokens/s", "rate", ",.0f"),
-        Column("from", "lowest", ",.0f", detail=True),
-        Column("to", "highest", ",.0f", detail=True),
         Column("times one actor", "ratio", ".2f"),
         Column("seconds of the call", "seconds"),
         Column(

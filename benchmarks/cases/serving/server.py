@@ -44,12 +44,12 @@ class Served:
         return answer
 
 
-@contextlib.contextmanager
-def serving(artefact: Path, *, threads: int, options: Sequence[object] = ()) -> Iterator[Served]:
+def serving(
+    artefact: Path, *, threads: int, options: Sequence[object] = ()
+) -> contextlib.AbstractContextManager[Served]:
     """While the block runs, `xl-export serve` serves the artefact. options: further ones of the command."""
     command = [sys.executable, "-m", "xl_export", "serve", artefact, "--port", 0, "--threads", threads]
-    with running([*map(str, command), "--quiet", *map(str, options)]) as served:
-        yield served
+    return running([*map(str, command), "--quiet", *map(str, options)])
 
 
 @contextlib.contextmanager
