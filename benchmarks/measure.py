@@ -127,7 +127,8 @@ def _read_rate(threads: int) -> float:
     parts = np.array_split(buffer, threads)
     with ThreadPoolExecutor(threads) as pool:
         times = milliseconds(lambda: list(pool.map(np.sum, parts)), repeats=8)
-    return buffer.nbytes / min(times) * 1e3
+    num_bytes: int = buffer.nbytes
+    return num_bytes / min(times) * 1e3
 
 
 def _matrix_rate(threads: int) -> float:

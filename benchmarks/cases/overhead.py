@@ -122,7 +122,8 @@ def cache_rate(num_bytes: int) -> float:
 def _least(row: Figures) -> float:
     """Milliseconds that the step takes at least."""
     cache = row["cache"]
-    return 1e3 * max(row["num_bytes"] / cache["read_bytes"], row["multiply_adds"] / cache["multiply_adds"])
+    reading = row["num_bytes"] / cache["read_bytes"]
+    return float(1e3 * max(reading, row["multiply_adds"] / cache["multiply_adds"]))
 
 
 def _adds(side: str, run: str = "onnxruntime") -> Cell:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.cases.serving.wire import LoadError, asked, resident_bytes
@@ -85,7 +85,8 @@ def stall(job: Job) -> Job:
         attacks = [pool.submit(attack) for _ in range(job["at_once"])]
         busy = {name: pool.submit(ask, name, lambda count: time.perf_counter() > end) for name in questions}
         most = before
-        while not all(each.done() for each in (*attacks, *busy.values())):
+        waited: list[Future[Any]] = [*attacks, *busy.values()]
+        while not all(each.done() for each in waited):
             most = max(most, resident_bytes(job["pid"]))
             time.sleep(PROBED)
         return {
