@@ -22,7 +22,6 @@ from benchmarks.runs import History, Run, read_results
 from benchmarks.summaries import FIGURES
 from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
 from runtimes.base.machine import available_cpus
-from runtimes.base.records import to_json
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, show
 from xl_export.figures.canvas import check_picture
@@ -121,23 +120,25 @@ def measure(
     if reason := case.unavailable():
         click.echo(f"{case.name} is skipped: {reason}")
         return
-    from benchmarks.history import begin  # needs ONNX Runtime
+    from benchmarks import history as results  # needs ONNX Runtime
 
     config = case.size(options)
-    result = begin(case, config, threads=used, file=history)
+    file = results.history_file(case, history)
+    result = results.begin(case, config, threads=used)
     more: dict[str, Any] = {"progress": lambda line: click.echo(line, err=True)}
     if case.resumable:
-        earlier = read_results(result.file) if result.file.is_file() else []
+        earlier = read_results(file) if file.is_file() else []
         more["earlier"] = [row for document in earlier for row in document["rows"]]
-        more["keep"] = lambda row: result.finish([to_json(row)])
+        more["keep"] = lambda row: results.append(file, results.with_rows(result, [row]))
     rows = case.measure(config, threads=threads, options=options, **more)
-    result = result.remeasured()
-    document = (result.document if case.resumable else result.finish)([to_json(row) for row in rows])
-    title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
+    document = results.with_rows(results.measured_again(result), rows)
+    if not case.resumable:
+        results.append(file, document)
+    title = results.title(document) + (", fused operator" if options.get("operators") == "fused" else "")
     # A claim is about a size as it is.
     table = terminal(case, Run(document), judged=options.keys() <= {"config", "repeats"})
-    show(document, [title, *result.machine_lines, "", *table], as_json=as_json)
-    click.echo(f"appended to {result.file}", err=as_json)
+    show(document, [title, *results.machine_lines(document), "", *table], as_json=as_json)
+    click.echo(f"appended to {file}", err=as_json)
     if csv_to:
         write_csv(csv_to, document)
         click.echo(f"written to {csv_to}", err=True)
