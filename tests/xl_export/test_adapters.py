@@ -264,10 +264,8 @@ def test_arguments_that_do_not_fit_the_forward_are_refused(change: dict[str, Any
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (
-            lambda y, mem: (y, y, [mem]),
-            r"Policy.forward returns a tuple of 3; .* `return \(logits, value\), mems`",
-        ),
+        (lambda y, mem: y, r"Policy.forward returns Tensor; .* `return logits, value, mems`"),
+        (lambda y, mem: (y, y, [mem]), "returns 2 outputs; give `outputs` as many names"),
         (lambda y, mem: (y, mem), "returns Tensor as the new memory; expected a list of 1"),
         (lambda y, mem: (y, [mem, mem]), "returns 2 memories as the new memory; expected a list of 1"),
         (lambda y, mem: (y, [mem[:, -1:]]), "returns a memory of 1 time steps, fewer than the 4"),

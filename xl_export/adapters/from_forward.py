@@ -31,7 +31,8 @@ def from_forward(
       forward returns longer, because it grows, is cut to its last M.
     - inputs, or sizes for a language model: as in the modules that `trace` expects. The keys of a mapping are
       names of arguments of forward; a single input is its first argument.
-    - outputs: names for y if it is a tuple; a mapping has names.
+    - outputs: names, if forward returns several outputs before the memory, or a tuple of them; a mapping has
+      names.
     - memory_name: the argument of forward for the memory.
     - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory holds a token of
       the stream. Give it if the module starts without memory (`mems=None`). Without it a stream starts with a
@@ -157,13 +158,13 @@ class _FromForward(nn.Module):
             self.module(**inputs, **extra) if isinstance(inputs, Mapping) else self.module(inputs, **extra)
         )
         forward = f"{type(self.module).__name__}.forward"
-        if not isinstance(result, tuple) or len(result) != 2:
-            many = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        if not isinstance(result, tuple) or len(result) < 2:
             raise ArtefactError(
-                f"{forward} returns {many}; expected a pair, the output and the new memory: several outputs "
-                "are a tuple of their own, as in `return (logits, value), mems`."
+                f"{forward} returns {type(result).__name__}; expected outputs and then the new memory, as in "
+                "`return logits, value, mems`."
             )
-        y, new = result
+        *outputs, new = result
+        y = outputs[0] if len(outputs) == 1 else outputs
         if isinstance(y, tuple | list):
             if len(self._outputs) != len(y):
                 raise ArtefactError(f"{forward} returns {len(y)} outputs; give `outputs` as many names.")
