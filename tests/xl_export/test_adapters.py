@@ -223,6 +223,22 @@ def test_an_episodic_memory_agrees_over_fifty_steps(cpp: Program, tmp_path: Path
     assert max(largest_differences(artefact, stream, {"C++": cpp}, tmp_path).values()) < 1e-4
 
 
+def test_a_policy_for_single_observations_is_fed_no_more(tmp_path: Path) -> None:
+    class Recurrent(nn.GRUCell):
+        def forward(self, obs: Tensor, state: Tensor) -> Any:  # type: ignore[override]
+            hidden = super().forward(obs.squeeze(1), state[:, -1])[:, None]
+            return hidden[..., :3], hidden[..., 3], hidden
+
+    inputs = {"obs": xl_export.features(5)}
+    module = from_forward(
+        Recurrent(5, DIM), memory=(1, DIM), memory_name="state", inputs=inputs, outputs=("action", "value")
+    )
+    rule = MemoryRule(mem_len=1, segment=1)
+    spec = load_spec(xl_export.trace(module, tmp_path / "a", rule=rule))
+    assert [fact.shape for fact in spec.signature[1]] == [("batch", "tokens", 3), ("batch", "tokens")]
+    assert spec.without == ()
+
+
 def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(javascript: Program, tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy = Agent().eval()
@@ -253,7 +269,6 @@ def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(javascript: Prog
         ({"sizes": None}, "give `inputs`, or `sizes`"),
         ({"memory": []}, "expected shapes of one row"),
         ({"moves_every": 1}, "moves_every is 1; expected 2 tokens or more"),
-        ({"memory": [(M, DIM), (2, DIM)], "mask_name": "mem_mask"}, "a mask needs one length"),
     ],
 )
 def test_arguments_that_do_not_fit_the_forward_are_refused(change: dict[str, Any], message: str) -> None:

@@ -34,8 +34,8 @@ def from_forward(
     - outputs: names, if forward returns several outputs before the memory, or a tuple of them; a mapping has
       names.
     - memory_name: the argument of forward for the memory.
-    - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory holds a token of
-      the stream. Give it if the module starts without memory (`mems=None`). Without it a stream starts with a
+    - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory, whose tensors
+      are all of length M, holds a token of the stream. Give it if the module starts without memory (`mems=None`). Without it a stream starts with a
       memory of zeros, which is attended to, as in policies that start their episodes so.
     - moves_every: the memory moves when so many tokens are complete, and not with every step. The artefact
       also remembers the inputs of the unfinished segment, and computes the whole segment again in every step:
@@ -65,8 +65,6 @@ def from_forward(
     shapes: list[Any] = [tuple(memory)] if one else [tuple(shape) for shape in memory]  # type: ignore[arg-type]
     if not all(shape and all(isinstance(size, int) and size > 0 for size in shape) for shape in shapes):
         raise ConfigError(f"memory is {memory!r:.60}; expected shapes of one row, such as [(M, D)] * layers.")
-    if mask_name and len({shape[0] for shape in shapes}) > 1:
-        raise ConfigError(f"memory has lengths {[shape[0] for shape in shapes]}; a mask needs one length.")
     # Checks of `trace` name the class of a module: here, the one that the caller wrote.
     wrapper: type[_FromForward] = type(f"from_forward({type(module).__name__})", (_FromForward,), {})
     return wrapper(module, shapes, one, inputs, sizes, tuple(outputs), memory_name, mask_name, moves_every)
