@@ -41,10 +41,10 @@ V = 40
 WIDTH = 12  # of numbers
 EPISODE = 60  # the most steps of an episode
 # What the files of CleanRL and of its origin import for their environments.
-ENVIRONMENTS = """
-    memory_gym minigrid minigrid.wrappers pom_env tyro torch.utils.tensorboard environments.cartpole_env
-    environments.memory_gym_env environments.minigrid_env environments.poc_memory_env
-""".split()
+ENVIRONMENTS = [
+    *("memory_gym", "minigrid", "minigrid.wrappers", "pom_env", "tyro", "torch.utils.tensorboard"),
+    *(f"environments.{name}_env" for name in ("cartpole", "memory_gym", "minigrid", "poc_memory")),
+]
 
 
 @dataclass

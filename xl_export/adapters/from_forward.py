@@ -35,8 +35,8 @@ def from_forward(
       names.
     - memory_name: the argument of forward for the memory.
     - mask_name: the argument of forward for a mask bool [B, M] that is true where the memory, whose tensors
-      are all of length M, holds a token of the stream. Give it if the module starts without memory (`mems=None`). Without it a stream starts with a
-      memory of zeros, which is attended to, as in policies that start their episodes so.
+      have one length M, holds a token of the stream. Give it if the module starts without memory
+      (`mems=None`). Without it a stream starts with a memory of zeros, which is attended to.
     - moves_every: the memory moves when so many tokens are complete, and not with every step. The artefact
       also remembers the inputs of the unfinished segment, and computes the whole segment again in every step:
       forward is called with `moves_every` tokens, whatever a step feeds. It must be causal. At least 2.
