@@ -56,7 +56,8 @@ export async function openHere(address, options = {}) {
   const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
   const read = verifiedFiles(source, spec, { counter, signal });
-  const needed = [...graphsOf(spec).map(({ name }) => name), WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
+  const graphs = graphsOf(spec).map(({ name }) => name);
+  const needed = [...graphs, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
   const chosen = await chooseDevice(device, spec);
   const kind = chosen.device === "webgpu" ? "webgpu" : "wasm";
   // All downloads run at once; the first that fails is told, and the others end by themselves.
