@@ -16,7 +16,7 @@ def from_torchrl(transformer: Any, heads: Mapping[str, nn.Module]) -> nn.Module:
 
     Its cache has a place for each step of an episode; trace it with
     `MemoryRule(mem_len=transformer.max_seq_len - 1, segment=1)`. It keeps all promises. TorchRL refuses a
-    longer episode; here it begins anew.
+    longer episode; here it begins anew, so `trace` may warn that a token looks back fewer steps.
     """
     return TorchRL(transformer, heads)
 
