@@ -479,7 +479,7 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ({"target": "tpu"}, "target is 'tpu'; expected one of onnxruntime, tensorrt"),
         (
             {"output": lambda x: {"y": x.flatten(1)}},
-            r"output y of Plain is float32 \[2, 6\] in a step of 2 rows of 3 .*expected float32 or int64, "
+            r"output y of Plain is float32 \[2, 4\] in a step of 2 rows of 2 .*expected float32 or int64, "
             r"\[batch, tokens, …\]",
         ),
         (
