@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -77,11 +78,11 @@ class RefusedError(Exception):
         #: The methods that the path has.
         self.allow = allow
 
-    def body(self) -> bytes:
-        """The JSON document of the answer."""
+    def document(self) -> dict[str, Any]:
+        """The answer, for JSON."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return {"error": error}
 
     def response(self, *, plain: bool = False) -> Response:
         """The whole answer, with `Retry-After` if it is known. plain: with the sentence as its only field."""
@@ -94,7 +95,7 @@ class RefusedError(Exception):
             headers["allow"] = self.allow
         if self.closes:
             headers["connection"] = "close"
-        body = msgspec.json.encode({"error": self.message}) if plain else self.body()
+        body = msgspec.json.encode({"error": self.message} if plain else self.document())
         return Response(body, self.status, headers, "application/json")
 
 

@@ -201,7 +201,7 @@ class Exchange:
         if not self.status:
             await refusal.response(plain=self.plain_errors)(self.scope, self.receive, self.send)
         elif self.streams_events:
-            await self.end(EVENT + refusal.body() + END + DONE)
+            await self.end(event(refusal.document()) + DONE)
         else:
             self.cut()
 

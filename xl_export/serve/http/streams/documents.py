@@ -136,11 +136,9 @@ class ElsewhereError(RefusedError):
         )
         self._position = position
 
-    def body(self) -> bytes:
-        """The JSON document of the answer, with the position of the stream."""
-        document = msgspec.json.decode(super().body())
-        document["error"]["position"] = self._position
-        return msgspec.json.encode(document)
+    def document(self) -> dict[str, Any]:
+        """The answer, with the position of the stream."""
+        return {"error": {**super().document()["error"], "position": self._position}}
 
 
 class NoBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

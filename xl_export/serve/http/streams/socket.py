@@ -213,8 +213,7 @@ def parsed(data: str | bytes, limits: Limits) -> Steps[tuple[Tag, str, Any]]:
 
 def refused(refusal: RefusedError) -> dict[str, Any]:
     """A refusal as a part of an answer."""
-    document = msgspec.json.decode(refusal.body())
+    document = refusal.document()
     if refusal.retry_after is not None:
         document["retry_after"] = refusal.retry_after
-    assert isinstance(document, dict)
     return document
