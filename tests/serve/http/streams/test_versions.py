@@ -1,10 +1,12 @@
-"""Streams of an artefact that was replaced by another version: nothing of them is lost or hidden."""
+"""The stores of several artefacts and versions: each is opened once, and nothing of it is lost or hidden."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
 from tests.serve.http.test_clients import comes_true
 from xl_export.artefact.export import export
+from xl_export.serve.http.base.server import Stores
 from xl_export.serve.streams.index import StoreSettings
-from xl_export.serve.streams.store import UnservedStreams
+from xl_export.serve.streams.store import StreamStore, UnservedStreams
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,32 @@ def test_a_snapshot_that_needs_its_model_is_refused(
         assert "the last 5 tokens of the stream" in answer.json()["error"]["message"]
         assert HTTP.delete(server.at + stream.path).is_success
         assert server.get(stream.path).status_code == 404
+
+
+def test_models_of_an_artefact_share_a_store(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store_of(identity: str) -> StreamStore:
+        return stores.acquire(SimpleNamespace(identity=identity * 64, state=session.state))  # type: ignore[arg-type]
+
+    stores = Stores(tmp_path, StoreSettings())
+    first, second, other = store_of("a"), store_of("a"), store_of("b")
+    assert first is second
+    assert first is not other
+    together, close = threading.Barrier(2, timeout=20), StreamStore.close
+    closed: list[StreamStore] = []
+
+    def slowly(store: StreamStore, *, within: float) -> None:
+        together.wait()  # one after the other, they would wait for ever
+        close(store, within=within)
+        closed.append(store)
+
+    monkeypatch.setattr(StreamStore, "close", slowly)
+    stores.release("a" * 64)
+    threads = [threading.Thread(target=stores.release, args=(each * 64,)) for each in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {id(store) for store in closed} == {id(first), id(other)}
+    assert store_of("a") is not first, "the folder was given back"
