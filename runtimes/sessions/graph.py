@@ -235,6 +235,7 @@ class GraphSession(ABC):
                     f"lengths were given, and {fault}; leave lengths out, or give each stream its own memory."
                 )
             lengths = checked_lengths(lengths, inputs["input_ids"])
+        if lengths is not None:
             # Padding after a row's tokens needs no input of its own. A token sees nothing that comes after
             # it. The ring has room for a whole segment next to a whole memory, so the padding uses no slot
             # that is still visible; the row's next tokens overwrite its slots, or see them as the future.
