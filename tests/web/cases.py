@@ -88,7 +88,7 @@ def added_tokens() -> Tokenizer:
 def characters() -> Tokenizer:
     """A BPE over characters that keeps each blank, as `xl-export data --tokenizer bpe` learns one."""
     learned = learn_subwords("bpe", 120, lambda: iter([LINES]))
-    return Tokenizer.from_str(learned.files["tokenizer.json"].decode())
+    return Tokenizer.from_str(learned.content.decode())
 
 
 def _trained(tokenizer: Tokenizer, decoder: Any, size: int) -> Tokenizer:
