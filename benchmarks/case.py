@@ -181,7 +181,7 @@ def minutes_option(text: str, default: float) -> click.Option:
 def only_option(names: Iterable[str], text: str) -> click.Option:
     """Names of parts of the case."""
     kind = click.Choice(list(names))
-    return option("--only --rows names", f"{text}; may be repeated.", multiple=True, type=kind)
+    return option("--only names", f"{text}; may be repeated.", multiple=True, type=kind)
 
 
 def file_option(name: str, text: str, **settings: Any) -> click.Option:

@@ -55,7 +55,6 @@ PACKAGES = (
 # Sections without serial numbers and without other people's processes.
 SECTIONS = "MEMORY,UTILIZATION,ECC,TEMPERATURE,POWER,CLOCK,COMPUTE,PERFORMANCE"
 SMI = "--query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
-JETSON = (Path("/etc/nv_tegra_release"), Path("/proc/device-tree/model"))
 # The project's settings make each warning an error, and name plugins that only developers install.
 PYTEST = (
     *("-o", "addopts=--import-mode=importlib", "-W", "default", "-m", "gpu", "-v", "-ra", "--tb=short"),
@@ -348,9 +347,6 @@ def print_machine() -> None:
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             facts[package] = version(package)
-    for path in JETSON:
-        if path.is_file():
-            facts[path.name] = path.read_text("utf-8", "replace").strip("\0\n ")
     for name, value in facts.items():
         print(f"{name}: {value}")
     with contextlib.suppress(ImportError):

@@ -107,7 +107,6 @@ CASE = Case(
         Column("of ring writes", lambda row, run: f"{row['layers'].get('KV_CACHE_UPDATE', 0)}"),
         Column("computed twice", "repeated"),
         Column("plan, MB", "plan_bytes", megabytes),
-        Column("seconds", "seconds", ".0f", detail=True),
     ),
     notes=lambda lines: [
         f"TensorRT-RTX {lines[0].row['version']}. Layers are of the network before it fuses them. None ran "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.arithmetic import step_bytes
-from benchmarks.case import Case, Cell, Column, Job, megabytes, number, per_second
+from benchmarks.case import Case, Cell, Column, Job, number, per_second
 from benchmarks.checked_sessions import Operators, open_checked, step_of
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing, take_turns
@@ -96,7 +96,6 @@ COLUMNS = (
     Column("memory, tokens", "mem_len"),
     Column("streams", "batch"),
     Column("tokens of each", "tokens"),
-    Column("MB to read", "num_bytes", megabytes, detail=True),
     Column(
         "at least, ms",
         lambda row, run: number(max(run.reading(row["num_bytes"]), run.computing(row["multiply_adds"]))),

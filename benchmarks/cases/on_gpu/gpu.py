@@ -300,7 +300,7 @@ CASE = Case(
         "config",
         "repeats",
         option(
-            "--only --rows names",
+            "--only names",
             "Measure this side only, with * for any text; may be repeated.",
             multiple=True,
             callback=lambda ctx, option, patterns: matching(patterns, NAMES),

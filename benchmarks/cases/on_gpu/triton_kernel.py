@@ -97,7 +97,7 @@ class Row:
 
 
 def unavailable() -> str | None:
-    """Why this case cannot be measured on this machine; None where it can."""
+    """Why this case cannot be measured on this machine; None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed; install '.[tensorrt]' on a machine with an NVIDIA GPU"
     if not torch.cuda.is_available():

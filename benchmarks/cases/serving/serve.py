@@ -263,21 +263,16 @@ def between(bench: Bench) -> Iterator[Row]:
         check_texts(found["prompt_texts"], long_answers[:ARRIVING])
         idle, busy = (np.array(found["gaps"][name]) * 1e3 for name in ("idle", "busy"))
         middle = float(np.median(idle))
-        common: dict[str, Any] = {
-            "part": "between",
-            "streams": LISTENING,
-            "unit": "ms",
-            "threads": bench.default_threads,
-        }
-        yield Row(side="idle, p50", figure=_percentile(idle, 50), **common)
-        yield Row(side="idle, p99", figure=_percentile(idle, 99), **common)
-        yield Row(side=f"prompts of {len(longs[0]):,} arrive, p50", figure=_percentile(busy, 50), **common)
         yield Row(
+            part="between",
             side=f"prompts of {len(longs[0]):,} arrive, p99",
-            figure=_percentile(busy, 99),
+            streams=LISTENING,
+            unit="ms",
+            threads=bench.default_threads,
+            figure=replace(Timing.of(busy.tolist()), median=float(np.percentile(busy, 99))),
             most=2 * middle + piece * 1e3,
-            note=f"a piece of {segment} tokens alone takes {piece * 1e3:.3g} ms",
-            **common,
+            note=f"a token of the idle server takes {middle:.3g} ms, a piece of {segment} tokens alone "
+            f"{piece * 1e3:.3g} ms",
         )
         for some, right in (
             (shorts, short_answers),
@@ -420,12 +415,6 @@ def stall(bench: Bench) -> Iterator[Row]:
             figure=Timing.of([each["resident"] / 1e6 for each in rounds]),
             **common,
         )
-
-
-def _percentile(values: np.ndarray, which: int) -> Timing:
-    """A percentile as a figure, with the smallest and the largest of all values."""
-    found = Timing.of(values.tolist())
-    return replace(found, median=float(np.percentile(values, which)))
 
 
 def others(bench: Bench) -> Iterator[Row]:
