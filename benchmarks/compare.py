@@ -126,8 +126,7 @@ def _row_name(case: str, row: Document) -> str:
 
 def _median(timing: Any) -> float:
     """The median of a timing, and 0 for anything else."""
-    median = timing.get("median") if isinstance(timing, dict) else None
-    return float(median) if isinstance(median, int | float) else 0.0
+    return float(timing.get("median", 0)) if isinstance(timing, dict) else 0.0
 
 
 def _doubts(what: str, one: Document, other: Document) -> list[str]:

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import click
@@ -37,21 +37,7 @@ REPORT = "report.md"
 LOGS = "logs"
 RESULTS = "results.jsonl"
 ARCHIVE = "report.tar.gz"
-PACKAGES = (
-    "onnxruntime-gpu",
-    "triton",
-    "cuda-bindings",
-    "tensorrt",
-    "tensorrt-cu13",
-    "tensorrt-cu13-libs",
-    "tensorrt-cu12",
-    "tensorrt-cu12-libs",
-    "tensorrt-rtx",
-    "nvidia-cudnn-cu12",
-    "nvidia-cudnn-cu13",
-    "nvidia-nccl-cu12",
-    "nvidia-nccl-cu13",
-)
+PACKAGES = ("onnxruntime", "triton", "cuda", "tensorrt", "nvidia")  # how their names begin
 # Sections without serial numbers and without other people's processes.
 SECTIONS = "MEMORY,UTILIZATION,ECC,TEMPERATURE,POWER,CLOCK,COMPUTE,PERFORMANCE"
 SMI = "--query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
@@ -344,9 +330,9 @@ def print_machine() -> None:
         "kernel": platform.release().partition("-")[0],
         **versions(),
     }
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            facts[package] = version(package)
+    for package in distributions():
+        if package.name.startswith(PACKAGES):
+            facts[package.name] = package.version
     for name, value in facts.items():
         print(f"{name}: {value}")
     with contextlib.suppress(ImportError):

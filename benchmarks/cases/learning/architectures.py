@@ -30,7 +30,7 @@ import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +178,14 @@ def run(job: Job) -> list[Row]:
             for row in job.earlier
             if all(row.get(name) == same[name] for name in same)
         ]
-        for name, side, seed in _wanted(names, seeds, projects):
+        wanted = [  # all models of one seed first
+            (name, side, seed)
+            for seed in range(seeds)
+            for name in names
+            for side in (HERE, MODELS[name][2])
+            if side in (HERE, *projects)
+        ]
+        for name, side, seed in wanted:
             if any((row.name, row.side, row.seed) == (name, side, seed) for row in rows):
                 continue
             config = dataclasses.replace(recipe(name, threads=job.threads, seed=seed), text=path)
@@ -203,16 +210,6 @@ def run(job: Job) -> list[Row]:
             rows.append(row)
             job.progress(f"{name}, {side}, seed {seed}: {row.own:.4f} bits per byte as trained")
     return [row for row in rows if row.name in names and row.seed < seeds]
-
-
-def _wanted(names: Sequence[str], seeds: int, projects: Container[str]) -> Iterator[tuple[str, str, int]]:
-    """Model, side and seed of each row in the order of training: all models of one seed first."""
-    for seed in range(seeds):
-        for name in names:
-            yield name, HERE, seed
-            project = MODELS[name][2]
-            if project in projects:
-                yield name, project, seed
 
 
 @contextmanager
