@@ -117,8 +117,6 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     for row in rows.values():
         assert row["figure"]["repeats"] > 0
         assert row["figure"]["fastest"] <= row["figure"]["median"] <= row["figure"]["slowest"]
-    split = [rows["overhead", side, 2]["figure"]["median"] for side in ("whole", "engine", "HTTP")]
-    assert split[0] == pytest.approx(split[1] + split[2])
     ratio = rows["throughput", "server over baseline loop, 1 thread", 2]
     assert ratio["figure"]["median"] > 0
     assert ratio["least"] is None  # the mark is for another size

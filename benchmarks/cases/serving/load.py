@@ -39,19 +39,13 @@ def streams(job: Job) -> Job:
     loop.run(each)
     if first is None or last is None:
         raise LoadError("the streams were too short or too uneven to be measured; ask for more tokens.")
-    names = ("tokens", "seconds", "server_cpu", "server_main_cpu", "client_cpu")
+    names = ("tokens", "seconds", "server_cpu")
     window = {name: b - a for name, a, b in zip(names, first, last, strict=True)}
     return {"window": window, "texts": [request.answer.completion()[0] for request in requests]}
 
 
 def _now(pid: int, requests: list[Request]) -> tuple[float, ...]:
-    seconds = time.perf_counter()
-    return (
-        float(sum(request.count for request in requests)),
-        seconds,
-        *cpu_seconds(pid),
-        time.process_time(),
-    )
+    return float(sum(request.count for request in requests)), time.perf_counter(), cpu_seconds(pid)
 
 
 def first_token(job: Job) -> Job:

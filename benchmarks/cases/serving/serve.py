@@ -45,7 +45,6 @@ REPEATS = 5
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
 SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
 GREEDY = Sampler(temperature=0)
-SIDES = ("whole", "engine", "HTTP", "baseline server")  # of the overhead
 STREAMS = (1, 4, 16, 32)  # of the overhead
 TOGETHER = 8  # streams of the throughput
 PROMPT = 10_000  # tokens of each long prompt that arrives
@@ -150,9 +149,7 @@ def _default_threads(artefact: Path) -> int:
 def overhead(bench: Bench) -> Iterator[Row]:
     """CPU time of the server's process beyond that of the same steps, per token, with one thread.
 
-    The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
-    thread of its own. `baseline server` is a program that only steps and sends (see `baseline_server`),
-    measured in the same way.
+    `baseline server` is a program that only steps and sends (see `baseline_server`), measured alike.
     """
     session = bench.session(1)
     prompts = bench.prompts(max(STREAMS))
@@ -160,33 +157,22 @@ def overhead(bench: Bench) -> Iterator[Row]:
     with serving(bench.artefact, threads=1, options=("--rows", max(STREAMS))) as served:
         for streams in STREAMS:
             bench.progress(f"overhead: {streams} streams")
-            found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
-            some = prompts[:streams]
-            right = expected[:streams]
+            found: dict[str, list[float]] = {"whole": [], "baseline server": []}
             with baseline_server(bench.artefact, threads=1, streams=streams) as baseline:
                 for _ in range(bench.repeats(REPEATS)):
                     loop = bench.baseline_loop(session, streams).cpu / streams * 1e6
-                    figures = window(served, bench, some, right)
-                    per_token = 1e6 / figures["tokens"]
-                    whole = figures["server_cpu"] * per_token - loop
-                    http = figures["server_main_cpu"] * per_token
-                    found["whole"].append(whole)
-                    found["HTTP"].append(http)
-                    found["engine"].append(whole - http)
-                    found["client"].append(figures["client_cpu"] / figures["seconds"])
-                    figures = window(baseline, bench, some, right)
-                    found["baseline server"].append(figures["server_cpu"] / figures["tokens"] * 1e6 - loop)
+                    for side, program in (("whole", served), ("baseline server", baseline)):
+                        figures = window(program, bench, prompts[:streams], expected[:streams])
+                        found[side].append(figures["server_cpu"] / figures["tokens"] * 1e6 - loop)
             target = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
-            note = f"the client used {median(found['client']):.0%} of a CPU"
-            for side in SIDES:
+            for side, values in found.items():
                 yield Row(
                     part="overhead",
                     side=side,
                     streams=streams,
                     unit="µs of CPU a token",
-                    figure=Timing.of(found[side]),
+                    figure=Timing.of(values),
                     most=target if side == "whole" else None,
-                    note=note if side == "whole" else "",
                 )
 
 
