@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import torch
 
 from benchmarks.case import Case, Column, Job, Line, file_option, minutes_option, only_option
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.runs import Figures, History, Run
+from benchmarks.runs import Figures, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import sha256
 from runtimes.tasks.evaluate import evaluate
@@ -44,7 +43,6 @@ from trainer.training.state import Training
 PROTOCOL = 1  # changes with anything that changes figures, so that older rows are not mixed with new ones
 VALIDATIONS = 20  # of a run
 VALIDATED = 1 << 14  # held-out tokens that each validation scores
-POINTS = 200  # of the curve of the training loss
 LANES = 8  # rows of the last score
 TIMED_SHARE = 0.05  # of the budget: what timing takes at most, and at least one step
 TIMED = 20  # steps: what timing takes at most
@@ -120,7 +118,6 @@ class Row:
     """One trained recipe."""
 
     name: str
-    base: str
     #: Assignments as `--set` takes them.
     changes: tuple[str, ...]
     published: float
@@ -134,8 +131,6 @@ class Row:
     budget_seconds: float
     #: Of all threads, with validations and checkpoints; null where an earlier process began the run.
     cpu_seconds: float | None
-    #: [step, training loss in bits], ascending.
-    curve: tuple[tuple[float, ...], ...]
     #: [step, score of the held-out tokens in bits], ascending.
     validation: tuple[tuple[float, ...], ...]
     #: Bits per token of the whole test part, with the weights that validated best.
@@ -165,7 +160,7 @@ def run(job: Job) -> Iterator[Row]:
         }
         known = [row for row in job.earlier if _facts(row, wanted) == wanted]
         if known:
-            yield Row(**known[-1])
+            yield Row(**{name: known[-1][name] for name in Row.__dataclass_fields__})
             continue
         row = _trained(wanted, source, _dataset(wanted, source, out, job.progress), out, job.progress)
         job.keep(row)
@@ -199,7 +194,6 @@ def for_budget(config: TrainConfig, cpu_seconds: float) -> TrainConfig:
     steps = affordable(config, cpu_seconds)
     return dataclasses.replace(
         config.with_steps(steps),
-        log_every=max(1, steps // POINTS),
         validate_every=max(1, steps // VALIDATIONS),
         validate_tokens=VALIDATED,
         checkpoint_every=max(1, steps // VALIDATIONS),
@@ -264,7 +258,6 @@ def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Call
     torch.set_num_threads(wanted["threads"])
     return Row(
         name=name,
-        base=recipe.base,
         changes=recipe.changes,
         published=recipe.published,
         unit={"byte": "byte", "char": "character"}.get(config.vocab, "word"),
@@ -273,8 +266,7 @@ def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Call
         step_tokens=config.batch * config.training.segment,
         budget_seconds=wanted["budget_seconds"],
         cpu_seconds=None if goes_on else seconds,
-        curve=tuple(points(folder, "bits_per_token")),
-        validation=tuple(points(folder, "validation_bits_per_token")),
+        validation=tuple(_validations(folder)),
         test=evaluate(session, dataset.test, lanes=LANES).bits_per_token,
         corpus={
             "name": source.name,
@@ -287,23 +279,12 @@ def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Call
     )
 
 
-def points(folder: Path, key: str) -> Iterator[tuple[float, ...]]:
-    """The pairs of step and value of a run's record, in its order."""
+def _validations(folder: Path) -> Iterator[tuple[float, ...]]:
+    """Steps and scores of a run's record, in its order."""
     for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
         facts = json.loads(line)
-        if key in facts and math.isfinite(facts[key]):
-            yield (facts["step"], round(facts[key], 4))
-
-
-def newest(history: History) -> list[Run]:
-    """The run of each recipe that tables and pictures show; an empty list if there is none."""
-    found: dict[str, Run] = {}
-    for run in history.of("recipes"):
-        row = run.rows[0]
-        earlier = found.get(row["name"])
-        if earlier is None or row["budget_seconds"] >= earlier.rows[0]["budget_seconds"]:
-            found[row["name"]] = run
-    return list(found.values())
+        if "validation_bits_per_token" in facts:
+            yield (facts["step"], round(facts["validation_bits_per_token"], 4))
 
 
 def score(bits: float, unit: str) -> str:
@@ -356,7 +337,7 @@ CASE = Case(
         only_option(RECIPES, "Train this recipe only"),
     ),
     size=lambda options: BenchmarkConfig.of("recipes", configuration(RECIPES[DEFAULT[0]], None, threads=1)),
-    published=newest,
+    published=lambda history: list({run.rows[0]["name"]: run for run in history.of("recipes")}.values()),
     resumable=True,
     engine="torch",
 )
