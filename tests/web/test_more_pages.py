@@ -316,12 +316,3 @@ def test_a_reader_types_and_the_model_goes_on_in_firefox(
     page = open_page(make_site(artefacts["ring"]), "?threads=2", flags=(FIREFOX,))
     assert "Firefox/" in page.do("navigator.userAgent")
     a_reader_types_and_the_model_goes_on(page, artefacts["ring"])
-
-
-@pytest.mark.parametrize("isolated", [True, False])
-def test_the_reference_in_firefox(
-    isolated: bool, artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
-) -> None:
-    page = open_page(make_site(artefacts["ring"]), "?threads=2", isolated=isolated, flags=(FIREFOX,))
-    assert page.do("page.model.facts.threads") == (2 if isolated else 1)
-    assert page.do("page.model.check()")["maxDifference"] <= 1e-4

@@ -19,7 +19,7 @@ from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab, decode
-from xl_export.cli.options import out_option
+from xl_export.cli.options import force_option, out_option
 from xl_export.figures import attention as pictures
 from xl_export.figures.canvas import check_picture, new_figure
 
@@ -72,7 +72,7 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     type=click.IntRange(min=0),
     help="How many tokens the model remembers. The default is the number with which the run was evaluated.",
 )
-@click.option("--force", is_flag=True, help="Replace the folder if it holds earlier pictures.")
+@force_option
 @threads_option()
 @json_option
 def attention_command(

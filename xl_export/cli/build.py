@@ -12,7 +12,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.options import json_option, show
 from runtimes.contract.engine import NAMES, PLAN, Attention, Flavour, Hardware
-from xl_export.cli.options import out_option, triton_option
+from xl_export.cli.options import force_option, out_option, triton_option
 
 
 class Sizes(click.ParamType):
@@ -120,7 +120,7 @@ class Sizes(click.ParamType):
     "--flavour tensorrt.",
 )
 @triton_option
-@click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier engine.")
+@force_option
 @json_option
 def build_command(
     artefact: Path,
@@ -148,8 +148,12 @@ def build_command(
     options = BuildOptions(compute_capabilities=capabilities, **choices)
     if triton:  # refused before anything is built
         with needs("tensorrt,export", "onnx_ir"):
-            from xl_export.deployment.model_repository import model_folder, refuse_engine, write_engine
-        refuse_engine(options)
+            from xl_export.deployment.model_repository import model_folder, write_engine
+        if options.flavour != "tensorrt":
+            raise UserError(
+                "--triton is for --flavour tensorrt, since Triton Inference Server runs no engines of "
+                "TensorRT-RTX; leave it out."
+            )
         model_folder(out, triton, force=force)
     facts = build(artefact, out, options, force=force)
     model = write_engine(artefact, triton, options, name=out, force=force) if triton else None

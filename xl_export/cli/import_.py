@@ -10,6 +10,7 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.cli.options import json_option, show
+from xl_export.cli.options import force_option
 from xl_export.importers import FORMATS
 
 HELP = """Import SOURCE, a checkpoint of another project, as a run.
@@ -110,7 +111,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
     is_flag=True,
     help="Import the checkpoint although weights in it are NaN or infinite.",
 )
-@click.option("--force", is_flag=True, help="Replace the folder if it holds an import.")
+@force_option
 @json_option
 def import_command(
     source: Path,

@@ -101,9 +101,8 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
 def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, name: Path, force: bool) -> Path:
     """Builds an artefact for the server's TensorRT backend; returns the model's folder.
 
-    options: of the build, which `refuse_engine` accepts. name: the engine's folder, after which the model is
-    named. Raises UserError like `write_model`, and if
-    TensorRT refuses the graph.
+    options: of a build for TensorRT; the server runs no engines of TensorRT-RTX. name: the engine's folder,
+    after which the model is named. Raises UserError like `write_model`, and if TensorRT refuses the graph.
     """
     from xl_export.tensorrt.build import refuse_artefact, serialize, start_tensorrt
     from xl_export.tensorrt.network import parse
@@ -127,15 +126,6 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
         )
         _finish(folder, artefact, spec, config)
     return out
-
-
-def refuse_engine(options: BuildOptions) -> None:
-    """Raises ConfigError for an engine that the server has no backend for."""
-    if options.flavour != "tensorrt":
-        raise ConfigError(
-            "--triton is for --flavour tensorrt, since Triton Inference Server runs no engines of "
-            "TensorRT-RTX; leave it out."
-        )
 
 
 def read_sequence_graph(artefact: Path, spec: Spec) -> SequenceGraph:

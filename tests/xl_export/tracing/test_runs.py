@@ -122,38 +122,6 @@ def test_spans_run_on_a_ring_with_the_shortest_segments(
     assert np.abs(logits - expected.step(fed.numpy(), expected.start(1))[0]).max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("precision", "memory_precision"),
-    [
-        pytest.param("int8", "fp32", marks=pytest.mark.slow),
-        pytest.param("int4", "fp32", marks=pytest.mark.slow),
-        pytest.param("fp16", "fp16", marks=pytest.mark.slow),
-    ],
-)
-def test_precisions_are_lowered_as_those_of_a_written_graph(
-    precision: str, memory_precision: str, calm_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run, options = calm_run("transformer-xl"), {"precision": precision, "memory_precision": memory_precision}
-    specs, counts = [], []
-    for exporter in ("graph", "trace"):
-        artefact = export(run, tmp_path / exporter, exporter=exporter, **options)  # type: ignore[arg-type]
-        assert check(artefact).passed
-        specs.append(load_spec(artefact))
-        graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
-        counts.append(
-            {name: sum(node.op_type == name for node in graph.node) for name in ("GatherBlockQuantized",)}
-        )
-    written, traced = (spec.measured for spec in specs)
-    assert written is not None
-    assert traced is not None
-    assert abs(written.bits_lost - traced.bits_lost) < 0.02
-    assert traced.num_bytes < traced.fp32_num_bytes
-    assert counts[0] == counts[1]
-    assert {state.dtype for state in specs[1].state} == {
-        "float16" if memory_precision == "fp16" else "float32"
-    }
-
-
 def test_the_command_traces_a_ring_that_is_written_in_place(
     make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:

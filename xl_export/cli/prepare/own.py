@@ -15,6 +15,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.options import json_option, show
 from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.tokens import DATA
+from xl_export.cli.options import force_option, out_option
 
 if TYPE_CHECKING:
     from trainer.data.own import OwnFiles, Prepared
@@ -58,13 +59,8 @@ def _part_options(command: Command) -> Command:
 
 
 def out_options(command: Command) -> Command:
-    for option in (
-        json_option,
-        click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset."),
-        click.option("--out", required=True, type=PATH, help="The folder to write, such as data."),
-    ):
-        command = option(command)
-    return command
+    """The options --out, --force and --json of a command that writes a dataset."""
+    return out_option(force_option(json_option(command)))
 
 
 @click.command("tokens")
