@@ -78,9 +78,10 @@ def validate(exported: GraphSession, original: Session) -> AnyReference:
         compare(f"a stream beyond token {FAR:,}", lengths, [far] + [0] * (rows - 1))
     if spec.exporter == "trace":
         S = spec.rule.slots
-        before = S + FAR % S  # so that the slot of `FAR` is the one that is written next
-        lengths = [T] * (S // T + 1) if whole else [T] * (before // T) + [before % T] * (before % T > 0)
-        jump = far if whole else FAR - before
+        # The slot that is written next must be that of the position, and a whole segment begins there.
+        before = (S // T + 1) * T if whole else S + FAR % S
+        jump = FAR // math.lcm(S, T) * math.lcm(S, T) if whole else FAR - before
+        lengths = [T] * (before // T) + [before % T] * (before % T > 0)
         compare(f"a text that goes on beyond token {FAR:,}", [*lengths, T], [0] * rows, jump=jump)
         if not {"padding", "cuts"} & set(spec.without):
             first = [0] * (rows - 1) + [-min(PADDING, T - 1)]
