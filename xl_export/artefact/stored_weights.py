@@ -13,14 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.base.errors import ArtefactError
-from xl_export.graph.ops import remove_unused_nodes
+from xl_export.graph.ops import constant, remove_unused_nodes
 from xl_export.graph.qdq import FORMATS, SHARES
 from xl_export.graph.quantise import (
     BLOCK,
     COLUMN_SCALES,
     SCALES,
     Matrix,
-    constant,
     embedding_of,
     matrix_of,
 )
@@ -51,7 +50,7 @@ def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
         turned = matrix.turned and node.op_type != "MatMul"
         name = f"{matrix.name}.{'rows' if turned else 'matrix'}.rounded"
         if name not in graph.initializers:
-            constant(graph, name, np.ascontiguousarray(array.T if turned else array))
+            constant(graph, name, array.T if turned else array)
         node.replace_input_with(at, graph.initializers[name])
     for name, value in graph.initializers.items():
         if (found := stored.table(name)) is not None:

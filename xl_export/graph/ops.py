@@ -111,6 +111,13 @@ def graph_input(fact: TensorSpec) -> ir.Value:
     return ir.val(fact.name, dtype=TYPES[fact.dtype], shape=ir.Shape(fact.shape))
 
 
+def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """Returns a new initializer of a finished graph."""
+    value = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
+    graph.register_initializer(value)
+    return value
+
+
 def save_model(model: ir.Model, folder: Path, *, name: str = GRAPH) -> None:
     """Writes a graph, `step.onnx` by name, and its external `weights.bin` to a folder.
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.precision import Precision
-from xl_export.graph.ops import remove_unused_nodes
+from xl_export.graph.ops import constant, remove_unused_nodes
 from xl_export.graph.quantise import SMALL
 
 BLOCKS = (128, 64, 32, 16)  # rows that share a scale, the first that divides K; TensorRT takes no others
@@ -109,11 +109,8 @@ def _stored(
     assert matrix.const_value is not None, matrix
     array = matrix.const_value.numpy()
     block = _block(len(array), name, precision) if chosen.in_blocks else None
-    parts = []
-    for kind, part in zip(("values", "scales"), quantised(array, chosen, block), strict=True):
-        value = ir.val(f"{name}.{kind}", const_value=ir.tensor(part, name=f"{name}.{kind}"))
-        graph.register_initializer(value)
-        parts.append(value)
+    values, scales = quantised(array, chosen, block)
+    parts = [constant(graph, f"{name}.values", values), constant(graph, f"{name}.scales", scales)]
     attributes = {"axis": 0, "block_size": block} if block else {"axis": 1}
     made = ir.node("DequantizeLinear", parts, attributes)
     made.outputs[0].name = f"{name}.dequantised"

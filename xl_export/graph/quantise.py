@@ -27,7 +27,7 @@ import onnx_ir as ir
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import PRESETS, Precision
 from xl_export.graph.fused_cpu import SCALES_OF, matrices_of, reads_tables
-from xl_export.graph.ops import remove_unused_nodes
+from xl_export.graph.ops import constant, remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
 LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
@@ -213,7 +213,7 @@ class Matrix:
         scales = f"{self.name}{COLUMN_SCALES}"
         if name not in graph.initializers:
             bytes_, factors = in_bytes(self.array, 0)
-            constant(graph, name, np.ascontiguousarray(bytes_.T if self.turned else bytes_))
+            constant(graph, name, bytes_.T if self.turned else bytes_)
             constant(graph, scales, factors[0])
         return graph.initializers[name], graph.initializers[scales]
 
@@ -347,9 +347,3 @@ def _half(array: np.ndarray) -> np.ndarray:
     """Returns float16 values; values beyond the range become its largest, and infinities (masks) stay."""
     most = np.finfo(np.float16).max
     return np.where(np.isinf(array), array, np.clip(array, -most, most)).astype(np.float16)
-
-
-def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    value = ir.val(name, const_value=ir.tensor(array, name=name))
-    graph.register_initializer(value)
-    return value

@@ -18,7 +18,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS
-from xl_export.graph.ops import IR_VERSION, TYPES, quiet, remove_unused_nodes
+from xl_export.graph.ops import IR_VERSION, TYPES, constant, quiet, remove_unused_nodes
 from xl_export.tracing.module import ModuleStep
 from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
@@ -157,11 +157,8 @@ def _with_tokens(graph: ir.Graph, number: int) -> ir.Value:
     assert value.shape is not None
     rest = [int(size) for size in value.shape[2:]]  # type: ignore[arg-type]
     sizes = ir.node("Shape", [positions])
-    constant = ir.val(
-        f"sizes.{number}", const_value=ir.tensor(np.array(rest, np.int64), name=f"sizes.{number}")
-    )
-    graph.register_initializer(constant)
-    shape = ir.node("Concat", [sizes.outputs[0], constant], {"axis": 0})
+    others = constant(graph, f"sizes.{number}", np.array(rest, np.int64))
+    shape = ir.node("Concat", [sizes.outputs[0], others], {"axis": 0})
     reshape = ir.node("Reshape", [value, shape.outputs[0]])
     graph.extend([sizes, shape, reshape])
     graph.outputs[number] = reshape.outputs[0]
@@ -231,10 +228,7 @@ def _split_constants(graph: ir.Graph) -> None:
         sizes = [int(out.shape[node.attributes.get_int("axis", 0)]) for out in node.outputs]  # type: ignore
         parts = np.split(value.const_value.numpy(), np.cumsum(sizes)[:-1], node.attributes.get_int("axis", 0))
         for number, (out, part) in enumerate(zip(node.outputs, parts, strict=True)):
-            name = f"{value.name}.{number}"
-            new = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(part), name=name))
-            graph.register_initializer(new)
-            out.replace_all_uses_with(new)
+            out.replace_all_uses_with(constant(graph, f"{value.name}.{number}", part))
         graph.remove(node, safe=True)
         del graph.initializers[str(value.name)]
 
@@ -246,10 +240,7 @@ def _transpose_constants(graph: ir.Graph) -> None:
         if value is None or value.const_value is None or len(list(value.uses())) > 1:
             continue
         array = value.const_value.numpy().transpose(node.attributes.get_ints("perm"))
-        name = f"{value.name}.T"
-        new = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
-        graph.register_initializer(new)
-        node.outputs[0].replace_all_uses_with(new)
+        node.outputs[0].replace_all_uses_with(constant(graph, f"{value.name}.T", array))
         graph.remove(node, safe=True)
         del graph.initializers[str(value.name)]
 

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -161,7 +162,6 @@ class _Streams:
         text = self.random_text(rows, count * T + 2 * T + 1)
         self.before = text[ALL, : count * T]
         self.tokens = text[ALL, count * T :]
-        self._full: tuple[Tensor, ...] | None = None
 
     def random_text(self, rows: int, count: int) -> _Text:
         inputs = self.step_of.inputs
@@ -172,11 +172,9 @@ class _Streams:
     def start(self) -> tuple[Tensor, ...]:
         return self.step_of.start(self.rows)
 
-    @property
+    @cached_property
     def full(self) -> tuple[Tensor, ...]:
-        if self._full is None:
-            self._full = self.feed(self.before, self.cut(len(self.before)))[1]
-        return self._full
+        return self.feed(self.before, self.cut(len(self.before)))[1]
 
     @property
     def follows(self) -> int:
@@ -248,7 +246,9 @@ class _Streams:
                 scale = other.abs().clamp(min=1)
                 ours = ours / scale
                 other = other / scale
-            worst.append(_largest_difference(ours, other))
+            # Impossible tokens are -inf on both sides, and do not differ. NaN stays NaN.
+            apart = (ours - other).abs().masked_fill(ours == other, 0)
+            worst.append(float(apart.max()) if apart.numel() else 0.0)
         return float(torch.tensor(worst).max())  # NaN if one is
 
     def refuse_difference(self, mine: Answers, theirs: Answers, *, what: str, mend: str) -> None:
@@ -261,11 +261,6 @@ class _Streams:
 def _last(answers: Answers, count: int) -> Answers:
     """The answers to the last tokens."""
     return {name: x[:, max(0, x.shape[1] - count) :] for name, x in answers.items()}
-
-
-def _largest_difference(mine: Tensor, theirs: Tensor) -> float:
-    """In nats; NaN where a number is missing. Impossible tokens are -inf on both sides, and do not differ."""
-    return float((mine - theirs).abs().masked_fill(mine == theirs, 0).max()) if mine.numel() else 0.0
 
 
 def _shapes(streams: _Streams) -> None:

@@ -25,6 +25,7 @@ from tests.nightly import every, matrix
 from xl_export.artefact.export import export
 from xl_export.artefact.validate import FailingCheckWarning
 from xl_export.graph import quantise
+from xl_export.graph.ops import constant
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_an_export_whose_check_fails_says_so(
 
     def too_large(graph: ir.Graph, node: ir.Node, table: quantise.Matrix) -> list[ir.Node]:
         made = rows(graph, node, table)
-        factor = quantise.constant(graph, "factor", np.float32([1.05]))
+        factor = constant(graph, "factor", np.float32([1.05]))
         return [*made, ir.node("Mul", [made[-1].outputs[0], factor])]
 
     monkeypatch.setattr(quantise, "_scaled_rows", too_large)  # the bytes are right, and the graph is not
