@@ -21,6 +21,7 @@ small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,14 +57,19 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     found = state_in(opened.content) or {}
     state = ((renamed(name), name, tensor) for name, tensor in found.items())
     t = Tensors(state, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
-    sizes = Sizes(t)
-    settings = options.applied_to(PROJECT, defaults(sizes))
-    config, converted = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
+    config = sizes(t)
+    settings = options.applied_to(PROJECT, defaults(config))
+    if config.span:
+        config = replace(config, span=replace(config.span, ramp=settings["ramp"].value))
+    config, converted = convert(t, config)
     t.finish()
     vocab_path = companion_file(where, VOCABULARIES, options.vocab)
     vocabulary = read_vocabulary(vocab_path, size=config.vocab_size)
     rule = MemoryRule(
-        mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros"
+        mem_len=config.context - 1,
+        segment=settings["segment"].value,
+        include_self=False,
+        initial_memory="zeros",
     )
     return Checkpoint(
         config=config,
@@ -81,70 +87,61 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     )
 
 
-class Sizes:
-    """Sizes of a model, read from the shapes of its tensors; raises ArtefactError if shapes disagree."""
+def sizes(t: Tensors) -> ModelConfig:
+    """Returns the configuration that follows from the shapes of the tensors; its spans have a usual ramp.
 
-    def __init__(self, t: Tensors) -> None:
-        _, self.head_dim, self.span = t.peek("key_pe", dimensions=3).shape
-        self.d_model = t.peek("layers.0.attn.proj_query.weight", dimensions=2).shape[0]
-        if (
-            not 0 < self.head_dim <= self.d_model
-            or self.d_model % self.head_dim
-            or not 0 < self.span < MAX_LENGTH
-        ):
-            raise ArtefactError(
-                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] "
-                f"with K a part of the {self.d_model} of layers.0.attn.proj_query.weight."
-            )
-        self.heads = self.d_model // self.head_dim
-        self.layers = t.count("layers")
-        self.adaptive_span = f"layers.0.attn.attn.{SPAN}.current_val" in t
-        self.persistent = 0
-        if "layers.0.attn.attn.persistent_memory.key" in t:
-            self.persistent = t.peek("layers.0.attn.attn.persistent_memory.key", dimensions=3).shape[2]
-        clusters = t.count("word_emb.emb_layers")
-        shapes = [
-            t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(max(clusters, 1))
-        ]
-        ends = list(itertools.accumulate(shape[0] for shape in shapes))
-        self.vocab_size = ends[-1]
-        self.cutoffs = tuple(ends[:-1])
-        self.div_val = shapes[0][1] // max(shapes[1][1], 1) if self.cutoffs else 1
+    Raises ArtefactError if shapes disagree.
+    """
+    _, head_dim, span = t.peek("key_pe", dimensions=3).shape
+    d_model = t.peek("layers.0.attn.proj_query.weight", dimensions=2).shape[0]
+    if not 0 < head_dim <= d_model or d_model % head_dim or not 0 < span < MAX_LENGTH:
+        raise ArtefactError(
+            f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] "
+            f"with K a part of the {d_model} of layers.0.attn.proj_query.weight."
+        )
+    persistent = 0
+    if "layers.0.attn.attn.persistent_memory.key" in t:
+        persistent = t.peek("layers.0.attn.attn.persistent_memory.key", dimensions=3).shape[2]
+    tables = max(t.count("word_emb.emb_layers"), 1)
+    shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(tables)]
+    ends = list(itertools.accumulate(shape[0] for shape in shapes))
+    cutoffs = tuple(ends[:-1])
+    div_val = shapes[0][1] // max(shapes[1][1], 1) if cutoffs else 1
+    adaptive = f"layers.0.attn.attn.{SPAN}.current_val" in t
+    with sizes_of(t.where):
+        return ModelConfig(
+            layers=t.count("layers"),
+            d_model=d_model,
+            heads=d_model // head_dim,
+            head_dim=head_dim,
+            vocab_size=ends[-1],
+            d_ff=0 if persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
+            positions="learned",
+            context=span + 1,
+            sublayers="all-attention" if persistent else "feed-forward",
+            persistent=persistent,
+            span=SpanConfig(maximum=span, epsilon=EPSILON) if adaptive else None,
+            vocabulary=VocabularyConfig(cutoffs=cutoffs, div_val=div_val, scale=bool(cutoffs)),
+        )
 
 
-def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Returns the configuration of the model, and its tensors under the names of this project.
+def convert(t: Tensors, config: ModelConfig) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Returns the configuration with its ties, and the tensors under the names of this project.
 
     Raises ArtefactError for a tensor that is missing or has another shape.
     """
-    s = sizes
-    with sizes_of(t.where):
-        config = ModelConfig(
-            layers=s.layers,
-            d_model=s.d_model,
-            heads=s.heads,
-            head_dim=s.head_dim,
-            vocab_size=s.vocab_size,
-            d_ff=0 if s.persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
-            positions="learned",
-            context=s.span + 1,
-            sublayers="all-attention" if s.persistent else "feed-forward",
-            persistent=s.persistent,
-            span=SpanConfig(maximum=s.span, ramp=ramp, epsilon=EPSILON) if s.adaptive_span else None,
-            vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
-        )
-    ties = None if s.cutoffs else False  # only tables of clusters may be shared
+    ties = None if config.vocabulary.cutoffs else False  # only tables of clusters may be shared
     config, converted = convert_vocabulary(t, config, reversed_clusters=True, tie_weights=ties)
     # The nearest position comes first; it has distance 1.
-    by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)
-    converted["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
-    for layer in range(s.layers):
-        converted |= _block(t, s, config, layer)
+    by_distance = t.take("key_pe", 1, config.head_dim, config.context - 1)[0].T.flip(0)
+    converted["positions.table"] = torch.cat([torch.zeros(1, config.head_dim), by_distance])
+    for layer in range(config.layers):
+        converted |= _block(t, config, layer)
     return config, converted
 
 
-def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, Tensor]:
-    D, H, K, N = s.d_model, s.heads, s.head_dim, s.persistent
+def _block(t: Tensors, config: ModelConfig, layer: int) -> dict[str, Tensor]:
+    D, H, K, N = config.d_model, config.heads, config.head_dim, config.persistent
     source = f"layers.{layer}."
     target = f"blocks.{layer}."
     block = {
@@ -166,9 +163,9 @@ def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, T
         block[f"{target}contract.weight"] = t.take(f"{source}ff.fc2.weight", D, config.d_ff)
         block[f"{target}contract.bias"] = t.take(f"{source}ff.fc2.bias", D)
     if config.span:
-        block[f"{target}span.share"] = _share(t, f"{source}attn.attn.{SPAN}.", s)
+        block[f"{target}span.share"] = _share(t, f"{source}attn.attn.{SPAN}.", config)
         alias = f"{source}attn.attn.persistent_memory.{SPAN}."
-        if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{target}span.share"]):
+        if f"{alias}current_val" in t and not same(_share(t, alias, config), block[f"{target}span.share"]):
             raise ArtefactError(
                 f"{t.where}: {t.spell(f'{alias}current_val')} is a second copy of the layer's spans, and its "
                 "values differ; copy the checkpoint again."
@@ -176,15 +173,16 @@ def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, T
     return block
 
 
-def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
+def _share(t: Tensors, mask: str, config: ModelConfig) -> Tensor:
     """Returns the spans [H] of a layer, each as a share of the longest possible span."""
-    template = t.take(f"{mask}mask_template", s.span)
-    if not torch.allclose(template, torch.arange(1.0 - s.span, 1.0), rtol=0, atol=0.01):
+    span = config.context - 1
+    template = t.take(f"{mask}mask_template", span)
+    if not torch.allclose(template, torch.arange(1.0 - span, 1.0), rtol=0, atol=0.01):
         raise ArtefactError(
-            f"{t.where}: {t.spell(f'{mask}mask_template')} does not hold the numbers {1 - s.span} to 0, as "
+            f"{t.where}: {t.spell(f'{mask}mask_template')} does not hold the numbers {1 - span} to 0, as "
             "its project writes them; copy the checkpoint again."
         )
-    share = t.take(f"{mask}current_val", s.heads, 1, 1).flatten()
+    share = t.take(f"{mask}current_val", config.heads, 1, 1).flatten()
     if not bool(((share >= 0) & (share <= 1)).all()):
         raise ArtefactError(
             f"{t.where}: {t.spell(f'{mask}current_val')} has values outside 0 to 1, the range of spans in "
@@ -193,15 +191,15 @@ def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
     return share
 
 
-def defaults(sizes: Sizes) -> dict[str, Setting]:
+def defaults(config: ModelConfig) -> dict[str, Setting]:
     """Returns the block size and ramp of the project's scripts; scores depend only on the ramp."""
     segment = (
         Setting(256, "in the project's scripts for wiki103")
-        if sizes.cutoffs
+        if config.vocabulary.cutoffs
         else Setting(512, "in the project's scripts for enwik8 and text8")
     )
     return {"segment": segment} | (
-        {"ramp": Setting(32, "in all scripts of the project")} if sizes.adaptive_span else {}
+        {"ramp": Setting(32, "in all scripts of the project")} if config.span else {}
     )
 
 
