@@ -77,7 +77,5 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    reason = getattr(
-        error, "reason", error
-    )  # urllib wraps the error of the operating system in one of its own
+    reason = getattr(error, "reason", error)  # urllib wraps the error of the operating system
     return reason if isinstance(reason, str) else getattr(reason, "strerror", None) or first_line(reason)

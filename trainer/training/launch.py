@@ -25,9 +25,8 @@ from runtimes.base.machine import available_cpus
 from runtimes.base.terminal import printable
 from trainer.training.parallel import KEPT, SETTLE, LostError
 
-REPORTS = (
-    "XL_EXPORT_REPORTS"  # environment variable: the folder where a launched process writes its error sentence
-)
+# Environment variable: the folder in which a launched process writes its error sentence.
+REPORTS = "XL_EXPORT_REPORTS"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -189,9 +189,10 @@ class Training:
     def advance(self, tokens_BN: np.ndarray) -> Step:
         """The result of one training step, which reads the next segment of every lane.
 
-        tokens_BN: the lanes of all processes. Nothing is read back from the device, but for which tokens
-        belong to which cluster of a vocabulary that has clusters. So a loss that is not finite raises no
-        error here: call `refuse_not_finite` before anything depends on the weights.
+        tokens_BN: the lanes of all processes. The loss is not read back from the device, so one that is not
+        finite raises no error here: call `refuse_not_finite` before anything depends on the weights. A step
+        waits for the device only for the clusters of an adaptive softmax, the norms of Adagrad and, now and
+        then, spans.
         """
         T = self.rule.segment
         rate = self.rate

@@ -316,9 +316,7 @@ def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[
     if (steps := changes.pop("steps", None)) is not None:  # it moves other keys, but none that was given
         assignments = (f"steps={steps}", *assignments)
     settings = with_overrides(settings, assignments)
-    if (
-        changes.get("vocab", settings.vocab) != settings.vocab
-    ):  # the limits of another vocabulary do not apply
+    if changes.get("vocab", settings.vocab) != settings.vocab:  # the limits are of another vocabulary
         changes = {"min_count": 1, "max_size": None, **changes}
     return dataclasses.replace(settings, **changes)
 

@@ -99,13 +99,8 @@ def test_wikitext_words_are_ordered_by_frequency(prepared: Prepare, tmp_path: Pa
 def test_one_billion_word_is_its_shards_in_order(prepared: Prepare, tmp_path: Path) -> None:
     dataset = prepared("one-billion-word", make_source(tmp_path / "in", "one-billion-word", "tar.gz"))
     assert isinstance(dataset.vocab, WordVocab)
-    assert dataset.vocab.symbols == [
-        "<S>",
-        "<UNK>",
-        ".",
-        "The",
-        "cat",
-    ]  # 7 words are seen less than three times
+    # 7 words are seen less than three times.
+    assert dataset.vocab.symbols == ["<S>", "<UNK>", ".", "The", "cat"]
     symbols = {split: " ".join(dataset.vocab.symbols[i] for i in getattr(dataset, split)) for split in SPLITS}
     assert symbols["train"] == (
         "<S> <UNK> The cat . cat <S> . <UNK> <S> "  # shard 1 before 2, whatever their order in the archive

@@ -113,9 +113,7 @@ def test_figure_7_averages_the_softmax_of_each_term_alone() -> None:
 
 def test_a_target_that_sees_nothing_counts_as_zeros() -> None:
     model, _ = build("transformer-xl")
-    rule = MemoryRule(
-        mem_len=0, segment=5, mask="full", include_self=False
-    )  # as the first of each segment does
+    rule = MemoryRule(mem_len=0, segment=5, mask="full", include_self=False)  # each segment's first sees none
     seen = observe(model, text(30), rule, stretch=range(9), terms=True)
     assert seen.terms is not None
     for average in (seen.average, *seen.terms.values()):
@@ -141,9 +139,8 @@ def test_the_highest_fifth_of_what_precedes_each_target_is_marked() -> None:
 
 def test_the_widest_head_has_the_largest_mean_distance() -> None:
     average = np.zeros((2, 2, 5))
-    average[0, 0, 1] = average[0, 1, 3] = average[1, 0, 4] = (
-        0.5  # half of the weight is of persistent vectors
-    )
+    # Half of the weight is on persistent vectors.
+    average[0, 0, 1] = average[0, 1, 3] = average[1, 0, 4] = 0.5
     average[1, 1, 2] = 1
     seen = Observation(1, average, None, None, range(1), np.zeros(0), np.zeros(0))
     assert seen.mean_distances.tolist() == [[1, 3], [4, 2]]
@@ -177,9 +174,8 @@ def test_learned_spans_are_the_shares_of_the_maximum(name: str) -> None:
     assert learned.maximum == 16
     heads = slice(None if name == "adaptive-span" else 1)  # the first half of head-split looks at the context
     assert learned.spans == tuple(row[heads] for row in ((0.0, 8.0), (4.0, 16.0)))
-    assert learned.longest_distances == tuple(
-        row[heads] for row in ((4, 12), (8, 16))
-    )  # z + ramp, and at most the maximum
+    # z + ramp, and at most the maximum
+    assert learned.longest_distances == tuple(row[heads] for row in ((4, 12), (8, 16)))
 
 
 @pytest.mark.parametrize("share", [float("nan"), float("inf"), -0.1, 1.1])

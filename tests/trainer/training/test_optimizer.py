@@ -82,9 +82,8 @@ def test_adam_clips_the_whole_gradient(make_config: Make) -> None:
 
 def test_adamw_shrinks_matrices_and_nothing_else(make_config: Make) -> None:
     recipe = {"betas": (0.8, 0.95), "epsilon": 1e-6, "clip": CLIP}
-    model, norms, _ = stepped(
-        make_config(optimizer="adamw", weight_decay=0.3, **recipe), GRADIENTS
-    )  # `large` is a matrix, `small` is not
+    # `large` is a matrix, `small` is not.
+    model, norms, _ = stepped(make_config(optimizer="adamw", weight_decay=0.3, **recipe), GRADIENTS)
     library = Two()
     optimizer = torch.optim.AdamW(
         [{"params": [library.small], "weight_decay": 0.0}, {"params": [library.large], "weight_decay": 0.3}],

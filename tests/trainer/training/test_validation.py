@@ -128,12 +128,10 @@ def test_decays_are_those_of_the_librarys_plateau_schedule(scores: list[int], pa
 def test_the_average_starts_at_its_step_or_trigger() -> None:
     assert average_start(Averaging(start_step=7), []) == 7
     trigger = Averaging(patience=2)
-    assert (
-        average_start(trigger, history(5, 4, 3, 4)) is None
-    )  # 4 is no worse than 5, the only one more than two before
+    # 4 is no worse than 5, the only one more than two before.
+    assert average_start(trigger, history(5, 4, 3, 4)) is None
     assert average_start(trigger, history(5, 3, 4, 4)) is None
-    assert (
-        average_start(trigger, history(5, 3, 4, 4, 3.5)) == 50
-    )  # worse than 3, and 3 is three validations before
+    # Worse than 3, which is three validations before.
+    assert average_start(trigger, history(5, 3, 4, 4, 3.5)) == 50
     assert average_start(trigger, history(5, 3, 4, 4, 3.5, 1, 9)) == 50  # and stays so
     assert average_start(Averaging(patience=0), history(3, 4)) == 20

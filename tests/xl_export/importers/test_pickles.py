@@ -128,9 +128,8 @@ def test_tensors_of_every_type_and_stride_are_read(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "file.pt", _use_new_zipfile_serialization=zipped)
         ours = read_pickle(tmp_path / "file.pt")
         assert_same(ours, as_plain({**content, "shape": (5, 7)}))
-        assert (
-            ours["transposed"].untyped_storage().data_ptr() == ours["sliced"].untyped_storage().data_ptr()
-        )  # as in the file
+        storages = {ours[name].untyped_storage().data_ptr() for name in ("transposed", "sliced")}
+        assert len(storages) == 1, "as in the file"
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -172,10 +171,8 @@ def test_foreign_instances_keep_all_that_is_said_of_them(tmp_path: Path) -> None
     vocab, model, corpus, mentioned = read_pickle(tmp_path / "file.pkl")
     assert (vocab.name, vocab.args, vocab.state) == ("utils.vocabulary.Vocab", (1, 2), {"a": 3})
     assert (vocab.items, vocab.entries) == ([4, 5], {"b": 6})
-    assert (model.name, model.state) == (
-        "mem_transformer.MemTransformerLM",
-        {"c": 7, "d": 8},
-    )  # attributes and slots
+    # attributes and slots
+    assert (model.name, model.state) == ("mem_transformer.MemTransformerLM", {"c": 7, "d": 8})
     assert (corpus.name, corpus.state) == ("data.Corpus", 9)
     assert mentioned == Named("data.Dictionary")
 

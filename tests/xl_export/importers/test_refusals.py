@@ -23,9 +23,8 @@ from tests.xl_export.importers.forge import (
 )
 from xl_export.importers.pickle.read import read_pickle
 
-LIVE: dict[
-    str, Callable[[str, str], bytes]
-] = {  # shell command, Python statement → a pickle that runs it, and its name
+# By the name that is called: a shell command and a Python statement → a pickle that runs one of them.
+LIVE: dict[str, Callable[[str, str], bytes]] = {
     "os.system": lambda shell, _: call("os.system", text(shell)),
     "posix.system": lambda shell, _: call("posix.system", text(shell)),
     "subprocess.call": lambda shell, _: call(
@@ -120,10 +119,8 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("full", UNKNOWN)
 def test_no_other_name_is_known(full: str, tmp_path: Path) -> None:
-    for opcodes in (
-        call(full, text("x")),
-        name(full),
-    ):  # to mention it is enough: an unpickler would import it
+    # To mention it is enough: an unpickler would import it.
+    for opcodes in (call(full, text("x")), name(full)):
         refused(tmp_path / "file", program(opcodes), f"calls {full},")
     module, _, attribute = full.partition(".")
     refused(tmp_path / "file", program(text(module) + text(attribute) + b"\x93N\x85R"), f"calls {full},")

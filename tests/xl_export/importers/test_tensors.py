@@ -148,9 +148,8 @@ def test_safetensors_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_npz_files_are_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.npz"
-    np.savez(
-        path, **{"layer_0/ff/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int64(7)}
-    )  # TensorFlow's names
+    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.savez(path, **{"layer_0/ff/kernel": kernel, "b": np.int64(7)})  # TensorFlow's names
     read = read_npz_tensors(path)
     assert read["layer_0/ff/kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert read["b"].item() == 7
