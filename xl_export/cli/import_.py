@@ -60,14 +60,6 @@ def _vocabulary_path(given: str | None) -> Path | None:
     help="Print what SOURCE holds, and write nothing. It replaces --out.",
 )
 @click.option(
-    "--from",
-    "wanted",
-    type=click.Choice(["auto", *FORMATS]),
-    default="auto",
-    show_default=True,
-    help="The format that SOURCE must have.",
-)
-@click.option(
     "--vocab",
     type=click.Path(),
     callback=lambda _context, _option, given: _vocabulary_path(given),
@@ -117,7 +109,6 @@ def import_command(
     source: Path,
     out: Path | None,
     describe: bool,
-    wanted: str,
     vocab: Path | None,
     settings: Path | None,
     allow_nonfinite: bool,
@@ -148,7 +139,7 @@ def import_command(
     chosen = {} if settings is None else read_settings(settings).chosen(str(settings))
     chosen |= Settings(**flags).chosen("option")
     opened = open_source(source)
-    name = recognise(opened, wanted)
+    name = recognise(opened)
     module = FORMATS[name].module
     checkpoint = module.read(
         opened, ImportOptions(settings=chosen, vocab=vocab, allow_nonfinite=allow_nonfinite)

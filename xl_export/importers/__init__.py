@@ -12,7 +12,7 @@ class Format:
     """A kind of checkpoint that `xl-export import` reads."""
 
     name: str
-    """For `--from`. The module of this folder that reads it has the name with `_` for `-`."""
+    """The module of this folder that reads it has the name with `_` for `-`."""
     files: str
     """For help and messages."""
     in_folder: tuple[str, ...] = ()

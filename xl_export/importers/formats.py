@@ -17,33 +17,25 @@ from xl_export.importers.shared.state_dict import state_in, unwrapped
 from xl_export.importers.shared.validated import OWN_MODEL, shown
 
 
-def recognise(opened: Source, wanted: str = "auto") -> str:
-    """Returns the name of the format of a checkpoint that was opened.
-
-    wanted: the format that the user named, or `auto`. Raises ArtefactError if the content is of no known
-    format, or of another format than the wanted one.
-    """
-    found = next((name for name, format_ in FORMATS.items() if format_.module.recognises(opened)), None)
-    if found is None:
-        content = opened.content
-        known = "; ".join(f"{name}: {format_.files}" for name, format_ in FORMATS.items())
-        if (state := state_in(content)) and opened.path.suffix != ".npz":
-            raise ArtefactError(
-                f"{opened.path} holds the tensors of a model that is not known here, such as "
-                f"{values.clean(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
-                f"imported, with the names that these projects give to their tensors; {OWN_MODEL}"
-            )
-        if isinstance(content, values.Foreign):
-            raise ArtefactError(
-                f"{opened.path} is of no format that is read here: it holds a {values.clean(content.name)} "
-                f"({known}); {OWN_MODEL}"
-            )
-        raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
-    if wanted not in ("auto", found):
+def recognise(opened: Source) -> str:
+    """Returns the name of the format of a checkpoint that was opened; raises ArtefactError if it has none."""
+    for name, format_ in FORMATS.items():
+        if format_.module.recognises(opened):
+            return name
+    content = opened.content
+    known = "; ".join(f"{name}: {format_.files}" for name, format_ in FORMATS.items())
+    if (state := state_in(content)) and opened.path.suffix != ".npz":
         raise ArtefactError(
-            f"{opened.path} is a checkpoint of {FORMATS[found].module.PROJECT}; leave out --from {wanted}."
+            f"{opened.path} holds the tensors of a model that is not known here, such as "
+            f"{values.clean(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
+            f"imported, with the names that these projects give to their tensors; {OWN_MODEL}"
         )
-    return found
+    if isinstance(content, values.Foreign):
+        raise ArtefactError(
+            f"{opened.path} is of no format that is read here: it holds a {values.clean(content.name)} "
+            f"({known}); {OWN_MODEL}"
+        )
+    raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
 
 
 def open_source(path: Path) -> Source:

@@ -132,7 +132,6 @@ IMPORT = [
     (f"import {DATA} --describe", "has no checkpoint by the names model.pt"),
     (f"import {BYTES}/cache.pt --describe", "cache.pt is of no format … kimiyoung: model.pt"),
     (f"import {BYTES}/expected.npz --describe", "is of no format"),
-    (f"import {BYTES} --describe --from nvidia", "is a checkpoint of kimiyoung/ … leave out --from nvidia"),
     (f"import {BYTES} --describe --ramp 32", "ramp is set (option) … only mem_len, segment, mask, clamp_len"),
     (f"import {BYTES} --describe --mem-len 0", "mem_len is 0 and the mask is same-length … --mask full"),
     (f"import {BYTES} --describe --vocab {BYTES}/model.pt", "model.pt is not a vocabulary"),
