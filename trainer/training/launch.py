@@ -1,8 +1,8 @@
-"""Starts the processes of one training run on this machine, so that nobody has to call `torchrun` by hand.
+"""Starts the processes of one training run on this machine, as `torchrun` does.
 
-The launcher is PyTorch's own (`torch.distributed.run`, standalone). This module adds what a user sees of it:
-one sentence for a mistake that several processes find, the right exit code for a signal, and a share of the
-CPU for every process.
+The launcher is PyTorch's own (`torch.distributed.run`, standalone). This module adds one message for a
+mistake that several processes find, the right exit code for a signal, and a share of the CPU for every
+process.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def launch(command: Sequence[str], processes: int) -> None:
             sentences = [path.read_text("utf-8") for path in sorted(Path(reports).iterdir())]
             if sentences:
                 raise UserError(sentences[0]) from None
-            # A process that lost another one ends with code 2: it is a consequence, and no cause.
+            # A process that lost another one ends with code 2, so another failure is more likely the cause.
             failure = min(
                 error.failures.values(), key=lambda failed: (failed.exitcode == 2, failed.timestamp)
             )
-            if failure.exitcode == 2:  # it has said on standard error why it ended
+            if failure.exitcode == 2:  # the process has printed why
                 raise SystemExit(2) from None
             code = failure.exitcode
             name = signal.Signals(-code).name if code < 0 else f"an error (exit code {code})"
@@ -75,27 +75,25 @@ def launch(command: Sequence[str], processes: int) -> None:
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """Sends the UserError of the block to the launcher, which shows one sentence for all processes.
+    """Passes a UserError of the block to the launcher, which prints it once for all processes.
 
-    A process that `torchrun` has started shows its sentence itself. A process that trains alone runs the
-    block as it is.
+    A process that `torchrun` started prints it itself. For a process that trains alone nothing changes.
     """
     folder = os.environ.get(REPORTS)
     if folder is not None:
-        # The launched command starts with SIGINT's default action; from here on Ctrl-C is an exception that
-        # cleans up.
+        # The command starts with SIGINT's default action; from here on Ctrl-C raises, and the run cleans up.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except (KeyboardInterrupt, UserError, SystemExit) as error:
-        # What all processes have found is raised by the first one; it is the cause why the others end.
+        # The first process raises what all have found; in the others it is the cause of a SystemExit.
         found = error if isinstance(error, UserError) else error.__cause__
         if folder is None and not dist.is_initialized():
             raise
         if folder is None and isinstance(error, UserError):
             print(f"Error: {printable(str(error))}", file=sys.stderr)
         elif isinstance(error, LostError):
-            time.sleep(SETTLE)  # a consequence: the launcher names the lost process, once it has seen its end
+            time.sleep(SETTLE)  # until the launcher has noticed the lost process, which it names
         elif folder is not None and isinstance(found, UserError):
             name = f"{int(os.environ.get('RANK', '0')):06}"
             Path(folder, name).write_text(str(found), encoding="utf-8")
@@ -108,8 +106,8 @@ def reporting() -> Iterator[None]:
 def _end(code: int) -> NoReturn:
     """Ends this process at once.
 
-    Where the connection to the other processes is still open, its threads abort a process that takes Python
-    down in the usual way: "terminate called without an active exception" would stand before the sentence.
+    While the connection to the other processes is open, its threads abort a process that exits normally, and
+    print "terminate called without an active exception".
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,7 +120,7 @@ def _surroundings_kept() -> Iterator[None]:
     environment = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     disabled = logging.root.manager.disable
-    if "LOGLEVEL" not in os.environ:  # the launcher's own reports of a failure repeat the sentence at length
+    if "LOGLEVEL" not in os.environ:  # the launcher would log a failure at length
         logging.disable(logging.CRITICAL)
     try:
         yield

@@ -1,7 +1,6 @@
 """Several processes that train one model: the rank and the device of this one, and what they exchange.
 
-Everything here is torch.distributed: gloo on the CPU, NCCL on GPUs. A process that was started alone is the
-first of one.
+Everything here is torch.distributed: gloo on the CPU, NCCL on GPUs. A single process is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from runtimes.base.machine import memory_bytes
 
 # How long one process waits for another: longer than any step, and than the writing of a checkpoint.
 TIMEOUT = timedelta(minutes=30)
-# Seconds for gloo's threads to let go of the last tensors. DistributedDataParallel keeps them alive (PyTorch
-# 2.13), and one that does so while Python ends aborts a process that was done: about 2 in 100 runs on a busy
-# machine.
+# Seconds for gloo's threads to release the last tensors of DistributedDataParallel. A release during Python's
+# exit aborts the process (PyTorch 2.13), which happened in about 2 of 100 runs on a busy machine.
 SETTLE = 0.5
 KEPT = "the last checkpoint is kept: continue with `xl-export train --resume RUN`, on any number of processes"
 
@@ -90,7 +88,7 @@ class Ranks:
         """The rows of all processes, in the order of `share`; the same on every process."""
         if self.count == 1:
             return rows
-        mine = rows.to(self.device).contiguous()  # NCCL takes nothing from the host
+        mine = rows.to(self.device).contiguous()  # NCCL needs tensors on a GPU
         parts = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(parts, mine)
         return torch.cat(parts).to(rows.device)
@@ -172,9 +170,9 @@ def unexchanged(module: nn.Module) -> Iterator[None]:
 def joined(device: str) -> Iterator[Ranks]:
     """This process among those that `torchrun` started, until the block ends.
 
-    device: `cpu`, `cuda` or `mps` (not run). Raises ConfigError for a GPU that is not there, and UserError
-    where another process is lost, which a closed connection shows at once, torchrun's own SIGTERM within a
-    second, and TIMEOUT at the latest.
+    device: `cpu`, `cuda` or `mps` (not run). Raises ConfigError for a GPU that is not there, and UserError if
+    another process is lost: at once if its connection closes, after torchrun's SIGTERM within a second, or
+    after TIMEOUT.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -194,15 +192,15 @@ def joined(device: str) -> Iterator[Ranks]:
     if count == 1:
         yield Ranks(device=place)
         return
-    before = signal.signal(signal.SIGTERM, _told_to_end)
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
         yield Ranks(dist.get_rank(), count, place)
-        dist.barrier()  # the first process may still be writing; who leaves earlier would look lost
+        dist.barrier()  # the first process may still be writing; one that left earlier would look lost
         dist.destroy_process_group()
         time.sleep(SETTLE)
     except BaseException as error:
-        before = signal.SIG_IGN  # this process is ending already, and its own sentence is the one to read
+        before = signal.SIG_IGN  # this process is ending already, with a message of its own
         if isinstance(error, RuntimeError) and _is_of_the_connection(error):
             raise LostError(f"another process of this run was lost or does not answer; {KEPT}.") from error
         raise
@@ -210,10 +208,9 @@ def joined(device: str) -> Iterator[Ranks]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _told_to_end(*_: object) -> None:
+def _terminated(*_: object) -> None:
     raise LostError(
-        "this process was told to end (SIGTERM), as torchrun does when another one of the run was lost; "
-        f"{KEPT}."
+        f"this process was terminated (SIGTERM), as torchrun does if another one of the run was lost; {KEPT}."
     )
 
 
