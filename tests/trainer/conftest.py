@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from runtimes.contract.rule import MemoryRule
+from tests.trainer.data.corpus_files import make_source
 from tests.trainer.training.runs import train_until
+from trainer.data.prepare import prepare
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
@@ -51,6 +53,14 @@ def text_file(tmp_path_factory: pytest.TempPathFactory, plain_text: str) -> Path
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(plain_text, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset of words for the test to change, which has a few sentences of Penn Treebank."""
+    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
+    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True)
+    return tmp_path / "ptb"
 
 
 @pytest.fixture(scope="session")

@@ -13,19 +13,11 @@ import pytest
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import write_json
 from runtimes.base.sealed import write_sealed
-from tests.trainer.data.corpus_files import PTB, make_source
+from tests.trainer.data.corpus_files import PTB
 from trainer.data.dataset import SPLITS, open_dataset
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
-from trainer.data.prepare import prepare
 from trainer.data.text import lanes
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
-    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True)
-    return tmp_path / "ptb"
 
 
 @pytest.mark.parametrize("split", SPLITS)

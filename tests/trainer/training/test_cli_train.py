@@ -16,9 +16,7 @@ from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from tests.commands import json_of, refused, xl
-from tests.trainer.data.corpus_files import make_source
 from tests.trainer.training.runs import lines_of, stop_at
-from trainer.data.prepare import prepare
 from trainer.run.config import TrainConfig
 from xl_export.cli.main import main
 
@@ -93,13 +91,6 @@ def test_a_run_without_a_validation_is_not_called_trained(make_config: Make, tmp
     assert result.exit_code == 0, result.output
     assert "Warning: this run was never validated" in result.stderr
     assert "is trained" not in result.stdout
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
-    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True)
-    return tmp_path / "ptb"
 
 
 @pytest.fixture

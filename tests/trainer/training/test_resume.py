@@ -15,9 +15,7 @@ import trainer.training.snapshot as snapshot
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
 from tests.nightly import every
-from tests.trainer.data.corpus_files import make_source
 from tests.trainer.training.runs import assert_same_run, state, train_until
-from trainer.data.prepare import prepare
 from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
 
@@ -241,14 +239,13 @@ def test_a_text_that_changed_since_is_refused(make_config: Make, tmp_path: Path,
         resume(tmp_path / "run", progress=False)
 
 
-def test_a_dataset_that_changed_since_is_refused(make_config: Make, tmp_path: Path) -> None:
-    source, data = make_source(tmp_path / "in", "penn-treebank", "tar.gz"), tmp_path / "ptb"
-    prepare("penn-treebank", source, data, unverified=True)
+def test_a_dataset_that_changed_since_is_refused(make_config: Make, dataset: Path, tmp_path: Path) -> None:
     rule = MemoryRule(mem_len=2, segment=2)
-    train_until(make_config(text=None, data=str(data), batch=1, training=rule), tmp_path / "run", 1)
+    train_until(make_config(text=None, data=str(dataset), batch=1, training=rule), tmp_path / "run", 1)
     for split, what in (("train", "trained"), ("valid", "validated")):
-        whole = (data / f"{split}.bin").read_bytes()
-        (data / f"{split}.bin").write_bytes(bytes([1 - min(whole[0], 1)]) + whole[1:])
+        part = dataset / f"{split}.bin"
+        whole = part.read_bytes()
+        part.write_bytes(bytes([1 - min(whole[0], 1)]) + whole[1:])
         with pytest.raises(ConfigError, match=rf"text that .*run was {what} on has changed since"):
             resume(tmp_path / "run", progress=False)
-        (data / f"{split}.bin").write_bytes(whole)
+        part.write_bytes(whole)
