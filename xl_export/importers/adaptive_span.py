@@ -20,7 +20,6 @@ small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +32,7 @@ from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import assumed, bare_name, project_of, state_in, unread
-from xl_export.importers.shared.transformer_xl import convert_vocabulary, same
+from xl_export.importers.shared.transformer_xl import convert_vocabulary, same, table_sizes
 from xl_export.importers.shared.validated import Tensors, sizes_of
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
@@ -102,11 +101,7 @@ def sizes(t: Tensors) -> ModelConfig:
     persistent = 0
     if "layers.0.attn.attn.persistent_memory.key" in t:
         persistent = t.peek("layers.0.attn.attn.persistent_memory.key", dimensions=3).shape[2]
-    tables = max(t.count("word_emb.emb_layers"), 1)
-    shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(tables)]
-    ends = list(itertools.accumulate(shape[0] for shape in shapes))
-    cutoffs = tuple(ends[:-1])
-    div_val = shapes[0][1] // max(shapes[1][1], 1) if cutoffs else 1
+    vocab_size, cutoffs, _, div_val = table_sizes(t)
     adaptive = f"layers.0.attn.attn.{SPAN}.current_val" in t
     with sizes_of(t.where):
         return ModelConfig(
@@ -114,7 +109,7 @@ def sizes(t: Tensors) -> ModelConfig:
             d_model=d_model,
             heads=d_model // head_dim,
             head_dim=head_dim,
-            vocab_size=ends[-1],
+            vocab_size=vocab_size,
             d_ff=0 if persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
             positions="learned",
             context=span + 1,

@@ -33,7 +33,7 @@ from torch import Tensor
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule, published
 from xl_export.importers.shared.state_dict import SCALES, assumed
-from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
+from xl_export.importers.shared.transformer_xl import Architecture, checkpoint, table_sizes
 from xl_export.importers.shared.validated import Tensors
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
@@ -142,22 +142,20 @@ def sizes(t: Tensors, *, plain: bool) -> Architecture:
     """
     untied = "r_w_bias" not in t
     heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
-    counted = "crit.out_layers" if plain else "word_emb.emb_layers"
-    kind, dimensions = ("bias", 1) if plain else ("weight", 2)
-    parts = [
-        t.peek(f"{counted}.{i}.{kind}", dimensions=dimensions).shape for i in range(max(t.count(counted), 1))
-    ]
-    ends = list(itertools.accumulate(part[0] for part in parts))
-    d_embed = t.peek("word_emb.emb_layers.0.weight", dimensions=2).shape[1]
+    vocab_size, cutoffs, d_embed, div_val = table_sizes(t)
+    if plain:
+        biases = [f"crit.out_layers.{i}.bias" for i in range(max(t.count("crit.out_layers"), 1))]
+        ends = itertools.accumulate(t.peek(name, dimensions=1).shape[0] for name in biases)
+        cutoffs = tuple(ends)[:-1]
     return Architecture(
         layers=t.count("layers"),
         d_model=t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0],
         heads=heads,
         head_dim=head_dim,
-        vocab_size=ends[-1],
+        vocab_size=vocab_size,
         d_embed=d_embed,
-        div_val=1 if plain or len(parts) == 1 else max(d_embed // max(parts[1][1], 1), 1),
-        cutoffs=tuple(ends[:-1]),
+        div_val=div_val,
+        cutoffs=cutoffs,
         reversed_clusters=False,
         tie_weights=True,
         biases_in_layers=untied,

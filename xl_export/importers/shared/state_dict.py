@@ -7,7 +7,6 @@ Lightning.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from xl_export.importers.pickle.values import Foreign, clean
 from xl_export.importers.shared.checkpoint import ImportOptions, Source
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.transformer_xl import Architecture
+from xl_export.importers.shared.transformer_xl import Architecture, table_sizes
 from xl_export.importers.shared.validated import Tensors
 
 # Of DataParallel, of kimiyoung's copy of it and of its `--fp16`: their `module` computes what they compute.
@@ -101,19 +100,11 @@ def architecture(t: Tensors, options: ImportOptions, *, reversed_clusters: bool)
     t: tensors under kimiyoung's names. Raises ConfigError if the user must give a size.
     """
     kind = _attention_type(t)
-    tables = max(t.count("word_emb.emb_layers"), 1)
-    shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(tables)]
     d_model = t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0]
     untied = kind == 0 and "r_w_bias" not in t
     heads, head_dim = _heads(t, options, kind=kind, untied=untied)
-    d_embed = shapes[0][1]
-    if tables > 1:
-        ends = list(itertools.accumulate(shape[0] for shape in shapes))
-        vocab_size = ends[-1]
-        cutoffs = tuple(ends[:-1])
-        div_val = max(d_embed // max(shapes[1][1], 1), 1)
-    else:
-        vocab_size = shapes[0][0]
+    vocab_size, cutoffs, d_embed, div_val = table_sizes(t)
+    if not cutoffs:
         cutoffs = _cutoffs(t, options)
         # Only a div_val above 1 has a projection between equal widths.
         div_val = 2 if not cutoffs and d_embed == d_model and "word_emb.emb_projs.0" in t else 1

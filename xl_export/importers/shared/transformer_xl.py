@@ -16,6 +16,7 @@ positions back from the last token of the segment.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,16 @@ class Architecture:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     context: int = 0  # the number of sinusoids for type 2
+
+
+def table_sizes(t: Tensors) -> tuple[int, tuple[int, ...], int, int]:
+    """Returns vocab_size, cutoffs, d_embed and div_val by the input tables, of which each cluster has one."""
+    count = max(t.count("word_emb.emb_layers"), 1)
+    shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(count)]
+    *cutoffs, vocab_size = itertools.accumulate(shape[0] for shape in shapes)
+    d_embed = shapes[0][1]
+    div_val = max(d_embed // max(shapes[1][1], 1), 1) if cutoffs else 1
+    return vocab_size, tuple(cutoffs), d_embed, div_val
 
 
 def checkpoint(
