@@ -18,12 +18,13 @@ import numpy as np
 
 from runtimes.base.errors import TextError
 from runtimes.base.files import open_file, reading
+from runtimes.base.text import TextDecoder
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab
 from trainer.data.dataset import open_dataset
-from trainer.data.text import build_vocab, refuse_no_text
+from trainer.data.text import build_vocab, refuse_no_text, takes_bytes
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.checkpoint import load_run
@@ -85,6 +86,7 @@ VALIDATIONS = 20
 TUNING_PASSES = 10
 TUNING_RATE = 0.3  # of the learning rate of the run that is tuned
 TRAINED = 0.9  # of a text; the rest is held out
+LEAST = 1000  # bytes of a text that fill a batch, and leave some for validation
 SAMPLED = 1 << 20  # bytes of the text that are read for a plan
 MEASURED = 4.0  # seconds
 Device = Literal["cpu", "cuda", "mps"]
@@ -133,7 +135,7 @@ def plan(
         about = f"{data} has {tokens:,} tokens for training and a vocabulary of {size:,}. The plan: "
     else:
         assert text is not None
-        num_bytes, sample = _beginning(text)
+        num_bytes, sample = _beginning(text, is_bytes=vocab is not None and takes_bytes(vocab))
         row = next(row for row in reversed(TEXTS) if num_bytes >= row.num_bytes)
         vocab = vocab or _vocab(num_bytes, sample)
         if vocab in ("subword", "word"):
@@ -213,7 +215,7 @@ def plan_tuning(
         autocast=base.autocast if device in (None, base.device) else "none",
     )
     if text is not None:
-        num_bytes, sample = _beginning(text)
+        num_bytes, sample = _beginning(text, is_bytes=trained.vocab.kind == "byte")
         tokens = int(TRAINED * num_bytes / _bytes_per_token(trained.vocab, sample))
     else:
         tokens = len(open_dataset(str(data)).train)
@@ -270,22 +272,25 @@ def _timed(config: TrainConfig, *, steps: int | None, tokens: float, minutes: fl
         schedule=ScheduleConfig(warmup_steps=min(200, steps // 10), min_lr=config.optimizer.lr / 50),
         patience=VALIDATIONS // 2,
         log_every=max(1, min(20, steps // 50)),
-        validate_every=max(1, steps // VALIDATIONS),
+        validate_every=max(10, steps // VALIDATIONS),
         # A validation costs at most about 1 % of the time between two of them.
         validate_tokens=max(1 << 12, steps * per_step // 64),
         checkpoint_every=max(1, int(steps / max(1.0, minutes))),
     )
 
 
-def _beginning(text: str) -> tuple[int, str]:
-    """The size of a text file in bytes, and its beginning as text."""
+def _beginning(text: str, *, is_bytes: bool) -> tuple[int, str]:
+    """The size of a text file in bytes, and its beginning as text. Raises TextError for one that is too short
+    or no text, before anything is measured. is_bytes: whether any bytes will do.
+    """
     path = Path(text)
     refuse_no_text(path)
     with reading(path), open_file(path) as stream:
         sample = stream.read(SAMPLED)
-    if not sample:
-        raise TextError(f"{text} is empty; give a text of at least a few thousand characters.")
-    return path.stat().st_size, sample.decode("utf-8", errors="ignore")
+    if len(sample) < LEAST:
+        raise TextError(f"{text} has {len(sample)} bytes; give a text of at least a few thousand characters.")
+    decoded = sample.decode("utf-8", errors="ignore") if is_bytes else TextDecoder(text).decode(sample)
+    return path.stat().st_size, decoded
 
 
 def _vocab(num_bytes: int, sample: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ConfigError, TextError
 from runtimes.contract.vocabulary import load_vocab
 from tests.commands import xl
 from tests.trainer.training.runs import lines_of
@@ -103,6 +103,22 @@ def test_train_plans_a_text_without_a_configuration(
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (stored["vocab"], stored["steps"]) == ("char", 4)
     assert stored["sampling"]["temperature"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"too short. " * 20, "has 220 bytes; give a text of at least a few thousand characters"),
+        ("Größe und Maß. ".encode("latin-1") * 200, "line 1 of .* is not UTF-8 .* probably Latin-1"),
+    ],
+)
+def test_a_useless_text_is_refused_before_anything_is_measured(
+    text: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(planning, "tokens_per_second")
+    (tmp_path / "text.txt").write_bytes(text)
+    with pytest.raises(TextError, match=sentence):
+        plan(text=str(tmp_path / "text.txt"), minutes=1)
 
 
 @pytest.mark.parametrize(("tokens", "largest"), [(3_000, 0), (200_000, 2)])
