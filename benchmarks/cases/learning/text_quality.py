@@ -14,8 +14,7 @@ import gzip
 import hashlib
 import lzma
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,9 +48,6 @@ class Row:
     bits_per_token: float | None
     #: Of the artefact's files, or of all arrays of the n-grams; None for a compressor.
     size_bytes: int | None
-    #: Of scoring with an artefact that was trained before, of counting and scoring with n-grams, of
-    #: compressing.
-    seconds: float
     #: SHA-256 of train.txt and test.txt.
     texts: dict[str, str] = field(default_factory=dict)
     #: Of the artefact as it was opened; None for the others. A memory that is cut to zero has the rule all
@@ -105,14 +101,12 @@ def _of_artefact(
         bits_per_byte=score.nats / math.log(2) / num_bytes,
         bits_per_token=score.bits_per_token,
         size_bytes=size,
-        seconds=score.seconds,
         identity=session.identity,
         rule=session.rule,
     )
 
 
 def _of_ngrams(tokens: dict[str, np.ndarray], num_bytes: int, *, vocab_size: int) -> Row:
-    began = time.perf_counter()
     model = KneserNey(tokens["train"], vocab_size=vocab_size, order=ORDER)
     bits = -np.log2(model.probabilities(tokens["test"])[1:])
     return Row(
@@ -120,26 +114,21 @@ def _of_ngrams(tokens: dict[str, np.ndarray], num_bytes: int, *, vocab_size: int
         bits_per_byte=float(bits.sum()) / num_bytes,
         bits_per_token=float(bits.mean()),
         size_bytes=sum(array.nbytes for order in model.orders for array in vars(order).values()),
-        seconds=time.perf_counter() - began,
     )
 
 
 def _of_compressors(train: bytes, test: bytes) -> list[Row]:
     best = lzma.PRESET_EXTREME | 9
-    sizes: dict[str, Callable[[], int]] = {
-        "xz -9e, after the training text": lambda: (
-            len(lzma.compress(train + test, preset=best)) - len(lzma.compress(train, preset=best))
-        ),
-        "xz -9e, alone": lambda: len(lzma.compress(test, preset=best)),
-        "gzip -9, alone": lambda: len(gzip.compress(test, 9)),
+    after = len(lzma.compress(train + test, preset=best)) - len(lzma.compress(train, preset=best))
+    sizes = {
+        "xz -9e, after the training text": after,
+        "xz -9e, alone": len(lzma.compress(test, preset=best)),
+        "gzip -9, alone": len(gzip.compress(test, 9)),
     }
-    rows = []
-    for name, size in sizes.items():
-        began = time.perf_counter()
-        bits = 8 * size() / len(test)
-        seconds = time.perf_counter() - began
-        rows.append(Row(name=name, bits_per_byte=bits, bits_per_token=None, size_bytes=None, seconds=seconds))
-    return rows
+    return [
+        Row(name=name, bits_per_byte=8 * size / len(test), bits_per_token=None, size_bytes=None)
+        for name, size in sizes.items()
+    ]
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:
@@ -174,7 +163,7 @@ CASE = Case(
         file_option("--artefact", "The artefact; the one in examples/stories by default."),
     ),
     size=lambda options: BenchmarkConfig.of("stories", TrainConfig.load("stories")),
-    # How busy the machine was changes nothing but the seconds.
+    # How busy the machine was changes nothing.
     published=lambda history: history.of("text-quality")[-1:],
     precision="int8",
 )
