@@ -88,8 +88,6 @@ class Row:
     #: Milliseconds that the limits of the GPU allow.
     reading: float | None = None
     computing: float | None = None
-    #: Of the answers from float64, at most.
-    difference: float | None = None
     #: The name of the GPU.
     device: str = ""
     #: Why nothing was timed.
@@ -139,7 +137,7 @@ def measure_shape(shape: Shape) -> Iterator[Row]:
             continue
         difference = float((answer - reference).abs().max())
         if difference <= TOLERANCE:
-            yield Row(shape=shape, side=side, attention=timing(), difference=difference, device=_name())
+            yield Row(shape=shape, side=side, attention=timing(), device=_name())
         else:
             problem = f"differs from float64 by {difference:.3g}, more than {TOLERANCE:g}"
             yield Row(shape=shape, side=side, problem=problem, device=_name())

@@ -52,8 +52,6 @@ class Row:
     #: This rate divided by one actor's.
     ratio: float
     tokens: int
-    #: Of a text from one process, at most, in nats.
-    difference: float
     #: That this process may use.
     cores: int
     #: Its version.
@@ -79,18 +77,15 @@ def run(job: Job) -> list[Row]:
     corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
     expected, one = _one_process(session, texts, repeats=repeats)
     sides: dict[int, list[tuple[float, float]]] = {actors: [] for actors in ACTORS}
-    differences = dict.fromkeys((0, *ACTORS), 0.0)
     with cluster(LOCAL, cpus=max(ACTORS)):
         for repeat in range(repeats):
             job.progress(f"round {repeat + 1} of {repeats}: one actor and two")
             for actors in ACTORS:
                 found, seconds, rate = _actors(artefact, corpus, actors)
-                difference = agreed(
-                    float(np.abs(np.array(found) - expected).max()),
-                    TOLERANCE,
-                    f"a text that {actors} actors have scored differs from one process",
+                difference = float(np.abs(np.array(found) - expected).max())
+                agreed(
+                    difference, TOLERANCE, f"a text that {actors} actors have scored differs from one process"
                 )
-                differences[actors] = max(differences[actors], difference)
                 sides[actors].append((rate, seconds))
     alone = median(rate for rate, _ in sides[1])
     return [
@@ -100,7 +95,6 @@ def run(job: Job) -> list[Row]:
             seconds=median(seconds for _, seconds in times),
             ratio=rate / alone,
             tokens=sum(len(text) - 1 for text in texts),
-            difference=differences[actors],
             cores=available_cpus(),
             ray=version("ray"),
         )
@@ -167,10 +161,6 @@ CASE = Case(
         Column("tokens/s", "rate", ",.0f"),
         Column("times one actor", "ratio", ".2f"),
         Column("seconds of the call", "seconds"),
-        Column(
-            "differs at most by, nats",
-            lambda row, run: f"{row['difference']:.1e}" if row["actors"] else "",
-        ),
     ),
     notes=_notes,
     options=("config", "repeats", "mem-len"),
