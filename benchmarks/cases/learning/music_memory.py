@@ -83,7 +83,7 @@ def run(job: Job) -> list[Row]:
     }
     test = tokens["test"]
     longest = max(session.rule.mem_len, *WINDOWS)
-    at = spread_positions(len(test), count=min(EVENTS, max(1, len(test) - longest)), longest=longest)
+    at = spread_positions(len(test), count=EVENTS, longest=longest)
     job.progress("the artefact's own check")
     if not check(artefact, threads=threads).passed:
         raise ArtefactError(f"{artefact} fails its own check, so nothing was measured; export it again.")
