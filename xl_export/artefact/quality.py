@@ -32,11 +32,14 @@ def held_out(run: Path, vocab: Vocab, text: Path | None = None) -> np.ndarray | 
     two tokens.
     """
     path = text or next((run / name for name in TEXTS if (run / name).is_file()), None)
-    if path is None:
-        return None
-    tokens = read_tokens(path, vocab)[: TOKENS + 1]
+    return None if path is None else first_tokens(path, vocab)
+
+
+def first_tokens(text: Path, vocab: Vocab) -> np.ndarray:
+    """The tokens int64 [N] of a text that are measured on; raises UserError as `held_out` does."""
+    tokens = read_tokens(text, vocab)[: TOKENS + 1]
     if len(tokens) < 2:
-        raise TextError(f"{path} has fewer than 2 tokens; give a longer text.")
+        raise TextError(f"{text} has fewer than 2 tokens; give a longer text.")
     return np.asarray(tokens, np.int64)
 
 

@@ -22,11 +22,10 @@ from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
 from runtimes.contract.tensors import AnyForm
-from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
 from runtimes.sessions.onnx_runtime import OrtSession
-from xl_export.artefact.quality import TOKENS
+from xl_export.artefact.quality import first_tokens
 from xl_export.artefact.write import (
     finite_arrays,
     precisions_for,
@@ -139,7 +138,7 @@ def trace(
             TracedGraphs(step, vocab).write,
             ModuleSession(step, vocab, dataclasses.replace(exact, without=unkept)),
             vocab,
-            tokens=read_tokens(text, vocab)[: TOKENS + 1] if text and vocab else None,
+            tokens=first_tokens(text, vocab) if text and vocab else None,
             force=force,
             sources=sources,
         )

@@ -198,6 +198,20 @@ def test_a_module_is_left_in_the_mode_that_it_was_in(tmp_path: Path) -> None:
     assert not module.out.training
 
 
+def test_a_text_without_a_second_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"a")
+    with pytest.raises(UserError, match="text has fewer than 2 tokens; give a longer text"):
+        trace(
+            modules.Base(),
+            tmp_path / "artefact",
+            vocab=VOCAB,
+            rule=RULE,
+            precision="fp16",
+            text=tmp_path / "text",
+        )
+    assert not (tmp_path / "artefact").exists()
+
+
 def test_parts_of_a_rule_that_a_module_does_not_know_are_refused(tmp_path: Path) -> None:
     rules = [
         {"clamp_len": 4},
