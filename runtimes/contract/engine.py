@@ -87,9 +87,8 @@ class TacticFacts:
     kernel: str  # attends to parts of the keys
     tile: tuple[int, ...]  # how many queries and keys the kernel handles at once
     join_queries: int  # how many queries are joined at once
-    # The median time of both kernels in the middle of a stream, on the engine's GPU; None for a default that
-    # was not timed.
-    milliseconds: float | None
+    # The median time of both kernels in the middle of a stream, on the engine's GPU.
+    milliseconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
