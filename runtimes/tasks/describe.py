@@ -30,7 +30,7 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines = [f"{what}, no language model", *_tensor_lines(facts)]
     memory = f"memory      {facts['rule']['mem_len']:,} tokens"
     if "bytes_per_stream" in facts:
-        running = f"{facts['running_bytes_per_stream'] / 1e6:,.2f} MB per stream"
+        running = f"{_bytes(facts['running_bytes_per_stream'])} per stream"
         grows = "text" if vocabulary else "stream"
         lines.append(f"{memory}, {running}, however long the {grows} grows")
         weights = facts["precision"]
@@ -108,6 +108,14 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {word}"
     return f"{number:,}"
+
+
+def _bytes(number: int) -> str:
+    """A number of bytes, such as `2.16 MB` or `640 bytes`."""
+    for size, unit in ((10**6, "MB"), (10**3, "kB")):
+        if number >= size:
+            return f"{number / size:,.2f} {unit}"
+    return f"{number:,} bytes"
 
 
 def detail_lines(facts: dict[str, Any], prefix: str = "") -> Iterator[str]:
