@@ -87,10 +87,6 @@ def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[.
     result = xl("train", tmp_path / "own.json", "--data", made.dataset, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     assert "Warning" not in result.stderr
-    both = config | {"steps": 1, "schedule": {}, "vocab": "byte", "data": str(made.dataset)}
-    (tmp_path / "both.json").write_text(json.dumps(both))
-    result = xl("train", tmp_path / "both.json", "--out", tmp_path / "other")
-    assert "Warning: vocab is byte in" in result.stderr
 
 
 def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str) -> None:

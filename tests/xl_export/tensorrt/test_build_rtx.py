@@ -71,7 +71,7 @@ def graphs(
         run = runs[name]
         rule = run.config.evaluation
         chosen = form_for("tensorrt", form, rule, run.config.model, "graph")
-        spec = make_spec(run, rule, chosen, "tensorrt", "fp16", "fp32")
+        spec = make_spec(run, rule, chosen, "tensorrt", "fp16", "fp16")
         folder = tmp_path_factory.mktemp("graph")
         # type: ignore[arg-type]
         graph = tensorrt_graph(spec, run.config.model, finite_arrays(run.model), attention=attention)
