@@ -68,100 +68,97 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
     type=click.Choice(get_args(Exporter)),
     default="graph",
     show_default=True,
-    help="What writes the graph. graph writes it node by node. trace has PyTorch trace its own step, as "
-    "xl_export.trace does with a module of yours; it needs the package onnxscript, and every head keeps the "
-    "whole memory, even if it learned a shorter span.",
+    help="graph writes the ONNX graph node by node. trace lets PyTorch trace the step, as xl_export.trace "
+    "does; it needs onnxscript, and heads with learned spans keep the whole memory.",
 )
 @click.option(
     "--memory",
     type=click.Choice(get_args(Form)),
-    help="The form of the memory tensors. ring writes keys and values in place and is the fastest and the "
-    "default. shift moves them at each step, for older opsets, and for engines of models that cannot have a "
-    "ring there. hidden holds the hidden states, as the paper does; it is slow and serves for comparison.",
+    help="Form of the memory. ring writes keys and values in place: the fastest, and the default. shift "
+    "moves them at each step, for older opsets and for engines of models that cannot use a ring. hidden "
+    "keeps the hidden states, as in the paper; it is slow.",
 )
 @click.option(
     "--mem-len",
     type=click.IntRange(min=0),
-    help="How many tokens the artefact remembers (M). The default is the run's own number.",
+    help="Tokens that the artefact remembers (M). By default those of the run.",
 )
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="The most tokens of one step (T). The default is the run's own number.",
+    help="Most tokens in one step (T). By default those of the run.",
 )
 @click.option(
     "--mask",
     type=click.Choice(get_args(Mask)),
-    help="Which keys are visible to a token. With same-length these are the M tokens before it; with full, "
-    "everything that the memory holds. The default is the run's own mask.",
+    help="same-length: a token sees the M tokens before it. full: it sees all of the memory and of its "
+    "segment before it. By default the mask of the run.",
 )
 @click.option(
     "--clamp-len",
     type=click.IntRange(min=0),
-    help="The largest distance that has a position of its own; 0 means no limit. The default is the run's "
-    "own limit.",
+    help="Largest distance with a position of its own; 0 for no limit. By default the limit of the run.",
 )
 @click.option(
     "--initial-memory",
     type=click.Choice(get_args(InitialMemory)),
-    help="What precedes the first token of a text. With masked nothing is visible there; with zeros, a "
-    "memory full of zeros is. The default is the run's own choice.",
+    help="What the first tokens of a text see before it: nothing (masked), or a memory of zeros. By default "
+    "that of the run.",
 )
 @click.option(
     "--target",
     type=click.Choice(get_args(Target)),
     default="onnxruntime",
     show_default=True,
-    help="What the graph is written for. A graph for tensorrt is in float16, and its ring is never written "
-    "across its end: sessions cut a segment there. A graph for web has operators that browsers compute on "
-    "the GPU (WebGPU). ONNX Runtime runs both too.",
+    help="The runtime of the graph. tensorrt: a float16 graph; sessions cut a segment at the end of the "
+    "ring. web: only operators that browsers compute on the GPU (WebGPU). ONNX Runtime runs all three.",
 )
 @click.option(
     "--attention-as",
     type=click.Choice(list(ATTENTION_AS)),
-    help="How a graph for tensorrt writes attention. node, the default, is one operator that carries its own "
-    "definition in standard operators; `xl-export build` uses either that or the project's Triton "
-    "kernels for it. operators is ONNX Attention, for which TensorRT has fused kernels; its sums are in "
-    "float16 too. With --target onnxruntime, node writes a second graph, cuda.onnx, in which each layer's "
-    "attention is one kernel launch on the device cuda.",
+    help="node: one operator for the attention of a layer. With --target tensorrt (the default there) "
+    "`xl-export build` replaces it by standard operators or by the Triton kernels; otherwise a second "
+    "graph, cuda.onnx, launches one kernel per layer on the device cuda. operators: ONNX Attention, "
+    "with --target tensorrt only; TensorRT has fused kernels for it, which add in float16.",
 )
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
-    help="The precision of the weights. fp16 makes the file smaller. int8-stored makes it smaller still, and "
-    "loading widens it to fp32: for browsers, and wherever an engine has no fast int8. int8 and int4 make "
-    "large models faster and lose some accuracy. The default is fp32, or fp16 with --target tensorrt.",
+    help="Precision of the weights. fp16 and int8-stored make the file smaller; int8-stored is loaded as "
+    "fp32 if the runtime has no fast int8. int8 and int4 also make large models faster and lose some "
+    "accuracy. Default: fp32, or fp16 with --target tensorrt.",
 )
 @click.option(
     "--memory-precision",
     type=click.Choice(get_args(MemoryPrecision)),
     show_default="fp32",
-    help="The precision of the memory tensors. fp16 halves the bytes of a stream, which `xl-export info` "
-    "prints; it costs no speed with the fused CPU operator. int8 halves them once more, but for a float32 "
-    "scale of each key and value of a head; it is for ring memory, and slow without the fused CPU operator.",
+    help="Precision of the memory. fp16 halves the bytes of a stream at no cost in speed with the fused CPU "
+    "operator. int8 halves them again; it needs ring memory, and is slow without the fused CPU "
+    "operator.",
 )
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
-    help="A held-out text on which a reduced precision is measured. The default is the run's own test text.",
+    help="Held-out text on which the loss of a lower precision is measured. By default the test text of the "
+    "run.",
 )
 @click.option(
     "--single-file",
     is_flag=True,
-    help="Write the weights into step.onnx, so that the model is one file, for browsers and apps. It holds "
-    "at most 2 GB, and no graph for the fused CPU operator is written.",
+    help="Put the weights into step.onnx, for browsers and apps: one file of at most 2 GB, without a graph "
+    "for the fused CPU operator.",
 )
 @click.option(
     "--ort",
     is_flag=True,
-    help="Write the graph and its weights as step.ort, in ONNX Runtime's own format for mobile, and the "
-    "operators that it needs as required_operators.config.",
+    help="Write graph and weights as step.ort, the format of ONNX Runtime for mobile, and "
+    "required_operators.config for a reduced build of it.",
 )
 @click.option(
     "--rows",
     type=click.IntRange(1, MAX_BATCH),
-    help="With --exporter trace: write a graph without sizes that vary, as the engines of phones need. Every "
-    "step has so many rows, and exactly --segment tokens in each.",
+    help="With --exporter trace: fix all sizes, as the accelerators of phones need it. Each step has exactly "
+    "this many rows of --segment tokens.",
 )
 @click.option(
     "--tokens",

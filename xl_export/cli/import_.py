@@ -19,28 +19,24 @@ HELP = """Import SOURCE, a checkpoint of another project, as a run.
 The formats are:
 FORMATS
 
-A file may hold only the state dict of one of these models; what its tensors do not show comes from
---settings.
+A bare state dict of one of these models works too; give --settings for what its tensors do not show.
+No code in SOURCE is executed. A setting or module that is unknown, or that cannot be computed here, is
+refused by name.
 
-A TensorFlow checkpoint is read if TensorFlow is installed. There, these lines make an .npz file of it,
-which can be read everywhere:
+Most checkpoints do not say how the model was evaluated: give --mem-len, --segment, --mask, --clamp-len and
+--ramp as in its project. By default they have the published values. Each value is printed with its origin.
+
+Before the run is written, two implementations score random tokens and must agree. A setting that is wrong
+in both goes unnoticed: compare a few losses with your project's (docs/guides/own-checkpoint.md).
+
+Reading a TensorFlow checkpoint needs TensorFlow. On a machine that has it, these lines make an .npz file
+for any other:
 
 \b
 import numpy, tensorflow
 variables = tensorflow.train.load_checkpoint("model.ckpt-0")
 names = [name for name in variables.get_variable_to_shape_map() if "/Adam" not in name]
 numpy.savez("model.npz", **{name: variables.get_tensor(name) for name in names})
-
-Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they
-have in the project of the checkpoint. Where an option is missing, the value that the project published
-is used, and every value is printed with its origin. No code in SOURCE is executed.
-
-Before the run appears, the model scores random tokens in two ways of this project, which must agree. This
-cannot find a setting that is wrong in both: compare a few losses with your project's
-(docs/guides/own-checkpoint.md).
-
-A setting or module of the checkpoint that is unknown, or that this project does not compute, is refused
-by its name.
 """.replace("FORMATS", "\n".join(f"{name:<15}{format_.files}" for name, format_ in FORMATS.items()))
 
 
@@ -57,51 +53,50 @@ def _vocabulary_path(given: str | None) -> Path | None:
 @click.option(
     "--describe",
     is_flag=True,
-    help="Print what SOURCE holds, and write nothing. It replaces --out.",
+    help="Print what SOURCE holds, and write nothing. Replaces --out.",
 )
 @click.option(
     "--vocab",
     type=click.Path(),
     callback=lambda _context, _option, given: _vocabulary_path(given),
-    help="The file of the vocabulary: the project's own, a vocab.json, a tokenizer.json or a .model of "
-    "SentencePiece; or `ids`, if tokens are plain numbers (`./ids` is a file). By default it is in "
-    "the folder of SOURCE.",
+    help="File of the vocabulary: the one of the project, a vocab.json, a tokenizer.json or a SentencePiece "
+    ".model; or `ids` if tokens are plain numbers. By default it is looked for next to SOURCE.",
 )
 @click.option(
     "--settings",
     type=click.Path(path_type=Path),
-    help="A JSON file with the next five options, by these names or the project's own. A bare state "
-    "dict may need n_head, cutoffs and pre_lnorm, too.",
+    help="JSON file with the next five options, under these names or those of the project. A bare state dict "
+    "may also need n_head, cutoffs and pre_lnorm.",
 )
 @click.option(
     "--mem-len",
     type=click.IntRange(min=0),
-    help="The length of the memory in tokens: mem_len of the project.",
+    help="Tokens in the memory: mem_len of the project.",
 )
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="The tokens of one step: tgt_len or block_sz of the project.",
+    help="Tokens in one step: tgt_len or block_sz of the project.",
 )
 @click.option(
     "--mask",
     type=click.Choice(["same-length", "full"]),
-    help="The attention mask: same-length is the project's flag same_length, and full is its absence.",
+    help="Attention mask: same-length if the project was run with its flag same_length, otherwise full.",
 )
 @click.option(
     "--clamp-len",
     type=click.IntRange(min=-1),
-    help="The largest distance with a position of its own: clamp_len of the project. 0 or -1 means no limit.",
+    help="Largest distance with a position of its own: clamp_len of the project. 0 or -1 for no limit.",
 )
 @click.option(
     "--ramp",
     type=click.IntRange(min=1),
-    help="The width of the soft edge of adaptive spans: adapt_span_ramp of the project.",
+    help="Width of the soft edge of adaptive spans: adapt_span_ramp of the project.",
 )
 @click.option(
     "--allow-nonfinite",
     is_flag=True,
-    help="Import the checkpoint although weights in it are NaN or infinite.",
+    help="Import weights that are NaN or infinite, too.",
 )
 @force_option
 @json_option

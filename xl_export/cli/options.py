@@ -20,14 +20,14 @@ out_option = click.option(
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Replace the folder, and delete what is in it, if it holds an earlier result of the same kind.",
+    help="Replace the folder if it holds an earlier result of the same kind.",
 )
 triton_option = click.option(
     "--triton",
     type=click.Path(path_type=Path),
     metavar="REPOSITORY",
-    help="Also write a model for Triton Inference Server into this model repository. It is called like the "
-    "folder of --out, and the server keeps the memory of each stream.",
+    help="Also write a model for Triton Inference Server into this model repository, under the name of the "
+    "folder of --out. The server keeps the memory of each stream.",
 )
 triton_backend_option = click.option(
     "--triton-backend",
