@@ -108,7 +108,7 @@ def test_train_plans_a_text_without_a_configuration(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"too short. " * 20, "has 220 bytes; give a text of at least a few thousand characters"),
+        (b"too short. " * 10, "has 110 bytes; give a text of at least a few thousand characters"),
         ("Größe und Maß. ".encode("latin-1") * 200, "line 1 of .* is not UTF-8 .* probably Latin-1"),
     ],
 )
