@@ -53,7 +53,7 @@ SECTIONS = {
 )
 @click.version_option(None, "-V", "--version", package_name="xl-export")
 def main() -> None:
-    """Language models whose memory and cost per token stay constant: train, export, check, run.
+    """Sequence models whose memory and cost per token stay constant: train, export, check, run.
 
     A run is the folder of a trained model. An artefact is an exported run: an ONNX graph, its weights, and
     answers of PyTorch to compare with. An engine is an artefact built by TensorRT for NVIDIA GPUs.

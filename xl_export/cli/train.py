@@ -93,7 +93,8 @@ LAUNCHED = (
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
-    help="The time for a run without CONFIG, from which its size and steps are chosen.  [default: 20]",
+    help="Without CONFIG: choose size and steps for about this time, at the speed of this machine now. It "
+    "is not a limit.  [default: 20]",
 )
 @click.option(
     "--from",
